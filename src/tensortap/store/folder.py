@@ -1,0 +1,156 @@
+"""The folder of a run: who may write there, and what may be deleted. Nothing that is not ours ever is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensortap.errors import RunExists
+from tensortap.store.format import (
+    COVERAGE_JSON,
+    INDEX,
+    PARTIAL,
+    RANK_FORMAT,
+    RANK_JSON,
+    RANK_NAME,
+    RUN_FORMAT,
+    RUN_JSON,
+    SHARD_NAME,
+    TEMPORARY_NAME,
+    rank_name,
+)
+
+__all__ = ["claim", "read_json", "write_json"]
+
+
+def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite: bool) -> Path:
+    """Make `path` a run, or join the one that another rank has begun. Returns the rank's own folder."""
+    if path.exists() and not path.is_dir():
+        raise RunExists(f"{path} is a file, not a folder: choose another path for the run.")
+    path.mkdir(parents=True, exist_ok=True)
+    found = _run_info(path)
+    if found is None and not _is_ours(path):
+        raise RunExists(f"{path} is not empty and holds no tensortap run: choose another path for the run.")
+    found = found or _run_info(path)  # a rank beside us may have come first
+    if found is None and (path / RUN_JSON).exists() and not overwrite:
+        raise RunExists(f"{path / RUN_JSON} is damaged: pass overwrite=True to replace the run.")
+    if found is not None and found.get("world") != world and not overwrite:
+        raise RunExists(
+            f"{path} holds a run of {found.get('world')} ranks, this one has {world}: "
+            "pass overwrite=True to replace it, or choose another path."
+        )
+    own = path / rank_name(rank)
+    if (own.exists() or own.is_symlink()) and not overwrite:
+        raise RunExists(f"{own} exists already: pass overwrite=True to replace it, or choose another path.")
+    if overwrite:
+        _make_room(path, own, rank, world)
+    # Only rank 0 replaces run.json, so that ranks which start at different moments leave one and the same.
+    if overwrite and rank == 0:
+        write_json(path / RUN_JSON, info)
+    elif found is None:
+        _create_once(path / RUN_JSON, info)
+    try:
+        own.mkdir(exist_ok=overwrite)
+    except FileExistsError as error:  # the same rank, started twice
+        raise RunExists(f"{own} exists already: each rank of a run is written once.") from error
+    return own
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file in one go: whoever reads it sees the old or the new one."""
+    temporary = _written_aside(path, value)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """What the file holds; OSError or ValueError if that is not to be had."""
+    return json.loads(path.read_bytes())
+
+
+def _create_once(path: Path, value: Mapping[str, Any]) -> None:
+    """As write_json, but whoever comes first wins."""
+    temporary = _written_aside(path, value)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links; ranks write the same there, so a lost race does no harm
+        if not path.exists():
+            shutil.copyfile(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _written_aside(path: Path, value: Mapping[str, Any]) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{threading.get_native_id()}.tmp")
+    # Configuration holds all sorts of objects; their text is what a reader can use.
+    text = json.dumps(value, indent=2, default=str) + "\n"
+    try:
+        temporary.write_text(text)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _run_info(path: Path) -> dict[str, Any] | None:
+    return _of_format(path / RUN_JSON, RUN_FORMAT)
+
+
+def _of_format(path: Path, name: str) -> dict[str, Any] | None:
+    try:
+        value = read_json(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value if isinstance(value, dict) and value.get("format") == name else None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder without a sound run.json is ours, or empty but for what ranks leave that start now."""
+    names = {entry.name for entry in path.iterdir() if not TEMPORARY_NAME.fullmatch(entry.name)}
+    if not names or _run_info(path) is not None:
+        return True
+    ranks = [path / name for name in names if RANK_NAME.fullmatch(name)]
+    return any(_of_format(rank / RANK_JSON, RANK_FORMAT) is not None for rank in ranks)
+
+
+def _make_room(path: Path, own: Path, rank: int, world: int) -> None:
+    _clear(own)
+    if rank != 0:
+        return
+    for entry in list(path.iterdir()):
+        match = RANK_NAME.fullmatch(entry.name)
+        if match and int(match[1]) >= world:
+            _clear(entry)
+            try:
+                entry.rmdir()
+            except OSError as error:  # it holds something that is not ours
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise RunExists(f"{folder} is not a folder of a run: nothing was deleted. Choose another path.")
+    if not folder.exists():
+        return
+    names = [entry.name for entry in folder.iterdir() if _is_our_file(entry.name)]
+    # rank.json first, the index next: a half-deleted rank must not look finished, nor refer to what is gone.
+    for name in sorted(names, key=lambda name: (name != RANK_JSON, name != INDEX)):
+        (folder / name).unlink()
+
+
+def _is_our_file(name: str) -> bool:
+    if name in (RANK_JSON, COVERAGE_JSON, INDEX) or TEMPORARY_NAME.fullmatch(name):
+        return True
+    return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL)))

@@ -1,0 +1,189 @@
+"""What a run looks like on disk. Everything that must be known to read one is in this file.
+
+    runs/a/run.json                       format, version, world, started, and what is known of the run
+    runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
+    runs/a/rank_0/coverage.json           what was seen of each module, and notices
+    runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
+    runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
+
+The index is only ever appended to, a whole batch at a time, after the bytes that the batch refers to. So any
+prefix of it can be trusted. `file` is always the finished name; until the file is finished, the same bytes
+are at the same offset under the `.partial` name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.errors import RunUnreadable
+from tensortap.records import Coverage, Key, Location, Record, Summary
+
+FORMAT = 1
+"""History of the format:
+1: the first.
+"""
+
+RUN_FORMAT = "tensortap-run"
+RANK_FORMAT = "tensortap-rank"
+RUN_JSON = "run.json"
+RANK_JSON = "rank.json"
+COVERAGE_JSON = "coverage.json"
+INDEX = "index.arrows"
+PARTIAL = ".partial"
+
+SHARD_NAME = re.compile(r"step_[0-9]{6,19}\.[0-9]{1,9}\.safetensors")
+RANK_NAME = re.compile(r"rank_(0|[1-9][0-9]{0,8})")
+TEMPORARY_NAME = re.compile(r"\.(run|rank|coverage)\.json\.[0-9]+\.tmp")
+
+# name, type, may be null, what it is. The last goes into the file as the field's metadata.
+_COLUMNS: tuple[tuple[str, Any, bool, str], ...] = (
+    ("step", pa.int64(), False, "counts the optimizer steps of the run"),
+    ("micro", pa.int64(), False, "counts the root module's forwards within a step"),
+    ("phase", pa.string(), False, "forward | backward | state"),
+    ("module", pa.string(), False, "structural name of the module; the root is the empty string"),
+    ("call", pa.int64(), False, "counts calls of the module within the micro step"),
+    ("kind", pa.string(), False, "input | output | grad_input | grad_output | param | param_grad | buffer"),
+    (
+        "path",
+        pa.string(),
+        False,
+        "where in the arguments or outputs the tensor sits, or the parameter's name",
+    ),
+    ("seq", pa.int64(), False, "execution order within the rank"),
+    ("cls", pa.string(), False, "class name of the module"),
+    ("dtype", pa.string(), False, "element type, by the name that torch uses"),
+    ("shape", pa.list_(pa.int64()), False, "shape"),
+    ("tensor", pa.int64(), False, "rows with the same number saw the very same tensor"),
+    ("elements", pa.int64(), False, "number of elements"),
+    ("nan", pa.int64(), False, "number of NaN"),
+    ("posinf", pa.int64(), False, "number of +inf"),
+    ("neginf", pa.int64(), False, "number of -inf"),
+    ("zeros", pa.int64(), False, "number of zeros"),
+    ("min", pa.float64(), False, "least finite element; NaN if there is none"),
+    ("max", pa.float64(), False, "greatest finite element; NaN if there is none"),
+    ("mean", pa.float64(), False, "mean of the finite elements; NaN if there is none"),
+    ("std", pa.float64(), False, "standard deviation of the finite elements; NaN if there is none"),
+    ("l1", pa.float64(), False, "sum of magnitudes of the finite elements"),
+    ("l2", pa.float64(), False, "root of the sum of squares of the finite elements"),
+    ("digest", pa.uint64(), False, "64 bits over all bits and their positions; equal digest, equal tensor"),
+    # Not a fixed-size list: that would spend a kilobyte on every null.
+    ("sketch", pa.list_(pa.float32()), True, "random projection; null if an earlier row has the same tensor"),
+    ("file", pa.string(), True, "file beside the index that holds the bytes; null if they were not kept"),
+    ("offset", pa.int64(), True, "where in the file the bytes begin, from the file's start"),
+    ("nbytes", pa.int64(), True, "how many bytes"),
+)
+
+SCHEMA = pa.schema(
+    [pa.field(name, kind, null, metadata={"about": about}) for name, kind, null, about in _COLUMNS],
+    metadata={"format": "tensortap-index", "version": str(FORMAT)},
+)
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Closes an index that is complete. One that lacks it was cut off, or is still growing."""
+
+_KEY = Key._fields
+_SCALARS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2", "digest")
+_PLAIN = ("seq", "cls", "dtype", "shape", "tensor")
+
+
+def shard_name(step: int, number: int) -> str:
+    return f"step_{step:06d}.{number}.safetensors"
+
+
+def rank_name(rank: int) -> str:
+    return f"rank_{rank}"
+
+
+def utf8(text: str) -> str:
+    """The text itself, unless it has lone surrogates, which no UTF-8 file can hold: those are spelled out."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def encode(records: Sequence[Record], first: Sequence[bool]) -> Any:
+    """Records as one Arrow batch. `first` says which rows bring their sketch: the first of each tensor."""
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(_KEY):
+        columns[name] = [record.key[place] for record in records]
+    for name in _PLAIN:
+        columns[name] = [getattr(record, name) for record in records]
+    for name in _SCALARS:
+        columns[name] = [getattr(record.summary, name) for record in records]
+    locations = [record.location or (None, None, None) for record in records]
+    columns["file"], columns["offset"], columns["nbytes"] = zip(*locations, strict=True)
+    columns["sketch"] = _sketches(records, first)
+    arrays = [_column(columns[field.name], field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) -> list[Record]:
+    """The records of an Arrow table; `sketches` has one for each row, filled in for the repeated ones."""
+    columns = {name: rows.column(name).to_pylist() for name in SCHEMA.names if name != "sketch"}
+    keys = zip(*(columns[name] for name in _KEY), strict=True)
+    scalars: Iterable[Any] = zip(*(columns[name] for name in _SCALARS), strict=True)
+    plain = zip(*(columns[name] for name in _PLAIN), strict=True)
+    places = zip(columns["file"], columns["offset"], columns["nbytes"], strict=True)
+    return [
+        Record(
+            Key(*key),
+            rank,
+            seq,
+            cls,
+            dtype,
+            tuple(shape),
+            tensor,
+            Summary(**dict(zip(_SCALARS, scalar, strict=True)), sketch=sketch),
+            None if place[0] is None else Location(*place),
+        )
+        for key, (seq, cls, dtype, shape, tensor), scalar, sketch, place in zip(
+            keys, plain, scalars, sketches, places, strict=True
+        )
+    ]
+
+
+def check_run_info(info: Any, path: str) -> dict[str, Any]:
+    """What run.json holds, or why this version cannot read the run."""
+    if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
+        raise RunUnreadable(f"{path} was not written by tensortap: its format is not {RUN_FORMAT!r}.")
+    version = info.get("version")
+    if not isinstance(version, int) or not isinstance(info.get("world"), int):
+        raise RunUnreadable(f"{path} is damaged: version and world must be whole numbers.")
+    if version > FORMAT:
+        raise RunUnreadable(
+            f"{path} is of format {version}; this tensortap reads up to format {FORMAT}. "
+            "Upgrade it: pip install --upgrade tensortap"
+        )
+    return info
+
+
+def coverage_from(row: Any) -> Coverage:
+    return Coverage(row["module"], row["class"], row["status"], row["calls"], row["reason"])
+
+
+def _column(values: Any, kind: Any) -> Any:
+    if isinstance(values, pa.Array):
+        return values
+    if pa.types.is_string(kind):
+        values = [value if value is None else utf8(value) for value in values]
+    return pa.array(values, kind)
+
+
+def _sketches(records: Sequence[Record], first: Sequence[bool]) -> Any:
+    kept = [r.summary.sketch if f else _NO_SKETCH for r, f in zip(records, first, strict=True)]
+    offsets = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum([sketch.size for sketch in kept], out=offsets[1:])
+    values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(values), mask=pa.array([not f for f in first])
+    )
+
+
+_NO_SKETCH = np.empty(0, np.float32)

@@ -1,0 +1,248 @@
+"""One writer of tensors: a stream of safetensors files, a pool of slabs, and the thread that writes them out.
+
+The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or
+sealed since someone waits for its bytes, goes to the thread. Small tensors share a slab, and so a write.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.records import Location
+from tensortap.store.format import PARTIAL
+from tensortap.store.header import Header, room_for
+from tensortap.store.pool import Slab, SlabPool
+from tensortap.store.state import State
+
+__all__ = ["Shard"]
+
+FIRST_REGION = 16 << 10
+LARGEST_REGION = 16 << 20  # safetensors refuses headers beyond 100 MB
+LARGEST_FILE = 4 << 30
+
+
+class _Job(NamedTuple):
+    act: Callable[[], None]
+    slab: Slab | None = None
+    nbytes: int = 0
+
+
+class _File:
+    """The caller's side of the file that is being filled."""
+
+    def __init__(self, name: str, step: int, region: int) -> None:
+        self.name = name
+        self.step = step
+        self.header = Header(region)
+        self.end = self.header.region
+
+    @property
+    def data(self) -> int:
+        return self.end - self.header.region
+
+
+class Shard:
+    """`put` and `finish` may be called from any thread; one at a time gets in."""
+
+    def __init__(self, folder: Path, new_name: Callable[[int], str], buffer: int, state: State) -> None:
+        self._folder = folder
+        self._new_name = new_name
+        self._state = state
+        self.pool = SlabPool(buffer, state)
+        self._entry = threading.Lock()
+        self._file: _File | None = None
+        self._slab: Slab | None = None
+        self._fill = 0
+        self._region = FIRST_REGION
+        self._needed = 0  # header bytes of this step so far, over all its files
+        # Shared with the thread, under state.changed:
+        self._jobs: deque[_Job] = deque()
+        self._submitted = 0
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.done = 0
+        self.pending = 0
+        """Bytes on their way to the disk."""
+        self.written = 0
+        self.files = 0
+        # The thread's own:
+        self._fd = -1
+        self._path = folder
+
+    @property
+    def depth(self) -> int:
+        return len(self._jobs)
+
+    def put(
+        self,
+        step: int,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        nbytes: int,
+        parts: Iterable[npt.NDArray[np.uint8]],
+    ) -> Location:
+        """Copy a tensor's bytes, and say where they will be."""
+        with self._entry:
+            self._state.check()
+            file = self._file
+            if file is not None and file.step != step:
+                self._finish()
+                file = None
+            if file is not None and file.data and file.data + nbytes > LARGEST_FILE:
+                file = self._open(step)
+            if file is None:
+                file = self._open(step, room_for(name, dtype, shape, nbytes))
+            entry = file.header.plan(name, dtype, shape, file.data, file.data + nbytes)
+            if entry is None:
+                self._region = min(4 * self._region, LARGEST_REGION)
+                file = self._open(step, room_for(name, dtype, shape, nbytes))
+                entry = file.header.plan(name, dtype, shape, 0, nbytes)
+                assert entry is not None  # room_for saw to it
+            location = Location(file.name, file.end, nbytes)
+            try:
+                for part in parts:
+                    self._copy(file, part)
+            except BaseException:
+                self._take_back(file, location.offset)
+                raise
+            file.header.add(entry)
+            return location
+
+    def seal(self) -> int:
+        """Send what waits in a slab. Returns the ticket that `done` reaches once all so far is written."""
+        with self._entry:
+            if self._file is not None:
+                self._submit_slab(self._file)
+            return self._submitted
+
+    def finish(self, step: int | None = None) -> None:
+        """Complete the current file, if it is of that step; None means any."""
+        with self._entry:
+            if self._file is not None and step in (None, self._file.step):
+                self._finish()
+
+    def stop(self) -> None:
+        """Let the thread go, once it has done all its jobs."""
+        with self._state.changed:
+            self._stopping = True
+            self._state.changed.notify_all()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    # The caller's side, with _entry held.
+
+    def _open(self, step: int, least: int = 0) -> _File:
+        if self._file is not None:
+            self._complete(self._file)
+        self._file = _File(self._new_name(step), step, max(self._region, least))
+        self._submit(_Job(partial(self._do_open, self._file.name)))
+        return self._file
+
+    def _complete(self, file: _File) -> None:
+        self._submit_slab(file)
+        self._needed += file.header.used
+        self._submit(_Job(partial(self._do_finish, file.name, file.header, file.end)))
+        self._file = None
+
+    def _finish(self) -> None:
+        """The step is over: the next one will need about as much header."""
+        assert self._file is not None
+        self._complete(self._file)
+        self._region = min(self._needed * 5 // 4 + 512, LARGEST_REGION)
+        self._needed = 0
+
+    def _copy(self, file: _File, part: npt.NDArray[np.uint8]) -> None:
+        at = 0
+        while at < part.size:
+            if self._slab is None:
+                self._slab = self.pool.take()
+                self._fill = 0
+            count = min(self._slab.size - self._fill, part.size - at)
+            self._slab[self._fill : self._fill + count] = part[at : at + count]
+            self._fill += count
+            at += count
+            file.end += count
+            if self._fill == self._slab.size:
+                self._submit_slab(file)
+
+    def _take_back(self, file: _File, end: int) -> None:
+        """A copy was interrupted. What went out already lies behind `end`, and is written over or cut off."""
+        self._fill = max(0, self._fill - (file.end - end))
+        file.end = end
+
+    def _submit_slab(self, file: _File) -> None:
+        slab, self._slab = self._slab, None
+        if slab is not None:
+            act = partial(self._do_write, slab, self._fill, file.end - self._fill)
+            self._submit(_Job(act, slab, self._fill))
+            self._fill = 0
+
+    def _submit(self, job: _Job) -> None:
+        with self._state.changed:
+            self._jobs.append(job)
+            self._submitted += 1
+            self.pending += job.nbytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="tensortap-shard", daemon=True)
+                self._thread.start()
+            self._state.changed.notify_all()
+
+    # The thread's side.
+
+    def _work(self) -> None:
+        changed = self._state.changed
+        while True:
+            with changed:
+                while not self._jobs and not self._stopping:
+                    changed.wait()
+                if not self._jobs:
+                    break
+                job = self._jobs.popleft()
+            # After a failure jobs are thrown away, so that nobody waits for a slab or a ticket.
+            if self._state.failure is None:
+                try:
+                    job.act()
+                except BaseException as error:  # whatever it is, the caller must learn of it
+                    self._state.fail(error, self._path)
+            with changed:
+                self.done += 1
+                self.pending -= job.nbytes
+                if job.slab is not None:
+                    self.pool.give(job.slab)
+                changed.notify_all()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _do_open(self, name: str) -> None:
+        self._path = self._folder / (name + PARTIAL)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def _do_write(self, slab: Slab, count: int, offset: int) -> None:
+        self._write_all(slab.data[:count], offset)
+        self.written += count
+
+    def _do_finish(self, name: str, header: Header, end: int) -> None:
+        os.ftruncate(self._fd, end)  # an interrupted copy may have left bytes behind the last tensor
+        self._write_all(memoryview(header.pack()), 0)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+        self._path.rename(self._folder / name)
+        self.files += 1
+
+    def _write_all(self, view: memoryview, offset: int) -> None:
+        while view:
+            count = os.pwrite(self._fd, view, offset)
+            view, offset = view[count:], offset + count

@@ -1,0 +1,77 @@
+"""What the threads of one writer tell each other: one condition for every change, and the first failure."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+
+from tensortap.errors import StoreWriteError
+
+__all__ = ["State", "write_error"]
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, keep fewer tensors, or write to another disk",
+    errno.EDQUOT: "the quota is used up: free some space or write to another disk",
+    errno.EACCES: "check that you may write there, or choose another path",
+    errno.EPERM: "check that you may write there, or choose another path",
+    errno.EROFS: "the disk is read-only: choose another path",
+    errno.ENOENT: "the folder was removed: leave it alone until the run is closed",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.EIO: "the disk reports a fault: check it, or write to another disk",
+}
+
+
+def write_error(error: BaseException, path: object) -> StoreWriteError:
+    """The one error that users see when the disk does not do as asked: which file, why, and what to do."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and error.strerror:
+        why = error.strerror
+    else:
+        why = f"{type(error).__name__}: {error}"
+    advice = _ADVICE.get(number or 0, "see the cause above")
+    result = StoreWriteError(
+        f"could not write {path}: {why}; {advice}. What was flushed before stays readable."
+    )
+    result.errno, result.strerror, result.filename = number, why, str(path)
+    result.__cause__ = error
+    return result
+
+
+class State:
+    """Shared by a writer and its threads. Hold `changed` to read or alter what others wait for."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.failure: StoreWriteError | None = None
+        self.told = False
+        """Whether the caller has seen the failure."""
+        self.stalled = 0.0
+        """Seconds that callers waited for the disk."""
+
+    def fail(self, error: BaseException, path: object) -> None:
+        """Remember the first failure and wake everyone who waits."""
+        with self.changed:
+            if self.failure is None:
+                self.failure = write_error(error, path)
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the failure, if there was one, to the caller: a fresh one, with a traceback of its own."""
+        if self.failure is not None:
+            self.told = True
+            raise write_error(self.failure.__cause__ or self.failure, self.failure.filename)
+
+    def wait_for(self, ready: Callable[[], bool]) -> bool:
+        """Wait for `ready`; False if a failure makes waiting pointless. Call with `changed` held."""
+        while self.failure is None and not ready():
+            self.changed.wait()
+        return self.failure is None
+
+    def stall_for(self, ready: Callable[[], bool]) -> None:
+        """As wait_for, for a caller that the disk holds up: counts the time, and raises the failure."""
+        since = time.monotonic()
+        self.wait_for(ready)
+        self.stalled += time.monotonic() - since
+        self.check()

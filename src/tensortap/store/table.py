@@ -1,0 +1,113 @@
+"""The index of one rank, read back: memory-mapped, batch by batch, up to the first one that is not whole."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.errors import RunUnreadable
+from tensortap.records import Key, Record
+from tensortap.store.format import END_OF_STREAM, SCHEMA, decode
+
+__all__ = ["Index"]
+
+
+class Index:
+    """Rows of one rank, in order of `seq`."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.rank = rank
+        self.lost = 0
+        """Bytes at the end of the file that are no whole batch."""
+        self.missing = False
+        self.complete = False
+        """Whether the writer closed the stream."""
+        try:
+            self.rows = _in_order(self._read(path))
+        except (OSError, pa.ArrowException) as error:
+            raise RunUnreadable(f"{path} cannot be read: {error}") from error
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
+        """The records of those rows."""
+        rows = self.rows.select(_WITHOUT_SKETCH).take(pa.array(places))
+        sketches = self.rows.column("sketch")
+        sources = self.sketch_rows[places]
+        found = [sketches[int(row)].values.to_numpy() if row >= 0 else _NO_SKETCH for row in sources]
+        return decode(rows, self.rank, found)
+
+    @cached_property
+    def sketch_rows(self) -> npt.NDArray[np.int64]:
+        """For each row, the row that has its tensor's sketch; -1 if none has."""
+        if not len(self):
+            return np.empty(0, np.int64)
+        tensors = self.rows.column("tensor").to_numpy()
+        having = np.flatnonzero(self.rows.column("sketch").is_valid().to_numpy())
+        if not having.size:
+            return np.full(len(self), -1)
+        numbers, first = np.unique(tensors[having], return_index=True)
+        spot = np.minimum(np.searchsorted(numbers, tensors), numbers.size - 1)
+        return np.where(numbers[spot] == tensors, having[first[spot]], -1)
+
+    @cached_property
+    def steps(self) -> npt.NDArray[np.int64]:
+        return np.asarray(self.rows.column("step").to_numpy())
+
+    def keys_of_step(self, step: int) -> dict[Key, int]:
+        """The rows of a step by their key; the first, should there be several."""
+        places = np.flatnonzero(self.steps == step)
+        columns = self.rows.select(list(Key._fields)).take(pa.array(places)).to_pydict()
+        keys = zip(*columns.values(), strict=True)
+        result: dict[Key, int] = {}
+        for key, place in zip(keys, places.tolist(), strict=True):
+            result.setdefault(Key(*key), place)
+        return result
+
+    def _read(self, path: Path) -> Any:
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            self.missing = True
+            size = 0
+        if not size:
+            return SCHEMA.empty_table()
+        source = pa.memory_map(str(path))
+        batches: list[Any] = []
+        end = 0
+        try:
+            stream = pa.ipc.open_stream(source)
+            if not stream.schema.equals(SCHEMA):
+                raise RunUnreadable(f"{path} is damaged: it has not the columns of an index.")
+            end = source.tell()
+            while True:
+                batch = stream.read_next_batch()
+                batch.validate(full=True)  # what a damaged disk returns must not crash whoever looks at it
+                batches.append(batch)
+                end = source.tell()
+        except StopIteration:
+            source.seek(end)
+            self.complete = source.read(len(END_OF_STREAM)) == END_OF_STREAM
+            end += len(END_OF_STREAM) if self.complete else 0
+        except (OSError, pa.ArrowException):
+            pass  # the rest is no whole batch
+        self.lost = size - end
+        return pa.Table.from_batches(batches, SCHEMA)
+
+
+def _in_order(table: Any) -> Any:
+    """By `seq`. The writer's callers mostly append in that order, and then nothing is copied."""
+    seq = table.column("seq").to_numpy()
+    if np.all(seq[1:] >= seq[:-1]):
+        return table
+    return table.take(pa.array(np.argsort(seq, kind="stable")))
+
+
+_NO_SKETCH = np.empty(0, np.float32)
+_WITHOUT_SKETCH = [name for name in SCHEMA.names if name != "sketch"]

@@ -1,0 +1,268 @@
+"""RunWriter: puts one rank of a run on disk while the run goes on.
+
+Tensors go through shards, records through the index; both have threads of their own. The caller waits only
+when the buffers are full. A kill at any moment leaves a readable index, and every location in it is readable.
+What is promised is what write() promises: it outlives the process, not a power cut.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.errors import UsageError
+from tensortap.records import Coverage, Location, Record
+from tensortap.store.folder import claim, write_json
+from tensortap.store.format import (
+    COVERAGE_JSON,
+    FORMAT,
+    INDEX,
+    RANK_FORMAT,
+    RANK_JSON,
+    RUN_FORMAT,
+    shard_name,
+)
+from tensortap.store.index import IndexWriter
+from tensortap.store.pieces import pieces
+from tensortap.store.shard import Shard
+from tensortap.store.state import State, write_error
+
+__all__ = ["RunWriter"]
+
+DEFAULT_BUFFER = 256 << 20
+
+
+class RunWriter:
+    """Writes one rank of a run. All methods may be called from any thread.
+
+    >>> with RunWriter("runs/a", info={"framework": "torch"}) as writer:       # doctest: +SKIP
+    ...     where = writer.put("fc1 output 0", array, step=0)
+    ...     writer.append(Record(..., location=where))
+    ...     writer.end_step(0)
+
+    `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
+    many threads write tensors, each to a file of its own.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world: int = 1,
+        info: Mapping[str, Any],
+        overwrite: bool = False,
+        max_buffer: int | None = None,
+        writers: int | None = None,
+    ) -> None:
+        count = _default_writers() if writers is None else writers
+        buffer = DEFAULT_BUFFER if max_buffer is None else max_buffer
+        _check_arguments(rank, world, count, buffer)
+        self.path = Path(path)
+        self.rank = rank
+        self._pid = os.getpid()
+        self._state = State()
+        self._started = _now()
+        own = {"format": RUN_FORMAT, "version": FORMAT, "world": world, "started": self._started}
+        if clash := sorted(own.keys() & info.keys()):
+            raise UsageError(f"info must not have {', '.join(clash)}: the store writes that itself.")
+        try:
+            self._folder = claim(self.path, rank, world, {**own, **info}, overwrite)
+            self._write_status("running", "")
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise write_error(error, error.filename or self.path) from error
+        self._numbers: dict[int, int] = {}
+        self._numbers_lock = threading.Lock()
+        self._shards = [
+            Shard(self._folder, self._new_name, buffer // count, self._state) for _ in range(count)
+        ]
+        self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location:
+        """Keep an array's bytes; it may change again once this returns. The file's header calls it `name`."""
+        array = np.asarray(array)
+        try:
+            dtype = dtypes.name_of(array.dtype)
+        except KeyError:
+            raise UsageError(
+                f"{name}: dtype {array.dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}."
+            ) from None
+        shard = self._pick(step)
+        parts = pieces(array, shard.pool.slab_bytes)
+        return shard.put(step, name, dtype, array.shape, array.nbytes, parts)
+
+    def put_raw(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        buffer: bytes | bytearray | memoryview,
+        *,
+        step: int,
+    ) -> Location:
+        """As put, for bytes in C order and little-endian that are no array (yet)."""
+        view = memoryview(buffer)
+        if dtype not in dtypes.NAMES:
+            raise UsageError(f"{name}: dtype {dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}.")
+        expected = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
+        if view.nbytes != expected:
+            raise UsageError(
+                f"{name}: {dtype} of shape {tuple(shape)} is {expected} bytes, not {view.nbytes}."
+            )
+        parts = [np.frombuffer(view.cast("B"), np.uint8)] if expected else []
+        return self._pick(step).put(step, name, dtype, shape, expected, parts)
+
+    def append(self, record: Record) -> None:
+        """Queue an index row. It goes out with others, after the bytes it refers to."""
+        self._check_open()
+        self._index.append(record)
+
+    def flush(self) -> None:
+        """Wait until all that was put and appended so far has been written."""
+        self._check_open()
+        self._state.check()
+        self._barrier()
+        self._index.flush()
+
+    def end_step(self, step: int) -> None:
+        """Complete the step's files and send its rows out, without waiting for the disk."""
+        self._check_open()
+        self._state.check()
+        for shard in self._shards:
+            shard.finish(step)
+        self._index.hurry()
+
+    def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
+        """Say what was seen of each module, and what could not be; replaces what was said before."""
+        self._check_open()
+        value = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
+        try:
+            write_json(self._folder / COVERAGE_JSON, value)
+        except OSError as error:
+            raise write_error(error, self._folder / COVERAGE_JSON) from error
+
+    def stats(self) -> dict[str, Any]:
+        """What was written so far, and how much the caller waited for it."""
+        return {
+            "bytes": sum(shard.written for shard in self._shards) + self._index.nbytes,
+            "records": self._index.written,
+            "files": sum(shard.files for shard in self._shards),
+            "stalled_seconds": self._state.stalled,
+            "queued": sum(shard.depth for shard in self._shards),
+            "peak_buffer_bytes": sum(shard.pool.peak for shard in self._shards),
+        }
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        """Write what waits, complete all files, and end the threads. A second call does nothing.
+
+        Raises the failure of a background write, unless an earlier call already has.
+        """
+        with self._closing:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            for shard in self._shards:
+                shard.finish()
+            self._index.stop()
+            for shard in self._shards:
+                shard.stop()
+            for shard in self._shards:
+                shard.join()
+        failure = self._state.failure
+        try:
+            self._write_status(*(("failed", str(failure)) if failure else (status, reason)))
+        except OSError as error:
+            self._state.fail(error, self._folder / RANK_JSON)
+        if not self._state.told:
+            self._state.check()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self._state.told = True  # the error under way is the one to be seen
+        self.close("failed", f"{type(error).__name__}: {error}")
+
+    def _pick(self, step: int) -> Shard:
+        self._check_open()
+        if step < 0:
+            raise UsageError(f"step must not be negative: {step}")
+        return min(self._shards, key=lambda shard: shard.pending)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the writer of {self.path} is closed.")
+        if os.getpid() != self._pid:  # threads and locks do not survive a fork
+            raise UsageError(
+                f"the writer of {self.path} belongs to process {self._pid}: open one in each process."
+            )
+
+    def _barrier(self) -> bool:
+        tickets = [(shard, shard.seal()) for shard in self._shards]
+        with self._state.changed:
+            return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))
+
+    def _new_name(self, step: int) -> str:
+        with self._numbers_lock:
+            number = self._numbers.get(step, 0)
+            self._numbers[step] = number + 1
+        return shard_name(step, number)
+
+    def _write_status(self, status: str, reason: str) -> None:
+        running = status == "running"
+        counts = {} if running else self.stats()
+        value = {
+            "format": RANK_FORMAT,
+            "version": FORMAT,
+            "rank": self.rank,
+            "status": status,
+            "reason": reason,
+            "started": self._started,
+            "finished": None if running else _now(),
+            "pid": self._pid,
+            "host": socket.gethostname(),
+            "records": counts.get("records"),
+            "files": counts.get("files"),
+            "bytes": counts.get("bytes"),
+        }
+        write_json(self._folder / RANK_JSON, value)
+
+
+def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
+    if not 0 <= rank < world:
+        raise UsageError(f"rank must be at least 0 and below world: rank {rank}, world {world}")
+    if writers < 1 or buffer < 1:
+        raise UsageError(f"writers and max_buffer must be positive: writers {writers}, max_buffer {buffer}")
+
+
+def _default_writers() -> int:
+    """One on a small machine, where more would take cores from the run; a few on a large one."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        cores = os.cpu_count() or 1
+    return max(1, min(4, cores // 4))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
