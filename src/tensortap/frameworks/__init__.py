@@ -1,0 +1,31 @@
+"""The only room that imports torch or paddle, and only when a model of theirs is at hand."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tensortap.errors import UsageError
+from tensortap.frameworks.base import Framework
+
+__all__ = ["Framework", "framework_of"]
+
+
+def framework_of(model: Any) -> Framework:
+    """The framework that a model was built with. A framework that is not loaded cannot have built it.
+
+    >>> framework_of(torch.nn.Linear(2, 2)).name
+    'torch'
+    """
+    if (torch := sys.modules.get("torch")) is not None and isinstance(model, torch.nn.Module):
+        from tensortap.frameworks.torch import Torch
+
+        return Torch()
+    if (paddle := sys.modules.get("paddle")) is not None and isinstance(model, paddle.nn.Layer):
+        from tensortap.frameworks.paddle import Paddle
+
+        return Paddle()
+    raise UsageError(
+        f"cannot tap a {type(model).__module__}.{type(model).__qualname__}: "
+        "give a torch.nn.Module or a paddle.nn.Layer (the model itself, not its class, optimizer or trainer)"
+    )

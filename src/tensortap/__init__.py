@@ -1,0 +1,27 @@
+"""Tap the tensors that flow through a training run; find the first place where two runs part."""
+
+from __future__ import annotations
+
+import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from tensortap.capture import capture
+from tensortap.errors import TensortapError
+
+if _TYPE_CHECKING:
+    from tensortap.store import Run
+
+__all__ = ["TensortapError", "capture", "open"]
+__version__ = "0.1.0"
+
+
+def open(path: str | _os.PathLike[str]) -> Run:
+    """Open a run lazily: records, tensors and coverage are read when asked for.
+
+    >>> run = tensortap.open("runs/a")
+    >>> for record in run.records(module="layers.0.*", kind="output"):
+    ...     print(record.key, record.summary.l2)
+    """
+    from tensortap.store import open_run
+
+    return open_run(path)

@@ -1,0 +1,116 @@
+"""Counts: which step, which micro step, which call of which module; and which earlier call a recomputation repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensortap.frameworks.base import Edge, Identity
+
+__all__ = ["Call", "Clock"]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of one module, from before it runs until after."""
+
+    module: str
+    micro: int
+    number: int
+    order: int
+    """Execution order of calls within the step."""
+    started_from: Sequence[Identity] = ()
+    """What its input tensors were, to know them again when the call is repeated."""
+    replay: bool = False
+    """Whether this is itself a repetition."""
+    replayed: bool = False
+    """Whether it has been repeated."""
+    inputs: Mapping[int, int] = field(default_factory=dict)
+    """Version of each input tensor by its address, to see whether one of them comes out again as it is."""
+    edges: Sequence[tuple[str, Edge]] = ()
+    """Where each input's gradient arrives, by path."""
+    mark: int = 0
+    """The point in the autograd graph at which the call began."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time as a run counts it. One for each tap."""
+
+    step: int = 0
+    _forwards: int = 0
+    _order: int = 0
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _past: dict[str, list[Call]] = field(default_factory=dict)
+    _cursor: int = -1
+    _open: list[Call] = field(default_factory=list)
+    _backward_micro: int | None = None
+
+    @property
+    def micro(self) -> int:
+        return max(0, self._forwards - 1)
+
+    @property
+    def gradient_micro(self) -> int:
+        """The micro step whose backward is running: with pipelined schedules not always the newest."""
+        return self.micro if self._backward_micro is None else self._backward_micro
+
+    @property
+    def idle(self) -> bool:
+        """Whether the step has seen no forward of the root yet."""
+        return self._forwards == 0
+
+    def next_step(self) -> None:
+        self.step += 1
+        self._forwards = self._order = 0
+        self._numbers.clear()
+        self._past.clear()
+        self._open.clear()
+        self._cursor = -1
+        self._backward_micro = None
+
+    def backward_of(self, micro: int) -> None:
+        self._backward_micro = micro
+
+    def enter(self, module: str, inputs: Sequence[Identity]) -> Call:
+        """A module is about to run. The root's forward, unless it calls itself, opens a micro step."""
+        if module == "" and not any(call.module == "" for call in self._open):
+            self._forwards += 1
+            self._numbers.clear()
+            self._backward_micro = None
+        number = self._numbers.get(module, 0)
+        self._numbers[module] = number + 1
+        call = Call(module, self.micro, number, self._order, inputs)
+        self._order += 1
+        self._past.setdefault(module, []).append(call)
+        self._open.append(call)
+        return call
+
+    def enter_again(self, module: str, inputs: Sequence[Identity]) -> Call:
+        """A module runs again inside backward: the call it repeats, or a new one if there was none to repeat.
+
+        Regions are recomputed in reverse, the calls inside a region in order. A region starts from the very tensors
+        that it started from the first time, so an input that is known again tells where in the step we are; from
+        there the calls follow one another as they did.
+        """
+        past = self._past.get(module)
+        if not past:
+            return self.enter(module, inputs)
+        known = [call for call in past if inputs and list(call.started_from) == list(inputs)]
+        later = [call for call in past if call.order > self._cursor]
+        first = next((c for c in known if not c.replayed), None) or next(iter(known), None)
+        first = first or next((c for c in later if not c.replayed), None) or next(iter(later), None) or past[-1]
+        first.replayed = True
+        self._cursor = first.order
+        call = Call(module, first.micro, first.number, first.order, replay=True)
+        self._open.append(call)
+        return call
+
+    def leave(self, module: str) -> Call | None:
+        """The module has run. Calls that were never left, because something flew past their hooks, go with it."""
+        for index in range(len(self._open) - 1, -1, -1):
+            if self._open[index].module == module:
+                call = self._open[index]
+                del self._open[index:]
+                return call
+        return None

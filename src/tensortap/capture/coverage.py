@@ -1,0 +1,119 @@
+"""The book of what was seen of each module, so that a hole is never mistaken for agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from tensortap.capture.tree import Alias, Site
+from tensortap.records import Coverage, Status
+
+__all__ = ["CoverageBook"]
+
+_GRADIENT_KINDS = {"grad_output", "grad_input", "param_grad"}
+
+
+@dataclass(slots=True)
+class _Entry:
+    site: Site
+    calls: int = 0
+    gradients: int = 0
+    without_autograd: int = 0
+    alias: bool = False
+    remarks: dict[str, None] = field(default_factory=dict)
+
+
+class CoverageBook:
+    """Collects per module what happened; `rows()` turns it into the report."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        aliases: Sequence[Alias],
+        kinds: Collection[str],
+        frozen: Collection[str] = (),
+    ) -> None:
+        self._entries = {site.name: _Entry(site) for site in sites}
+        self._aliases = list(aliases)
+        self._expects_gradient = bool(_GRADIENT_KINDS & set(kinds))
+        self._frozen = set(frozen)
+        self._notices: dict[str, None] = {}
+        self.changed = True
+        self.captured_steps = 0
+
+    def called(self, name: str, autograd: bool) -> None:
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        self.changed = self.changed or entry.calls == 0
+        entry.calls += 1
+        entry.without_autograd += not autograd
+
+    def gradient(self, name: str) -> None:
+        if (entry := self._entries.get(name)) is not None:
+            self.changed = self.changed or entry.gradients == 0
+            entry.gradients += 1
+
+    def alias(self, name: str) -> None:
+        """What goes in comes out, the very same tensor."""
+        self._entries[name].alias = True
+
+    def remark(self, name: str, text: str) -> None:
+        """Something about one module that its numbers do not show."""
+        entry = self._entries.get(name)
+        if entry is not None and text and text not in entry.remarks:
+            entry.remarks[text] = None
+            self.changed = True
+
+    def notice(self, text: str) -> None:
+        """Something about the whole run."""
+        if text not in self._notices:
+            self._notices[text] = None
+            self.changed = True
+
+    @property
+    def notices(self) -> list[str]:
+        return list(self._notices)
+
+    def rows(self) -> list[Coverage]:
+        self.changed = False
+        rows = [self._row(entry) for entry in self._entries.values()]
+        rows += [
+            Coverage(
+                alias.name,
+                alias.cls,
+                "alias",
+                0,
+                f"the same module as {alias.first or '(root)'}; recorded there",
+            )
+            for alias in self._aliases
+        ]
+        return rows
+
+    def _row(self, entry: _Entry) -> Coverage:
+        status, reason = self._judge(entry)
+        reasons = [reason, *entry.remarks] if reason else list(entry.remarks)
+        return Coverage(entry.site.name, entry.site.cls, status, entry.calls, "; ".join(reasons))
+
+    def _judge(self, entry: _Entry) -> tuple[Status, str]:
+        site = entry.site
+        if entry.calls == 0:
+            if not site.callable:
+                return "skipped", "it only holds other modules"
+            if site.inside is not None:
+                return "skipped", f"runs inside the compiled graph of {site.inside or '(root)'}"
+            if not self.captured_steps:
+                return "never called", "no captured step has run"
+            return (
+                "never called",
+                "unused, called through .forward(), or its parent reads its weights directly",
+            )
+        if self._expects_gradient and entry.gradients == 0:
+            if entry.alias:
+                return "alias", ""
+            if entry.without_autograd == entry.calls:
+                return "no gradient", "ran with autograd off"
+            if site.name in self._frozen:
+                return "no gradient", "all its parameters are frozen"
+            return "no gradient", "backward did not reach it"
+        return "seen", ""

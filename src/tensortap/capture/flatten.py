@@ -1,0 +1,94 @@
+"""Opens what a module takes or returns, however nested, into tensors with a path each.
+
+Own code instead of a framework's: neither torch's nor paddle's opener sees plain dataclasses, and the path is part of
+a record's identity, so it must not depend on the framework.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["Opened", "open_arguments", "open_value"]
+
+_DEEPEST = 32
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
+
+
+@dataclasses.dataclass(slots=True)
+class Opened:
+    """Tensors by path, in order, and the types that could not be opened."""
+
+    tensors: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    closed: list[str] = dataclasses.field(default_factory=list)
+
+
+def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
+    """Open what a module returned. A bare tensor has the path "0", as if it were the only one of a tuple."""
+    opened = Opened()
+    if is_tensor(value):  # by far the most common case
+        opened.tensors.append(("0", value))
+    else:
+        _Opener(is_tensor, opened).open(value, "", 0)
+    return opened
+
+
+def open_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Opened:
+    """Open what a module was called with: positions and keyword names are the first part of the path."""
+    opened = Opened()
+    if len(args) == 1 and not kwargs and is_tensor(args[0]):
+        opened.tensors.append(("0", args[0]))
+    else:
+        opener = _Opener(is_tensor, opened)
+        opener.open(args, "", 0)
+        opener.open(kwargs, "", 0)
+    return opened
+
+
+class _Opener:
+    def __init__(self, is_tensor: Callable[[Any], bool], opened: Opened) -> None:
+        self._is_tensor = is_tensor
+        self._opened = opened
+        self._used: set[str] = set()
+        self._open: set[int] = set()
+
+    def open(self, value: Any, path: str, depth: int) -> None:
+        if self._is_tensor(value):
+            self._opened.tensors.append((self._unique(path or "0"), value))
+            return
+        if isinstance(value, _PLAIN):
+            return
+        parts = _parts(value)
+        if parts is None:
+            self._opened.closed.append(type(value).__qualname__)
+            return
+        if depth >= _DEEPEST or id(value) in self._open:  # a structure that holds itself
+            self._opened.closed.append(f"{type(value).__qualname__} (nested in itself)")
+            return
+        self._open.add(id(value))
+        for name, part in parts:
+            self.open(part, f"{path}.{name}" if path else name, depth + 1)
+        self._open.discard(id(value))
+
+    def _unique(self, path: str) -> str:
+        """Keys like 1 and "1" read alike: the later one is told apart by a ~2."""
+        candidate, number = path, 1
+        while candidate in self._used:
+            number += 1
+            candidate = f"{path}~{number}"
+        self._used.add(candidate)
+        return candidate
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """The named parts of a container; None if it is none that can be opened."""
+    if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping leaves None out
+        return ((str(key).replace(".", "\\."), part) for key, part in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return zip(value._fields, value, strict=True)
+    if isinstance(value, (list, tuple)):
+        return ((str(index), part) for index, part in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    return None

@@ -1,0 +1,108 @@
+"""Which modules, steps and ranks are tapped, and how much of each tensor is kept."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from tensortap.errors import UsageError
+from tensortap.records import KINDS, shown
+
+__all__ = ["DEFAULT_KINDS", "Keep", "Selection"]
+
+Keep = Literal["summary", "tensors"]
+Predicate = Callable[[str, Any], bool]
+
+DEFAULT_KINDS = ("input", "output", "grad_output", "param_grad")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user asked for, checked once. See `tensortap.capture` for the meaning of each."""
+
+    keep: str | Mapping[str, str] = "summary"
+    kinds: Collection[str] = DEFAULT_KINDS
+    modules: str | Sequence[str] | Predicate = "*"
+    classes: str | Collection[str] | None = None
+    steps: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+    _rules: tuple[tuple[str, str], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kinds, str):
+            object.__setattr__(self, "kinds", (self.kinds,))
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise UsageError(f"kinds: {kind!r} is not a kind; there are {', '.join(KINDS)}")
+        if not self.kinds:
+            raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(KINDS)}")
+        rules = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
+        for pattern, word in rules.items():
+            if word not in ("summary", "tensors"):
+                raise UsageError(f'keep: {word!r} for {pattern!r} is neither "summary" nor "tensors"')
+        object.__setattr__(self, "_rules", tuple(rules.items()))
+        for name in ("steps", "ranks"):
+            if isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, (value,))
+            elif value is not None and not hasattr(value, "__contains__"):
+                raise UsageError(f"{name} takes any container of ints, like range(0, 100, 10), not {value!r}")
+
+    def wants_step(self, step: int) -> bool:
+        return self.steps is None or step in self.steps
+
+    def wants_rank(self, rank: int) -> bool:
+        return self.ranks is None or rank in self.ranks
+
+    def wants_module(self, name: str, cls: str, module: Any) -> bool:
+        if self.classes is not None:
+            classes = (self.classes,) if isinstance(self.classes, str) else self.classes
+            if cls not in classes:
+                return False
+        if callable(self.modules):
+            return bool(self.modules(name, module))
+        patterns = (self.modules,) if isinstance(self.modules, str) else self.modules
+        return any(_matches(name, pattern) for pattern in patterns)
+
+    def keep_of(self, name: str) -> Keep:
+        """The first pattern that matches decides; a module that no pattern names is summarised."""
+        for pattern, word in self._rules:
+            if _matches(name, pattern):
+                return "tensors" if word == "tensors" else "summary"
+        return "summary"
+
+    def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> None:
+        """A selection that matches nothing is a mistake, and most often a misspelt name."""
+        if chosen:
+            return
+        wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "modules=<function>"
+        hints = [wanted] if isinstance(wanted, str) else list(wanted)
+        close = [shown(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
+        message = f"no module of the model matches modules={wanted!r}"
+        if self.classes is not None:
+            message += f" and classes={self.classes!r}; the model has {', '.join(sorted(classes)[:12])}"
+        if close:
+            message += f"; did you mean {', '.join(dict.fromkeys(close))}?"
+        raise UsageError(message)
+
+    def described(self) -> dict[str, Any]:
+        """For run.json: what was asked, in words where it was a function."""
+        modules = self.modules if isinstance(self.modules, str) else None
+        if modules is None and not callable(self.modules):
+            modules = list(self.modules)  # type: ignore[assignment]  # JSON takes both
+        return {
+            "keep": self.keep if isinstance(self.keep, str) else dict(self.keep),
+            "kinds": list(self.kinds),
+            "modules": modules if modules is not None else f"<{getattr(self.modules, '__name__', 'function')}>",
+            "classes": None
+            if self.classes is None
+            else sorted({self.classes} if isinstance(self.classes, str) else self.classes),
+            "steps": None if self.steps is None else repr(self.steps),
+            "ranks": None if self.ranks is None else repr(self.ranks),
+        }
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or (not name and pattern == "(root)")

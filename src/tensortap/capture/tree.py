@@ -1,0 +1,76 @@
+"""The model's modules by structural name: wrappers stripped, shared modules once, compiled parts marked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.frameworks.base import Framework
+
+__all__ = ["Alias", "Site", "Tree"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A module at its place in the model."""
+
+    name: str
+    cls: str
+    module: Any
+    """The one that is hooked."""
+    owner: Any
+    """The one that owns parameters and buffers; another than `module` only if that is a compiled wrapper."""
+    inside: str | None
+    """Name of the compiled module that this one is a part of, if any."""
+    callable: bool
+    """False for a list of modules, which computes nothing itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A second name of a module that is already known."""
+
+    name: str
+    cls: str
+    first: str
+
+
+class Tree:
+    """All sites of a model in definition order, and the second names."""
+
+    def __init__(self, framework: Framework, model: Any, eager: bool = False) -> None:
+        self.sites: list[Site] = []
+        self.aliases: list[Alias] = []
+        self._framework = framework
+        self._eager = eager
+        self._known: dict[int, str] = {}
+        self._walk(model, "", None)
+
+    def _walk(self, module: Any, name: str, inside: str | None) -> None:
+        if (first := self._known.get(id(module))) is not None:
+            self.aliases.append(Alias(name, type(module).__name__, first))
+            return
+        outermost, compiled = module, False
+        while True:
+            self._known[id(module)] = name
+            compiled = compiled or (not self._eager and self._framework.compiled(module))
+            attribute = self._framework.wrapped(module)
+            children = self._framework.children(module)
+            inner = next((child for key, child in children if key == attribute), None)
+            if inner is None:
+                break
+            module = inner
+        # What a compiled wrapper holds runs inside the graph: only the wrapper can be watched. Every other wrapper
+        # calls what it holds, and that is the module the user wrote.
+        site = Site(
+            name=name,
+            cls=type(module).__name__,
+            module=outermost if compiled and self._framework.wrapped(outermost) else module,
+            owner=module,
+            inside=inside,
+            callable=self._framework.callable(module),
+        )
+        self.sites.append(site)
+        below = inside if inside is not None else (name if compiled else None)
+        for key, child in children:
+            self._walk(child, f"{name}.{key}" if name else key, below)

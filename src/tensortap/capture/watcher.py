@@ -1,0 +1,197 @@
+"""Watches the calls and gradients of the chosen modules and hands every tensor to the recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from tensortap.capture.clock import Call, Clock
+from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.recorder import Recorder
+from tensortap.capture.selection import Selection
+from tensortap.capture.shares import Shares
+from tensortap.capture.tree import Site, Tree
+from tensortap.frameworks.base import Edge, Framework, Remove
+from tensortap.records import Key, shown
+
+__all__ = ["Watcher"]
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class Watcher:
+    """The hooks of one tap. `guard` is put around each of them: it decides whether anyone listens, and catches."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        tree: Tree,
+        chosen: Collection[str],
+        selection: Selection,
+        clock: Clock,
+        book: CoverageBook,
+        recorder: Recorder,
+    ) -> None:
+        self._framework = framework
+        self._tree = tree
+        self._sites = {site.name: site for site in tree.sites if site.name in chosen}
+        self._kinds = frozenset(selection.kinds)
+        self._keep = {name: selection.keep_of(name) for name in self._sites}
+        self._clock = clock
+        self._book = book
+        self._recorder = recorder
+        self._shares = Shares(framework)
+        self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
+        self._armed = False
+        self._guard: Guard = lambda hook: hook
+
+    def place(self, guard: Guard, undo: ExitStack) -> None:
+        """Put hooks on the chosen modules, and on the root, whose forwards count the micro steps."""
+        self._guard = guard
+        undo.callback(self.drop)
+        for site in self._tree.sites:
+            if (site.name in self._sites and site.inside is None) or site.name == "":
+                before, after = partial(guard(self._before), site), partial(guard(self._after), site)
+                undo.callback(self._framework.on_call(site.module, before, after))
+
+    def end_step(self) -> None:
+        """What belongs to the step is finished and taken down."""
+        self._shares.finish()
+        if self._armed:
+            self._book.captured_steps += 1
+            self._snapshot(call=1)
+        self.drop()
+
+    def drop(self) -> None:
+        """Take every passing hook off: it must not fire into a later step, or into a closed tap."""
+        for remove in self._passing:
+            remove()
+        self._passing.clear()
+        self._armed = False
+
+    # --- forward -----------------------------------------------------------------------------------------------
+    def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        framework = self._framework
+        if not self._armed:
+            self._arm()
+        opened = open_arguments(args, kwargs, framework.is_tensor)
+        autograd = framework.records_gradients()
+        replaying = framework.replaying()
+        # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
+        started_from = []
+        if replaying or not autograd:
+            started_from = [i for _, t in opened.tensors if (i := framework.identity(t)) is not None]
+        call = (self._clock.enter_again if replaying else self._clock.enter)(site.name, started_from)
+        if site.name not in self._sites:
+            return
+        call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
+        if "grad_input" in self._kinds and autograd:
+            call.mark = framework.mark()
+            call.edges = self._edges(site, opened)
+        if call.replay:
+            return
+        self._book.called(site.name, autograd)
+        self._book.remark(site.name, framework.remarks(site.owner))
+        if "input" in self._kinds:
+            self._record_all(site, call, "input", opened)
+
+    def _after(self, site: Site, output: Any) -> None:
+        call = self._clock.leave(site.name)
+        if call is None or site.name not in self._sites:
+            return
+        opened = open_value(output, self._framework.is_tensor)
+        if "output" in self._kinds and not call.replay:
+            self._record_all(site, call, "output", opened)
+        if "grad_output" in self._kinds:
+            self._watch_outputs(site, call, opened)
+        if call.edges:
+            inputs = [
+                (edge, self._guard(partial(self._gradient, site, call, "grad_input", path)))
+                for path, edge in call.edges
+            ]
+            outputs = [tensor for _, tensor in opened.tensors]
+            self._passing += self._shares.watch(inputs, outputs, call.mark)
+
+    def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
+        for path, tensor in opened.tensors:
+            key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
+            self._record(tensor, key, site)
+        for name in opened.closed:
+            self._book.remark(site.name, f"{kind} of type {name} is not opened")
+
+    # --- backward ----------------------------------------------------------------------------------------------
+    def _watch_outputs(self, site: Site, call: Call, opened: Opened) -> None:
+        for path, tensor in opened.tensors:
+            if call.inputs.get(id(tensor)) == self._framework.version(tensor):
+                # The gradient of this tensor is the sum over everybody who used the input: not this module's.
+                self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
+                self._book.alias(site.name)
+                continue
+            seen = self._guard(partial(self._gradient, site, call, "grad_output", path))
+            if (remove := self._framework.on_gradient(tensor, seen)) is not None:
+                self._passing.append(remove)
+
+    def _edges(self, site: Site, opened: Opened) -> list[tuple[str, Edge]]:
+        found: dict[tuple[int, int], str] = {}
+        edges = []
+        for path, tensor in opened.tensors:
+            if (edge := self._framework.edge(tensor)) is None:
+                continue
+            first = found.setdefault((id(edge.node), edge.slot), path)
+            if first == path:
+                edges.append((path, edge))
+            else:
+                self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
+        return edges
+
+    def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any) -> None:
+        self._clock.backward_of(call.micro)
+        self._book.gradient(site.name)
+        key = Key(self._clock.step, call.micro, "backward", site.name, call.number, kind, path)
+        self._record(gradient, key, site)
+
+    def _parameter_gradient(self, site: Site, name: str, gradient: Any) -> None:
+        self._book.gradient(site.name)
+        key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
+        self._record(gradient, key, site)
+
+    # --- state -------------------------------------------------------------------------------------------------
+    def _arm(self) -> None:
+        """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
+        self._armed = True
+        self._snapshot(call=0)
+        if "param_grad" not in self._kinds:
+            return
+        for site, name, parameter in self._own("param"):
+            seen = self._guard(partial(self._parameter_gradient, site, name))
+            if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
+                self._passing.append(remove)
+
+    def _snapshot(self, call: int) -> None:
+        for kind in ("param", "buffer"):
+            if kind in self._kinds:
+                for site, name, tensor in self._own(kind):
+                    self._record(tensor, Key(self._clock.step, 0, "state", site.name, call, kind, name), site)
+
+    def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
+        """All parameters or buffers of the chosen modules, a shared one under its first name."""
+        list_of = self._framework.parameters if kind == "param" else self._framework.buffers
+        first: dict[int, str] = {}
+        found = []
+        for site in self._sites.values():
+            for name, tensor in list_of(site.owner):
+                if (known := first.get(id(tensor))) is not None:
+                    self._book.remark(site.name, f"{name} is tied to {known} and recorded there")
+                    continue
+                first[id(tensor)] = f"{shown(site.name)}.{name}"
+                found.append((site, name, tensor))
+        return found
+
+    def _record(self, tensor: Any, key: Key, site: Site) -> None:
+        if reason := self._framework.unreadable(tensor):
+            self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
+            return
+        self._recorder.record(tensor, key, site, self._keep[site.name])

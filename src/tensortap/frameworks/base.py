@@ -1,0 +1,153 @@
+"""What capture asks of a framework.
+
+One small class for each framework answers these questions; capture itself knows neither torch nor paddle. Modules,
+tensors, parameters and graph nodes are opaque here: they go in and come out, and only their framework looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["After", "Before", "Consumer", "Edge", "Framework", "Gradient", "Identity", "Remove"]
+
+Remove = Callable[[], None]
+"""Takes back what was placed; calling it twice does no harm."""
+
+Before = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+"""Called with args and kwargs before the module runs."""
+
+After = Callable[[Any], None]
+"""Called with what the module returned; None also when it raised."""
+
+Gradient = Callable[[Any], None]
+"""Called with the gradient of one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Says that two sightings are of the very same tensor, unchanged in between."""
+
+    token: Hashable
+    """Equal while memory, geometry and version are; may be reused by another tensor once this one is gone."""
+    alive: Callable[[], bool] = field(compare=False)
+    """Whether the tensor that the token was made for still holds that memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where a tensor's gradient arrives in the autograd graph."""
+
+    node: Any
+    slot: int
+    shape: tuple[int, ...] = ()
+    """The tensor's own shape: a gradient that arrives through its base is brought into it."""
+    base: Edge | None = None
+    """The edge of the tensor that this one is a view of: a change in place reroutes the gradient there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A graph node that sends gradient along an edge: the index is its place among the node's outgoing gradients."""
+
+    node: Any
+    index: int
+    edge: Edge
+
+
+class Framework(Protocol):
+    """The questions. `frameworks.torch` and `frameworks.paddle` answer them."""
+
+    name: str
+
+    # --- the process -------------------------------------------------------------------------------------------
+    def environment(self) -> dict[str, Any]:
+        """Versions, devices, flags and seeds: what two runs may differ in before the first step."""
+
+    def rank(self) -> int: ...
+
+    def world(self) -> int: ...
+
+    # --- modules -----------------------------------------------------------------------------------------------
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """Direct children, a shared one under each of its names."""
+
+    def wrapped(self, module: Any) -> str | None:
+        """The child's attribute name if this module only wraps another (DDP, compile, FSDP, checkpoint)."""
+
+    def compiled(self, module: Any) -> bool:
+        """Whether calling this module runs a compiled graph, inside which hooks do not run."""
+
+    def callable(self, module: Any) -> bool:
+        """Whether the module computes anything itself; a list of modules does not."""
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """The module's own parameters, not its children's."""
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """The module's own buffers, not its children's."""
+
+    def remarks(self, module: Any) -> str:
+        """What a tap on this module cannot help changing or missing; usually nothing."""
+
+    # --- hooks -------------------------------------------------------------------------------------------------
+    def on_call(self, module: Any, before: Before, after: After) -> Remove:
+        """Around every call. `after` comes also when the module raises. Copies of the module do not report."""
+
+    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
+        """When the gradient of this tensor is known; None if it takes no part in autograd."""
+
+    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
+        """This backward's own gradient of a parameter, not the accumulated one; None if it is frozen."""
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        """After each step of the optimizer."""
+
+    def run_eagerly(self) -> Remove:
+        """Make compiled modules run uncompiled, so that everything can be seen."""
+
+    # --- autograd ----------------------------------------------------------------------------------------------
+    def replaying(self) -> bool:
+        """Whether this forward is a recomputation during backward (activation checkpointing)."""
+
+    def records_gradients(self) -> bool:
+        """Whether autograd is on right now."""
+
+    def requires_gradient(self, tensor: Any) -> bool: ...
+
+    def version(self, tensor: Any) -> int:
+        """Counts changes in place; 0 where the framework does not count."""
+
+    def mark(self) -> int:
+        """A point in the graph's growth: nodes made later are told from earlier ones by it."""
+
+    def edge(self, tensor: Any) -> Edge | None:
+        """Where this tensor's gradient would arrive now; None if it takes no part in autograd."""
+
+    def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        """The nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
+        """When this node has computed the gradients that it sends on."""
+
+    def add(self, left: Any, right: Any) -> Any:
+        """A new tensor: the sum of two gradients."""
+
+    def copy(self, tensor: Any) -> Any:
+        """A detached copy in memory of its own."""
+
+    # --- tensors -----------------------------------------------------------------------------------------------
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def unreadable(self, tensor: Any) -> str:
+        """Why this tensor's elements cannot be read (meta, nested, vmapped, ...); empty if they can."""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        """None where the framework does not track changes, and every sighting must be looked at anew."""
+
+    def host(self, tensor: Any) -> npt.NDArray[np.generic]:
+        """The elements as a NumPy array; of a tensor in host memory a view, not a copy."""

@@ -1,0 +1,70 @@
+"""What is placed on modules and optimizers: it reports its own object and nobody else's, and comes off cleanly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CallHook", "Detour"]
+
+
+class CallHook:
+    """Calls `report` for the module it was made for.
+
+    Copying a model copies its hooks too. A copy of this one, deep or through pickle, is silent: it neither reports a
+    module that nobody asked about nor drags the tap and its open files along.
+    """
+
+    __slots__ = ("_module", "_report")
+
+    def __init__(self, module: Any = None, report: Callable[..., None] | None = None) -> None:
+        self._module = id(module)  # the address alone: a strong reference would be a cycle through the model
+        self._report = report
+
+    def __call__(self, module: Any, *seen: Any) -> None:
+        if self._report is not None and id(module) == self._module:
+            self._report(*seen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallHook:
+        return CallHook()
+
+    def __copy__(self) -> CallHook:
+        return CallHook()
+
+    def __reduce__(self) -> tuple[type[CallHook], tuple[()]]:
+        return CallHook, ()
+
+
+class Detour:
+    """Stands in for a callable attribute where a framework offers no hook.
+
+    `around(inner, *args, **kwargs)` runs in its place. Several may stand on one attribute and leave in any order.
+    """
+
+    def __init__(self, owner: Any, attribute: str, around: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._attribute = attribute
+        self._around = around
+        self._own = attribute in vars(owner)  # else it is the class's, and must not stay on the instance
+        self.inner = getattr(owner, attribute)
+        setattr(owner, attribute, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self.inner, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.inner, memo)
+
+    def remove(self) -> None:
+        top = vars(self._owner).get(self._attribute)
+        if top is self:
+            if self._own:
+                setattr(self._owner, self._attribute, self.inner)
+            else:
+                delattr(self._owner, self._attribute)
+        while isinstance(top, Detour):
+            if top.inner is self:
+                top.inner, top._own = self.inner, self._own
+                return
+            top = top.inner

@@ -1,0 +1,227 @@
+"""PaddlePaddle's answers to `frameworks.base.Framework`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+from tensortap import dtypes
+from tensortap.errors import UsageError
+from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.hooks import CallHook, Detour
+
+__all__ = ["Paddle"]
+
+_WRAPPERS = {"DataParallel": "_layers"}
+# BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
+_STATISTICS = ("_mean", "_variance")
+# DLPack carries these under an integer type of the same width.
+_BITS: dict[str, tuple[str, np.dtype[Any]]] = {
+    "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
+    "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
+    "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
+}
+# Paddle numbers no graph nodes, so a walk that strays out of its module is stopped by count.
+_MOST_NODES = 20_000
+
+
+class Paddle:
+    """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
+
+    name = "paddle"
+
+    # --- the process -------------------------------------------------------------------------------------------
+    def environment(self) -> dict[str, Any]:
+        return {
+            "versions": {
+                "paddle": paddle.version.full_version,
+                "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
+            },
+            "devices": [paddle.get_device()],
+            "flags": {"default_dtype": paddle.get_default_dtype()},
+            "seed": paddle.base.core.default_cpu_generator().initial_seed(),
+        }
+
+    def rank(self) -> int:
+        return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+
+    def world(self) -> int:
+        return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+    # --- modules -----------------------------------------------------------------------------------------------
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return [(name, child) for name, child in module._sub_layers.items() if child is not None]
+
+    def wrapped(self, module: Any) -> str | None:
+        for cls in type(module).__mro__:
+            if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.startswith("paddle."):
+                return attribute
+        return None
+
+    def compiled(self, module: Any) -> bool:
+        return type(module.forward).__name__ == "StaticFunction"
+
+    def callable(self, module: Any) -> bool:
+        return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return [(n, t) for n, t in module._parameters.items() if t is not None and n not in _STATISTICS]
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        statistics = [(n, t) for n, t in module._parameters.items() if t is not None and n in _STATISTICS]
+        return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
+
+    def remarks(self, module: Any) -> str:
+        return ""
+
+    # --- hooks -------------------------------------------------------------------------------------------------
+    def on_call(self, module: Any, before: Before, after: After) -> Remove:
+        first = module.register_forward_pre_hook(CallHook(module, before), with_kwargs=True)
+        last = module.register_forward_post_hook(
+            CallHook(module, lambda args, kwargs, output: after(output)), with_kwargs=True, always_call=True
+        )
+
+        def remove() -> None:
+            first.remove()
+            last.remove()
+
+        return remove
+
+    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
+        if tensor.stop_gradient:
+            return None
+
+        def hook(gradient: Any) -> None:
+            seen(gradient)
+
+        handle = tensor.register_hook(hook)
+        return lambda: handle.remove() and None
+
+    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
+        return self.on_gradient(parameter, seen)
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        if not isinstance(optimizer, paddle.optimizer.Optimizer):
+            raise UsageError(
+                f"optimizer= takes a paddle.optimizer.Optimizer, not a {type(optimizer).__qualname__}; "
+                "leave it out and call tap.step() after each step instead"
+            )
+
+        def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            stepped()
+            return result
+
+        return Detour(optimizer, "step", around).remove  # paddle's optimizers have no hooks
+
+    def run_eagerly(self) -> Remove:
+        paddle.jit.enable_to_static(False)
+        return lambda: paddle.jit.enable_to_static(True)
+
+    # --- autograd ----------------------------------------------------------------------------------------------
+    def replaying(self) -> bool:
+        # There is no question to ask the engine; but a recomputation can only come from recompute's own frames.
+        if "paddle.distributed.fleet.recompute" not in sys.modules:
+            return False
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name in ("backward", "unpack") and "recompute" in code.co_filename:
+                return True
+            frame = frame.f_back
+        return False
+
+    def records_gradients(self) -> bool:
+        return bool(paddle.is_grad_enabled())
+
+    def requires_gradient(self, tensor: Any) -> bool:
+        return not tensor.stop_gradient
+
+    def version(self, tensor: Any) -> int:
+        return int(tensor.inplace_version)
+
+    def mark(self) -> int:
+        return 0
+
+    def edge(self, tensor: Any) -> Edge | None:
+        if tensor.stop_gradient or (node := tensor.grad_fn) is None:
+            return None
+        return Edge(node, 0, tuple(tensor.shape))
+
+    def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        wanted = {edge.node.node_ptr(): edge for edge in edges}
+        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+        visited = {node.node_ptr() for node in waiting}
+        found = []
+        while waiting and len(visited) < _MOST_NODES:
+            node = waiting.pop()
+            if node.node_ptr() in wanted:
+                continue
+            for index, after in enumerate(node.next_functions):
+                if after is None:
+                    continue
+                if (edge := wanted.get(after.node_ptr())) is not None:
+                    found.append(Consumer(node, index, edge))
+                if after.node_ptr() not in visited:
+                    visited.add(after.node_ptr())
+                    waiting.append(after)
+        return found
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
+        def hook(sent: Any, _received: Any) -> Any:
+            seen(sent)
+            return sent  # paddle takes what the hook returns: the very same tensors
+
+        handle = node._register_post_hook(hook)
+        return lambda: handle.remove() and None
+
+    def add(self, left: Any, right: Any) -> Any:
+        with paddle.no_grad():
+            return left + right
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
+    # --- tensors -----------------------------------------------------------------------------------------------
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, paddle.Tensor)
+
+    def unreadable(self, tensor: Any) -> str:
+        if tensor.is_selected_rows() or tensor.is_sparse():
+            return "a sparse tensor (SelectedRows) has no dense elements"
+        if not tensor._is_initialized():
+            return "not initialised yet"
+        if _name(tensor) not in dtypes.NAMES:
+            return f"dtype {_name(tensor)} is not supported"
+        return ""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        reference = weakref.ref(tensor)
+        token = (
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tuple(tensor.strides),
+            tensor.dtype,
+            tensor.inplace_version,
+        )
+        return Identity(token, lambda: reference() is not None)
+
+    def host(self, tensor: Any) -> npt.NDArray[np.generic]:
+        tensor = tensor.detach()
+        if not tensor.place.is_cpu_place():
+            tensor = tensor.cpu()
+        if (bits := _BITS.get(_name(tensor))) is not None:
+            return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
+        return np.from_dlpack(tensor)
+
+
+def _name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("paddle.")

@@ -1,0 +1,343 @@
+"""PyTorch's answers to `frameworks.base.Framework`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.hooks import unserializable_hook
+
+from tensortap import dtypes
+from tensortap.errors import UsageError
+from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.hooks import CallHook, Detour
+
+__all__ = ["Torch"]
+
+# Classes that add nothing of their own, and where each keeps the module that does the work.
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
+
+# NumPy has no name of its own for these: their bits travel under an integer type of the same width.
+_BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
+    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
+    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
+    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
+}
+
+
+class Torch:
+    """torch.nn.Module, torch.Tensor and torch's autograd."""
+
+    name = "torch"
+
+    # --- the process -------------------------------------------------------------------------------------------
+    def environment(self) -> dict[str, Any]:
+        cuda = torch.cuda.is_available()
+        return {
+            "versions": {
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version() if cuda else None,
+            },
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+            "flags": {
+                "threads": torch.get_num_threads(),
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+                "matmul_precision": torch.get_float32_matmul_precision(),
+                "default_dtype": _name(torch.get_default_dtype()),
+                "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            },
+            "seed": torch.initial_seed(),
+        }
+
+    def rank(self) -> int:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank()
+        return int(os.environ.get("RANK", "0"))
+
+    def world(self) -> int:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size()
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    # --- modules -----------------------------------------------------------------------------------------------
+    def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
+        return [(name, child) for name, child in module._modules.items() if child is not None]
+
+    def wrapped(self, module: torch.nn.Module) -> str | None:
+        for cls in type(module).__mro__:
+            if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.partition(".")[0] in (
+                "torch",
+                "deepspeed",
+            ):
+                return attribute
+        return None
+
+    def compiled(self, module: torch.nn.Module) -> bool:
+        return (
+            type(module).__name__ == "OptimizedModule"
+            or getattr(module, "_compiled_call_impl", None) is not None
+            or isinstance(module, torch.jit.ScriptModule)
+        )
+
+    def callable(self, module: torch.nn.Module) -> bool:
+        return type(module).forward is not torch.nn.Module.forward or "forward" in vars(module)
+
+    def parameters(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
+
+    def buffers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+
+    def remarks(self, module: torch.nn.Module) -> str:
+        if type(module).__name__ in _FUSED_INFERENCE and not module.training:
+            return "its fused inference path is off while it is tapped; results may move in the last digits"
+        if type(module).__name__ == "DataParallel":
+            return "the replicas that DataParallel makes on other devices are not tapped"
+        return ""
+
+    # --- hooks -------------------------------------------------------------------------------------------------
+    def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return _around_compiled(module, before, after)
+
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # Inside a graph being compiled there are no values to see, and looking would break the graph.
+            if not torch.compiler.is_compiling():
+                before(args, kwargs)
+
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not torch.compiler.is_compiling():
+                after(output)
+
+        first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
+        last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
+
+        def remove() -> None:
+            first.remove()
+            last.remove()
+
+        return remove
+
+    def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
+        if not tensor.requires_grad:
+            return None
+
+        @unserializable_hook
+        def hook(gradient: torch.Tensor) -> None:
+            seen(gradient)
+
+        direct = tensor.register_hook(hook)
+        if (base := _base_of(tensor)) is None or base.grad_fn is None:
+            return direct.remove
+
+        # When a view is changed in place, its old node drops out of the graph and the hook above never fires; the
+        # gradient of the value before the change then arrives at the base.
+        arrived: list[None] = []
+        shape = tensor.shape
+
+        def at_tensor(_: torch.Tensor) -> None:
+            arrived.append(None)
+
+        def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
+            if arrived:
+                arrived.clear()
+            elif gradients[0] is not None:
+                seen(gradients[0].reshape(shape))
+
+        handles = [direct, tensor.register_hook(at_tensor), base.grad_fn.register_prehook(at_base)]
+
+        def remove() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return remove
+
+    def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if not hasattr(parameter, "to_local"):
+            return self.on_gradient(parameter, seen)
+        if not parameter.requires_grad:
+            return None
+
+        # A sharded parameter's own hook never fires; what can be seen is the reduced, accumulated gradient.
+        def hook(accumulated: torch.Tensor) -> None:
+            if accumulated.grad is not None:
+                seen(accumulated.grad)
+
+        return parameter.register_post_accumulate_grad_hook(hook).remove
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise UsageError(
+                f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}; "
+                "leave it out and call tap.step() after each step instead"
+            )
+        return optimizer.register_step_post_hook(lambda *_: stepped()).remove
+
+    def run_eagerly(self) -> Remove:
+        if not hasattr(torch.compiler, "set_stance"):
+            raise UsageError(f'compiled="eager" needs torch 2.6 or newer, this is {torch.__version__}')
+        stance = torch.compiler.set_stance("force_eager")
+        return lambda: stance.__exit__(None, None, None)
+
+    # --- autograd ----------------------------------------------------------------------------------------------
+    def replaying(self) -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    def records_gradients(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def requires_gradient(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
+
+    def version(self, tensor: torch.Tensor) -> int:
+        return 0 if tensor.is_inference() else tensor._version
+
+    def mark(self) -> int:
+        return torch._C._autograd._get_sequence_nr()
+
+    def edge(self, tensor: torch.Tensor) -> Edge | None:
+        if not tensor.requires_grad:
+            return None
+        found = torch.autograd.graph.get_gradient_edge(tensor)
+        base = _base_of(tensor)
+        return Edge(
+            found.node,
+            found.output_nr,
+            tuple(tensor.shape),
+            self.edge(base) if base is not None else None,
+        )
+
+    def consumers(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
+        wanted |= {(edge.node, edge.slot): edge for edge in edges}
+        ends = {edge.node for edge in edges}
+        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+        visited: set[Any] = set(waiting)
+        found = []
+        while waiting:
+            node = waiting.pop()
+            if node in ends or node._sequence_nr() < mark:  # made before the module ran: not its own work
+                continue
+            for index, (after, slot) in enumerate(node.next_functions):
+                if after is None:
+                    continue
+                if (edge := wanted.get((after, slot))) is not None:
+                    found.append(Consumer(node, index, edge))
+                if after not in visited:
+                    visited.add(after)
+                    waiting.append(after)
+        return found
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
+        def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
+            seen(sent)
+
+        return node.register_hook(hook).remove
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return left + right
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone()
+
+    # --- tensors -----------------------------------------------------------------------------------------------
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def unreadable(self, tensor: torch.Tensor) -> str:
+        if tensor.is_nested:
+            return "a nested tensor has no single shape"
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            return "not initialised yet"
+        if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+            return "a meta tensor has no elements"
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "inside torch.func (vmap, grad) a tensor has no values of its own"
+        if tensor.dtype not in _READABLE:
+            return f"dtype {_name(tensor.dtype)} is not supported"
+        return ""
+
+    def identity(self, tensor: torch.Tensor) -> Identity | None:
+        try:
+            storage = tensor.untyped_storage()
+            version = tensor._version
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # inference tensors have no version, sparse ones no storage
+            return None
+        # While the weak reference exists, no other storage can get this address.
+        reference = StorageWeakRef(storage)
+        token = (
+            storage._cdata,
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            version,
+            tensor.is_conj() or tensor.is_neg(),
+        )
+        return Identity(token, lambda: not reference.expired())
+
+    def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+        tensor = tensor.detach()
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        if tensor.device.type != "cpu":
+            tensor = tensor.cpu()
+        tensor = tensor.resolve_conj().resolve_neg()
+        if (bits := _BITS.get(tensor.dtype)) is not None:
+            return tensor.view(bits[0]).numpy().view(bits[1])
+        return tensor.numpy()
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that this one is another shape of, element for element."""
+    base = tensor._base if tensor._is_view() else None
+    if base is None or base.numel() != tensor.numel():
+        return None
+    return base if base.is_contiguous() and tensor.is_contiguous() else None
+
+
+def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> Remove:
+    """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
+
+    def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = None
+        before(args, kwargs)
+        try:
+            output = compiled(*args, **kwargs)
+            return output
+        finally:
+            after(output)
+
+    return Detour(module, "_compiled_call_impl", around).remove
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_READABLE = {getattr(torch, name) for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)}
+
+if sys.byteorder != "little":  # the digest is defined on little-endian bytes and taken from memory as it is
+    raise ImportError("tensortap reads tensors on little-endian machines only")
