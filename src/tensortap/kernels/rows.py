@@ -1,0 +1,366 @@
+"""The compiled loops of the CPU kernel: one pass over memory, row after row of 1024 elements.
+
+A row is read into the first-level cache once, as numbers in float32 (whatever they hold exactly) or float64
+(the wide rest), and three short loops go over it there: digest, moments, sketch. Each is written so that
+LLVM turns it into vector code; one long loop with everything in it would run at a quarter of the speed.
+
+Memory is passed as addresses: a call then costs a microsecond less, and elements of any type share one
+compiled function. All compiled functions live in this one file, because numba's cache watches no other file
+for changes (after one in vectors.py, touch this file); constants of the definition come in as tables for
+the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import carray, types
+from numba.extending import overload
+
+from tensortap.kernels.vectors import add_signed, greater, lesser, pointer, take
+
+__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "finish", "run"]
+
+ROW = 1024
+CHUNK_ROWS = 256
+"""Rows to a chunk, which threads take whole. Fixed, so that their number does not change the result."""
+FIELDS = 16
+RECORD = FIELDS + 256
+"""A chunk's result in 8-byte fields: the numbers below, then the sketch in float64."""
+_N, _NAN, _POSINF, _NEGINF, _ZEROS, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(11)
+_RAW, _VALUES, _FINITE, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
+SCRATCH = 6 * 8192
+"""Bytes of scratch memory that one thread needs, aligned to 64."""
+_FOLD = 16  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
+
+_LARGE = 1e37  # a few such numbers overflow float32 sums, so these rows are added one by one
+
+CODES = {
+    name: code for code, name in enumerate(("direct", "table", "bf16", "f16", "i16", "u16", "i32", "u32", "i64", "u64"))
+}
+"""How a row's bits become numbers. All 8-bit types go through a table of 256 float32."""
+_DIRECT, _TABLE, _BF16, _F16, _I16, _U16, _I32, _U32, _I64, _U64 = CODES.values()
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Sums may be reordered, or no sum of floats becomes vector code. NaN and inf keep their meaning, except where
+# `nnan` is added: in loops that see finite numbers only.
+_REORDER = {"reassoc", "nsz", "contract"}
+
+
+def _compiled(fastmath: set[str] | None = None, **options: Any) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        compiled: Function = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath or False, **options)(
+            function
+        )
+        return compiled
+
+    return decorate
+
+
+def _entry(function: Function) -> Function:
+    """A function called from Python, cached on disk if any folder is there for it."""
+    try:
+        return _compiled(cache=True)(function)
+    except RuntimeError:
+        return _compiled()(function)
+
+
+@_compiled()
+def _mix(x: Any) -> Any:
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@_compiled()
+def _row_hash(row: Any, golden: Any) -> Any:
+    z = row + golden
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+
+
+@_compiled()
+def _clear(numbers: Any) -> None:
+    for i in range(numbers.size):
+        numbers[i] = 0
+
+
+@_compiled()
+def _digest(words: Any, weights: Any) -> Any:
+    total = np.uint64(0)
+    for i in range(256):
+        total += np.uint64(words[i]) * np.uint64(weights[i])  # both 32 bits wide: one vector multiply
+    return total
+
+
+@_compiled()
+def _load(source: int, used: int, whole: int, raw: int) -> None:
+    """Copy a row that is not aligned or not whole; what is missing of it is zeros."""
+    bytes_in, bytes_out = carray(pointer(source), used, np.uint8), carray(pointer(raw), whole, np.uint8)
+    for i in range(used):  # slices read better and take seconds to compile
+        bytes_out[i] = bytes_in[i]
+    for i in range(used, whole):
+        bytes_out[i] = 0
+
+
+def _narrow_values(code: int, row: int, table: int, out: Any) -> None:
+    """The elements of a row as float32."""
+    halves = carray(pointer(row), ROW, np.uint16)
+    if code == _TABLE:
+        small, numbers = carray(pointer(row), ROW, np.uint8), carray(pointer(table), 256, np.float32)
+        for i in range(ROW):
+            out[i] = numbers[small[i]]
+    elif code == _BF16:
+        for i in range(ROW):
+            out[i] = np.uint32(np.uint32(halves[i]) << np.uint32(16)).view(np.float32)
+    elif code == _F16:
+        for i in range(ROW):
+            half = np.uint32(halves[i])
+            # The exponent lands 112 too low, which one multiplication mends, denormals too; inf and NaN have
+            # the highest exponent in either type.
+            magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
+            bits = np.float32(magnitude).view(np.uint32)
+            if (half & np.uint32(0x7C00)) == np.uint32(0x7C00):
+                bits = np.uint32(bits | np.uint32(0x7F800000))
+            out[i] = np.uint32(bits | ((half & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
+    elif code == _I16:
+        signed = carray(pointer(row), ROW, np.int16)
+        for i in range(ROW):
+            out[i] = np.float32(signed[i])
+    else:
+        for i in range(ROW):
+            out[i] = np.float32(halves[i])
+
+
+def _wide_values(code: int, row: int, table: int, out: Any) -> None:
+    """The elements of a row as float64."""
+    if code == _I32:
+        i32 = carray(pointer(row), ROW, np.int32)
+        for i in range(ROW):
+            out[i] = np.float64(i32[i])
+    elif code == _U32:
+        u32 = carray(pointer(row), ROW, np.uint32)
+        for i in range(ROW):
+            out[i] = np.float64(u32[i])
+    elif code == _I64:
+        i64 = carray(pointer(row), ROW, np.int64)
+        for i in range(ROW):
+            out[i] = np.float64(i64[i])
+    else:
+        u64 = carray(pointer(row), ROW, np.uint64)
+        for i in range(ROW):
+            out[i] = np.float64(u64[i])
+
+
+def _convert(code: int, row: int, table: int, out: Any) -> None:
+    """The elements of a row as numbers of `out`'s type."""
+
+
+@overload(_convert, strict=False)  # type: ignore[untyped-decorator]  # strict compares annotations too
+def _choose(code: Any, row: Any, table: Any, out: Any) -> Callable[..., None]:
+    return _narrow_values if out.dtype == types.float32 else _wide_values
+
+
+@_compiled(fastmath=_REORDER)
+def _sum(values: Any, n: int) -> Any:
+    """Not finite if one of the values is not."""
+    total = 0.0
+    size = 0.0
+    zeros = np.int32(0)
+    for i in range(n):
+        x = np.float64(values[i])
+        total += x
+        size += abs(x)
+        zeros = np.int32(zeros + np.int32(values[i] == 0))
+    return total, size, zeros
+
+
+@_compiled(fastmath={*_REORDER, "nnan"})
+def _spread(values: Any, n: int, mean: float) -> Any:
+    low = high = values[0]
+    m2 = 0.0
+    for i in range(n):
+        x = values[i]
+        low = lesser(low, x)
+        high = greater(high, x)
+        distance = np.float64(x) - mean
+        m2 += distance * distance
+    return np.float64(low), np.float64(high), m2
+
+
+@_compiled()
+def _part_finite(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> int:
+    """Count what is not finite and put zero in its place; gather the rest, and say how much it is."""
+    kept = 0
+    for i in range(n):
+        x = values[i]
+        if np.isfinite(x):
+            zeroed[i] = x
+            finite[kept] = x
+            kept += 1
+        else:
+            zeroed[i] = 0
+            if np.isnan(x):
+                out[_NAN] += 1
+            elif x > 0:
+                out[_POSINF] += 1
+            else:
+                out[_NEGINF] += 1
+    for i in range(n, ROW):
+        zeroed[i] = 0
+    return kept
+
+
+@_compiled()
+def _join(out: Any, n: float, mean: float, m2: float, low: float, high: float) -> None:
+    """Chan's formula: the moments of both from the moments of each."""
+    before = out[_N]
+    total = before + n
+    delta = mean - out[_MEAN]
+    out[_M2] += m2 + delta * delta * (before / total * n)
+    out[_MEAN] += delta * (n / total)
+    out[_N] = total
+    out[_MIN] = min(out[_MIN], low)
+    out[_MAX] = max(out[_MAX], high)
+
+
+@_compiled()
+def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
+    """Add the row to `out`; returns its greatest size and whether it had to be cleaned.
+
+    If so, `zeroed` holds what the sketch may take.
+    """
+    low = high = 0.0
+    total, size, zeros = _sum(values, n)
+    clean = np.isfinite(total)
+    if not clean:
+        n = _part_finite(values, n, zeroed, finite, out)
+        values = finite
+        total, size, zeros = _sum(values, n)
+    if n > 0:
+        low, high, m2 = _spread(values, n, total / n)
+        _join(out, float(n), total / n, m2, low, high)
+        out[_L1] += size
+        out[_ZEROS] += zeros
+    return max(-low, high), not clean
+
+
+@_compiled()
+def _signs(row: int, seeds: Any, out: Any) -> Any:
+    """The sign bits of the row's 128 groups; returns how far its groups are moved."""
+    g = np.uint64(row) * np.uint64(128)
+    key = np.uint32(_mix(np.uint32(g >> np.uint64(32))) ^ np.uint32(seeds[0]))
+    low = np.uint32(g)
+    for i in range(128):
+        out[i] = _mix(np.uint32(np.uint32(low + np.uint32(i)) ^ key))
+    high = _mix(np.uint32(np.uint64(row) >> np.uint64(32)))
+    return np.int64(_mix(np.uint32(np.uint32(row) ^ high ^ np.uint32(seeds[1]))) & np.uint32(127))
+
+
+@_compiled()
+def _add(like: Any, sums: int, values: int, signs: Any, moved: int) -> None:
+    size = 8 * like.itemsize
+    for g in range(128):
+        add_signed(like, sums + (g ^ moved) * size, values + g * size, signs[g])
+
+
+@_compiled()
+def _fold(sums: Any, into: Any) -> None:
+    for i in range(ROW):
+        into[i] += np.float64(sums[i])
+        sums[i] = 0
+
+
+@_compiled()
+def _chunk(
+    source: int, elements: int, first: int, layout: Any, like: Any, record: int, scratch: int, constants: int
+) -> None:
+    """Up to 256 rows, from row `first` on, into one record."""
+    itemsize, code, table = layout
+    out = carray(pointer(record), FIELDS, np.float64)
+    weights = carray(pointer(constants), 256, np.uint32)
+    seeds = carray(pointer(constants + 1024), 2, np.uint32)
+    golden = carray(pointer(constants + 1032), 1, np.uint64)[0]
+    signs = carray(pointer(scratch + _SIGNS), 128, np.uint32)
+    sums = carray(pointer(scratch + _SUMS), ROW, np.float64)
+    few = carray(pointer(scratch + _FEW), ROW, like.dtype)
+    buffer = carray(pointer(scratch + _VALUES), ROW, like.dtype)
+    finite = carray(pointer(scratch + _FINITE), ROW, like.dtype)
+    digest = np.uint64(0)
+    _clear(out)
+    out[_MIN], out[_MAX] = np.inf, -np.inf
+    _clear(sums)
+    _clear(few)
+    last = min(first + CHUNK_ROWS, (elements + ROW - 1) // ROW)
+    for row in range(first, last):
+        n = min(ROW, elements - row * ROW)
+        start = source + row * ROW * itemsize
+        if n < ROW or start % 8 != 0:
+            _load(start, n * itemsize, ROW * itemsize, scratch + _RAW)
+            start = scratch + _RAW
+        for k in range(itemsize):
+            words = carray(pointer(start + k * 1024), 256, np.uint32)
+            digest += _digest(words, weights) * _row_hash(np.uint64(row * itemsize + k), golden)
+        at = start
+        if code != _DIRECT:
+            at = scratch + _VALUES
+            _convert(code, start, table, buffer)
+        largest, cleaned = _moments(carray(pointer(at), ROW, like.dtype), n, buffer, finite, out)
+        if cleaned:
+            at = scratch + _VALUES
+        if largest > _LARGE:
+            _fold(few, sums)
+        moved = _signs(row, seeds, signs)
+        _add(like, scratch + _FEW, at, signs, moved)
+        if (row - first) % _FOLD == _FOLD - 1 or row == last - 1 or largest > _LARGE:
+            _fold(few, sums)
+    carray(pointer(record), FIELDS, np.uint64)[_DIGEST] = digest
+    sketch = carray(pointer(record + 8 * FIELDS), 256, np.float64)
+    _clear(sketch)
+    for i in range(ROW):
+        sketch[(2 * (i // 8) + 29 * (i % 8)) % 256] += sums[i]
+
+
+@_entry
+def run(
+    source: int,
+    elements: int,
+    itemsize: int,
+    code: int,
+    table: int,
+    like: Any,
+    counter: int,
+    records: int,
+    scratch: int,
+    constants: int,
+) -> None:
+    """Take chunks, as numbers of the array `like`'s type, until none is left. Many threads may run it at once."""
+    chunks = (elements + CHUNK_ROWS * ROW - 1) // (CHUNK_ROWS * ROW)
+    layout = (itemsize, code, table)
+    while True:
+        chunk = take(counter)
+        if chunk >= chunks:
+            return
+        record = records + chunk * RECORD * 8
+        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, record, scratch, constants)
+
+
+@_entry
+def finish(records: int, chunks: int, sketch: Any) -> None:
+    """Join all chunks into the first record, in their order, and its sketch into `sketch`."""
+    out, integers = carray(pointer(records), RECORD, np.float64), carray(pointer(records), FIELDS, np.uint64)
+    for chunk in range(1, chunks):
+        more = carray(pointer(records + chunk * RECORD * 8), RECORD, np.float64)
+        integers[_DIGEST] += carray(pointer(records + chunk * RECORD * 8), FIELDS, np.uint64)[_DIGEST]
+        if more[_N] > 0:
+            _join(out, more[_N], more[_MEAN], more[_M2], more[_MIN], more[_MAX])
+        for field in (_NAN, _POSINF, _NEGINF, _ZEROS, _L1):
+            out[field] += more[field]
+        for i in range(FIELDS, RECORD):
+            out[i] += more[i]
+    for i in range(256):
+        sketch[i] = out[FIELDS + i]
