@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import safetensors
 import safetensors.torch
+import torch
 from storing import record, same, summary, write
 
 from tensortap import dtypes
@@ -59,7 +60,7 @@ def test_safetensors_reads_the_files(tmp_path):
     for name, array in arrays.items():
         assert tuple(loaded[name].shape) == (array.shape if name != "complex128" else (3, 5, 2))
         flat = loaded[name].contiguous().reshape(-1)
-        assert flat.view(dtype=__import__("torch").uint8).numpy().tobytes() == array.tobytes()
+        assert flat.view(torch.uint8).numpy().tobytes() == array.tobytes()
 
 
 def test_plain_pyarrow_and_pandas_read_the_index(tmp_path):

@@ -34,11 +34,11 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
     if path.exists() and not path.is_dir():
         raise RunExists(f"{path} is a file, not a folder: choose another path for the run.")
     path.mkdir(parents=True, exist_ok=True)
+    there = (path / RUN_JSON).exists()  # asked before it is read: another rank may write it in between
     found = _run_info(path)
     if found is None and not _is_ours(path):
         raise RunExists(f"{path} is not empty and holds no tensortap run: choose another path for the run.")
-    found = found or _run_info(path)  # a rank beside us may have come first
-    if found is None and (path / RUN_JSON).exists() and not overwrite:
+    if found is None and there and not overwrite:
         raise RunExists(f"{path / RUN_JSON} is damaged: pass overwrite=True to replace the run.")
     if found is not None and found.get("world") != world and not overwrite:
         raise RunExists(
@@ -53,7 +53,7 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
     # Only rank 0 replaces run.json, so that ranks which start at different moments leave one and the same.
     if overwrite and rank == 0:
         write_json(path / RUN_JSON, info)
-    elif found is None:
+    elif found is None and not there:
         _create_once(path / RUN_JSON, info)
     try:
         own.mkdir(exist_ok=overwrite)

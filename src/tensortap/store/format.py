@@ -181,9 +181,7 @@ def _sketches(records: Sequence[Record], first: Sequence[bool]) -> Any:
     offsets = np.zeros(len(kept) + 1, np.int32)
     np.cumsum([sketch.size for sketch in kept], out=offsets[1:])
     values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(values), mask=pa.array([not f for f in first])
-    )
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array([not f for f in first]))
 
 
 _NO_SKETCH = np.empty(0, np.float32)

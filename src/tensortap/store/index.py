@@ -40,10 +40,13 @@ class IndexWriter:
         self.written = 0
         self.nbytes = 0
         """Length of the file up to its last whole batch."""
+        self._fd = -1
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            self._write(SCHEMA.serialize().to_pybytes())
+            self._write(SCHEMA.serialize())
         except OSError as error:
+            if self._fd >= 0:
+                os.close(self._fd)
             raise write_error(error, path) from error
 
     def append(self, record: Record) -> None:

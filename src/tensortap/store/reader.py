@@ -52,9 +52,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         ranks = sorted(int(m[1]) for entry in folder.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
         info = _run_info(folder, ranks)
     except PermissionError as error:
-        raise RunUnreadable(
-            f"{error.filename or folder} may not be read by you: {error.strerror}."
-        ) from error
+        raise RunUnreadable(f"{error.filename or folder} may not be read by you: {error.strerror}.") from error
     return Run(folder, info, ranks)
 
 
@@ -63,8 +61,8 @@ class Run:
 
     Filters, wherever they are taken: `step`, `micro`, `phase`, `module`, `call`, `kind`, `path`, `cls`,
     `dtype`, `tensor` are one value or a container of values, module, path and cls with globs;
-    `nonfinite=True` means tensors with a NaN or an infinity, `kept=True` those whose bytes were kept; `rank` is
-    one or several.
+    `nonfinite=True` means tensors with a NaN or an infinity, `kept=True` those whose bytes were kept;
+    `rank` is one or several.
     """
 
     def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
@@ -80,9 +78,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all ranks that left anything were closed as finished."""
-        return bool(self.ranks) and all(
-            _field(status, "status") == "finished" for status in self._status.values()
-        )
+        return bool(self.ranks) and all(_field(status, "status") == "finished" for status in self._status.values())
 
     @cached_property
     def notices(self) -> list[str]:
@@ -104,8 +100,7 @@ class Run:
     def coverage(self) -> dict[int, list[Coverage]]:
         """What was seen of each module, by rank."""
         return {
-            rank: [coverage_from(row) for row in _field(value, "modules", [])]
-            for rank, value in self._coverage.items()
+            rank: [coverage_from(row) for row in _field(value, "modules", [])] for rank, value in self._coverage.items()
         }
 
     @cached_property
@@ -276,9 +271,7 @@ def _run_info(folder: Path, ranks: list[int]) -> dict[str, Any]:
         value = read_json(path)
     except FileNotFoundError:
         if ranks:
-            raise RunUnreadable(
-                f"{path} is missing: {folder} looks like a run whose copy is not whole."
-            ) from None
+            raise RunUnreadable(f"{path} is missing: {folder} looks like a run whose copy is not whole.") from None
         raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_looks_like(folder)}") from None
     except ValueError as error:
         raise RunUnreadable(f"{path} is damaged: {error}") from error

@@ -123,6 +123,5 @@ def _opened(path: Path) -> int:
 
 def _cut_off(file: Path, span: Location) -> RunUnreadable:
     return RunUnreadable(
-        f"{file} is cut off: bytes {span.offset} to {span.offset + span.nbytes} are not there. "
-        "Was it copied whole?"
+        f"{file} is cut off: bytes {span.offset} to {span.offset + span.nbytes} are not there. Was it copied whole?"
     )

@@ -31,10 +31,8 @@ def write_error(error: BaseException, path: object) -> StoreWriteError:
     else:
         why = f"{type(error).__name__}: {error}"
     advice = _ADVICE.get(number or 0, "see the cause above")
-    result = StoreWriteError(
-        f"could not write {path}: {why}; {advice}. What was flushed before stays readable."
-    )
-    result.errno, result.strerror, result.filename = number, why, str(path)
+    result = StoreWriteError(f"could not write {path}: {why}; {advice}. What was flushed before stays readable.")
+    result.errno = number  # not filename or strerror: with those, str() forgets the message
     result.__cause__ = error
     return result
 
@@ -44,7 +42,8 @@ class State:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.failure: StoreWriteError | None = None
+        self.failure: tuple[BaseException, object] | None = None
+        """What went wrong first, and with which file."""
         self.told = False
         """Whether the caller has seen the failure."""
         self.stalled = 0.0
@@ -54,14 +53,14 @@ class State:
         """Remember the first failure and wake everyone who waits."""
         with self.changed:
             if self.failure is None:
-                self.failure = write_error(error, path)
+                self.failure = error, path
             self.changed.notify_all()
 
     def check(self) -> None:
         """Raise the failure, if there was one, to the caller: a fresh one, with a traceback of its own."""
         if self.failure is not None:
             self.told = True
-            raise write_error(self.failure.__cause__ or self.failure, self.failure.filename)
+            raise write_error(*self.failure)
 
     def wait_for(self, ready: Callable[[], bool]) -> bool:
         """Wait for `ready`; False if a failure makes waiting pointless. Call with `changed` held."""

@@ -86,9 +86,7 @@ class RunWriter:
             raise write_error(error, error.filename or self.path) from error
         self._numbers: dict[int, int] = {}
         self._numbers_lock = threading.Lock()
-        self._shards = [
-            Shard(self._folder, self._new_name, buffer // count, self._state) for _ in range(count)
-        ]
+        self._shards = [Shard(self._folder, self._new_name, buffer // count, self._state) for _ in range(count)]
         self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
         self._closing = threading.Lock()
         self._closed = False
@@ -121,9 +119,7 @@ class RunWriter:
             raise UsageError(f"{name}: dtype {dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}.")
         expected = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
         if view.nbytes != expected:
-            raise UsageError(
-                f"{name}: {dtype} of shape {tuple(shape)} is {expected} bytes, not {view.nbytes}."
-            )
+            raise UsageError(f"{name}: {dtype} of shape {tuple(shape)} is {expected} bytes, not {view.nbytes}.")
         parts = [np.frombuffer(view.cast("B"), np.uint8)] if expected else []
         return self._pick(step).put(step, name, dtype, shape, expected, parts)
 
@@ -185,7 +181,7 @@ class RunWriter:
                 shard.join()
         failure = self._state.failure
         try:
-            self._write_status(*(("failed", str(failure)) if failure else (status, reason)))
+            self._write_status(*(("failed", str(write_error(*failure))) if failure else (status, reason)))
         except OSError as error:
             self._state.fail(error, self._folder / RANK_JSON)
         if not self._state.told:
@@ -213,9 +209,7 @@ class RunWriter:
         if self._closed:
             raise UsageError(f"the writer of {self.path} is closed.")
         if os.getpid() != self._pid:  # threads and locks do not survive a fork
-            raise UsageError(
-                f"the writer of {self.path} belongs to process {self._pid}: open one in each process."
-            )
+            raise UsageError(f"the writer of {self.path} belongs to process {self._pid}: open one in each process.")
 
     def _barrier(self) -> bool:
         tickets = [(shard, shard.seal()) for shard in self._shards]

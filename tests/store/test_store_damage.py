@@ -1,0 +1,207 @@
+"""Runs that are cut off, damaged, newer, or no runs at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from storing import record, write
+
+from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, UsageError
+from tensortap.records import Location
+from tensortap.store import RunWriter, open_run
+from tensortap.store.format import FORMAT
+
+
+@pytest.fixture(scope="module")
+def three_batches(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "a"
+    with RunWriter(path, info={}) as writer:
+        for number in range(3):
+            writer.append(record(number, summary=record(number).summary))
+            writer.flush()
+    return path
+
+
+def test_an_index_cut_off_anywhere_keeps_what_is_before(three_batches, tmp_path):
+    shutil.copytree(three_batches, tmp_path / "a")
+    index = tmp_path / "a/rank_0/index.arrows"
+    data = index.read_bytes()
+    counts = []
+    for size in range(len(data), -1, -1):
+        os.truncate(index, size)
+        run = open_run(tmp_path / "a")
+        counts.append(len(run))
+        assert [found.seq for found in run.records()] == list(range(counts[-1]))
+        if size < len(data):
+            assert run.notices, size
+    assert counts == sorted(counts, reverse=True) and set(counts) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"x", "random"])
+def test_garbage_behind_the_index_is_dropped_and_said(three_batches, tmp_path, tail):
+    for seed in range(50 if tail == "random" else 1):
+        folder = tmp_path / str(seed)
+        shutil.copytree(three_batches, folder)
+        index = folder / "rank_0/index.arrows"
+        data = index.read_bytes()[:-8]  # as if it were still growing
+        more = np.random.default_rng(seed).bytes(64 + seed) if tail == "random" else tail
+        index.write_bytes(data + more)
+        run = open_run(folder)
+        assert len(run) == 3
+        assert run.notices == [
+            f"rank 0: the last batch of the index was cut off ({len(more)} bytes); 3 records before it are intact"
+        ]
+
+
+def test_flipped_bits_in_the_index_never_crash(three_batches, tmp_path):
+    shutil.copytree(three_batches, tmp_path / "a")
+    index = tmp_path / "a/rank_0/index.arrows"
+    data = index.read_bytes()
+    dice = np.random.default_rng(0)
+    for _ in range(300):
+        torn = bytearray(data)
+        torn[dice.integers(len(data))] ^= 1 << int(dice.integers(8))
+        index.unlink()  # a new file: the old one may still be mapped
+        index.write_bytes(torn)
+        with suppress(RunUnreadable):
+            assert len(list(open_run(tmp_path / "a"))) <= 3
+
+
+def test_an_index_that_is_empty_or_missing(tmp_path):
+    write(tmp_path / "a")
+    index = tmp_path / "a/rank_0/index.arrows"
+    index.write_bytes(b"")
+    run = open_run(tmp_path / "a")
+    assert len(run) == 0 and list(run) == [] and run.steps == []
+    assert run.to_arrow().num_rows == 0 and list(run.stream()) == [] and run.sketches(0)[0].size == 0
+    assert "ends early" in run.notices[0]
+    index.unlink()
+    assert "no index" in open_run(tmp_path / "a").notices[0]
+
+
+def test_a_missing_or_damaged_rank_json(tmp_path):
+    write(tmp_path / "a")
+    for damage in ("{", "[]", None):
+        (tmp_path / "a/rank_0/rank.json").unlink()
+        if damage:
+            (tmp_path / "a/rank_0/rank.json").write_text(damage)
+        run = open_run(tmp_path / "a")
+        assert not run.finished and len(run) == 3 and "rank.json" in run.notices[0]
+
+
+def test_a_failed_rank_says_why(tmp_path):
+    with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "a", info={}) as writer:
+        writer.append(record(0))
+        1 / 0  # noqa: B018
+    run = open_run(tmp_path / "a")
+    assert not run.finished and len(run) == 1
+    assert run.notices == ["rank 0: it failed: ZeroDivisionError: division by zero"]
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path):
+    write(tmp_path / "a")
+    info = json.loads((tmp_path / "a/run.json").read_text())
+    (tmp_path / "a/run.json").write_text(json.dumps({**info, "version": FORMAT + 1}))
+    with pytest.raises(RunUnreadable, match="pip install --upgrade tensortap"):
+        open_run(tmp_path / "a")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"format": "tensortap-run"}', '{"format": 3}', "\x80"])
+def test_a_damaged_run_json(tmp_path, text):
+    write(tmp_path / "a")
+    (tmp_path / "a/run.json").write_text(text, encoding="latin-1")
+    with pytest.raises(RunUnreadable, match=r"run\.json"):
+        open_run(tmp_path / "a")
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(RunNotFound, match="nowhere"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(RunUnreadable, match="empty"):
+        open_run(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(RunUnreadable, match=r"notes\.txt"):
+        open_run(tmp_path)
+    with pytest.raises(RunUnreadable, match="is a file"):
+        open_run(tmp_path / "notes.txt")
+    write(tmp_path / "a")
+    with pytest.raises(RunUnreadable, match="runs in it: a"):
+        open_run(tmp_path)
+    (tmp_path / "a/run.json").unlink()
+    with pytest.raises(RunUnreadable, match="not whole"):
+        open_run(tmp_path / "a")
+
+
+def test_another_arrow_file_is_not_taken_for_an_index(tmp_path):
+    import pyarrow as pa
+
+    write(tmp_path / "a")
+    table = pa.table({"x": [1]})
+    with pa.OSFile(str(tmp_path / "a/rank_0/index.arrows"), "wb") as file, pa.ipc.new_stream(file, table.schema) as s:
+        s.write_table(table)
+    with pytest.raises(RunUnreadable, match="columns"):
+        len(open_run(tmp_path / "a"))
+
+
+def test_no_permission(tmp_path, monkeypatch):
+    write(tmp_path / "a")
+
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    run = open_run(tmp_path / "a")
+    found = next(iter(run))
+    with monkeypatch.context() as patch:
+        patch.setattr("tensortap.store.reader.read_json", refuse)
+        with pytest.raises(RunUnreadable, match=r"run\.json may not be read"):
+            open_run(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("tensortap.store.span.os.open", refuse)
+        with pytest.raises(RunUnreadable, match="safetensors cannot be read: Permission denied"):
+            run.load(found)
+
+
+def test_tensors_that_cannot_be_loaded(tmp_path):
+    write(tmp_path / "a")
+    run = open_run(tmp_path / "a")
+    found = list(run)
+    shard = tmp_path / "a/rank_0/step_000000.0.safetensors"
+    os.truncate(shard, shard.stat().st_size - 1)
+    assert run.load(found[0]).tolist() == [[0, 0], [0, 0]]
+    for load in (open_run(tmp_path / "a").load, run.torch):
+        with pytest.raises(RunUnreadable, match=r"step_000000\.0\.safetensors is cut off"):
+            load(found[2])
+    shard.unlink()
+    with pytest.raises(RunUnreadable, match=r"step_000000\.0\.safetensors is missing"):
+        open_run(tmp_path / "a").load(found[0])
+    with pytest.raises(UsageError, match=r'only the summary was kept.*keep="tensors"'):
+        run.load(record(0))
+
+
+@pytest.mark.parametrize("file", ["../run.json", "/etc/passwd", "rank.json", "step_000000.0.safetensors/../x"])
+def test_an_index_cannot_name_files_elsewhere(tmp_path, file):
+    with RunWriter(tmp_path / "a", info={}) as writer:
+        writer.append(record(0, None, Location(file, 0, 16)))
+    run = open_run(tmp_path / "a")
+    for load in (run.load, run.torch, run.bytes_of):
+        with pytest.raises(RunUnreadable, match="damaged"):
+            load(next(iter(run)))
+
+
+def test_pandas_and_torch_are_asked_for_by_name(tmp_path, monkeypatch):
+    write(tmp_path / "a")
+    run = open_run(tmp_path / "a")
+
+    def absent(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("tensortap.store.reader.import_module", absent)
+    with pytest.raises(MissingDependency, match="pip install pandas"):
+        run.to_pandas()
+    with pytest.raises(MissingDependency, match="pip install torch"):
+        run.torch(next(iter(run)))

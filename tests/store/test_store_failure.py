@@ -1,0 +1,266 @@
+"""A disk that is full, slow or gone: one clear error, nobody waits for ever, and what was flushed stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import safetensors
+from storing import record
+
+from tensortap.errors import StoreWriteError, UsageError
+from tensortap.store import RunWriter, open_run
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tensortap")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert threads() == []
+
+
+class Disk:
+    """Stands before os.pwrite and os.write, and is full when told so. Half of the write that hits the end goes in."""
+
+    def __init__(self, monkeypatch, number=errno.ENOSPC):
+        self.full = False
+        self.number = number
+        for name in ("pwrite", "write"):
+            monkeypatch.setattr(os, name, self.wrap(getattr(os, name)))
+
+    def wrap(self, real):
+        def call(fd, data, *offset):
+            if self.full == "soon":
+                self.full = True
+                return real(fd, data[: len(data) // 2], *offset)
+            if self.full:
+                raise OSError(self.number, os.strerror(self.number))
+            return real(fd, data, *offset)
+
+        return call
+
+
+def fill(writer, first, count=20, size=1000):
+    for number in range(first, first + count):
+        array = np.full(size, number, np.int32)
+        writer.append(record(number, array, writer.put("x", array, step=first)))
+
+
+@pytest.mark.parametrize("when", [True, "soon"])
+@pytest.mark.parametrize("call", ["put", "append", "flush", "end_step", "close"])
+def test_a_full_disk(tmp_path, monkeypatch, call, when):
+    disk = Disk(monkeypatch)
+    writer = RunWriter(tmp_path / "a", info={}, max_buffer=10_000, writers=2)
+    fill(writer, 0)
+    writer.end_step(0)
+    writer.flush()
+    disk.full = when
+    with pytest.raises(
+        StoreWriteError, match=r"could not write .*rank_0.*No space left on device; free some space"
+    ) as caught:
+        while True:  # until the background thread has met the end of the disk
+            if call == "close":
+                writer.put("x", np.zeros(10), step=1)
+                writer.close()
+            elif call == "put":
+                writer.put("x", np.zeros(5000), step=1)
+            elif call == "append":
+                writer.append(record(1000))
+                writer.end_step(0)
+            else:
+                fill(writer, 100, 1)
+                writer.flush() if call == "flush" else writer.end_step(100)
+    assert caught.value.errno == errno.ENOSPC
+    if call != "close":
+        with pytest.raises(StoreWriteError):
+            writer.put("x", np.zeros(1), step=2)
+        writer.close()  # said once is enough
+    disk.full = False
+    run = open_run(tmp_path / "a")
+    found = list(run)
+    assert [each.seq for each in found[:20]] == list(range(20))
+    assert all(set(run.load(each).tolist()) == {each.seq} for each in found[:20])
+    whole = list((tmp_path / "a/rank_0").glob("*.safetensors"))
+    assert sum(len(safetensors.safe_open(path, "np").keys()) for path in whole) == 20
+    assert not run.finished and not any("cut off" in text for text in run.notices)
+
+
+def test_close_is_the_last_chance_to_say_it(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    writer = RunWriter(tmp_path / "a", info={})
+    disk.full = True
+    fill(writer, 0, 3)
+    with pytest.raises(StoreWriteError, match="No space left"):
+        writer.close()
+    disk.full = False
+    writer.close()
+    assert len(open_run(tmp_path / "a")) == 0
+
+
+def test_a_with_block_shows_the_error_itself(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, errno.EIO)
+    with pytest.raises(StoreWriteError, match="the disk reports a fault"), RunWriter(tmp_path / "a", info={}) as writer:
+        disk.full = True
+        fill(writer, 0, 3)
+        writer.flush()
+    disk.full = False
+    with pytest.raises(KeyError), RunWriter(tmp_path / "b", info={}) as writer:
+        fill(writer, 0, 3)
+        raise KeyError("the caller's own")
+
+
+def test_a_put_that_waits_wakes_up(tmp_path, monkeypatch):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(fd, data, offset):
+        entered.set()
+        go_on.wait()
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    writer = RunWriter(tmp_path / "a", info={}, max_buffer=1000)
+    caught = []
+
+    def put():
+        try:
+            writer.put("x", np.zeros(100_000), step=0)
+        except StoreWriteError as error:
+            caught.append(error)
+
+    waiting = [threading.Thread(target=put) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    entered.wait()
+    go_on.set()
+    for thread in waiting:
+        thread.join()
+    assert len(caught) == 3 and "check that you may write there" in str(caught[0])
+    writer.close()
+
+
+def test_a_folder_that_is_removed(tmp_path):
+    writer = RunWriter(tmp_path / "a", info={})
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(StoreWriteError, match="folder was removed"):
+        fill(writer, 0, 3)
+        writer.flush()
+    with pytest.raises(StoreWriteError, match=r"coverage\.json"):
+        writer.coverage([], [])
+    writer.close()
+
+
+def test_a_record_that_cannot_be_written_is_an_error_too(tmp_path):
+    writer = RunWriter(tmp_path / "a", info={})
+    writer.append(record(0))
+    writer.flush()
+    writer.append(record(1, seq="one"))
+    with pytest.raises(StoreWriteError, match=r"index\.arrows"):
+        writer.flush()
+    writer.close()
+    assert len(open_run(tmp_path / "a")) == 1
+
+
+@pytest.mark.parametrize("writers", [1, 4])
+def test_back_pressure_bounds_memory(tmp_path, writers):
+    with RunWriter(tmp_path / "a", info={}, max_buffer=4096, writers=writers) as writer:
+
+        def work(first):
+            for number in range(first, first + 50):
+                array = np.full(number * 13 % 3000, number, np.int32)
+                writer.append(record(number, array, writer.put("x", array, step=number % 2)))
+                if number % 10 == 0:
+                    writer.flush()
+
+        workers = [threading.Thread(target=work, args=(first,)) for first in range(0, 200, 50)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert writer.stats()["peak_buffer_bytes"] <= 4096
+    stats = writer.stats()
+    assert stats["records"] == 200 and stats["queued"] == 0 and stats["stalled_seconds"] >= 0
+    run = open_run(tmp_path / "a")
+    for found in run:
+        assert run.load(found).tolist() == [found.seq] * (found.seq * 13 % 3000)
+    for path in (tmp_path / "a/rank_0").glob("*.safetensors"):
+        with safetensors.safe_open(path, "np") as file:
+            assert len(file.keys()) > 0
+
+
+def test_many_rows_wait_for_their_bytes(tmp_path, monkeypatch):
+    """No row goes out while its tensor is still on its way."""
+    real, entered, go_on = os.pwrite, threading.Event(), threading.Event()
+
+    def slow(*args):
+        entered.set()
+        go_on.wait()
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    with RunWriter(tmp_path / "a", info={}) as writer:
+        fill(writer, 0, 300, 10)
+        writer.end_step(0)
+        entered.wait()
+        early = len(open_run(tmp_path / "a"))
+        go_on.set()
+        assert early == 0
+        writer.flush()
+        assert len(open_run(tmp_path / "a")) == 300
+
+
+def test_an_interrupted_put_leaves_no_hole(tmp_path):
+    class Interrupted:
+        def __iter__(self):
+            yield np.zeros(5000, np.uint8)
+            raise KeyboardInterrupt
+
+    for last in (False, True):
+        path = tmp_path / str(last)
+        with RunWriter(path, info={}, max_buffer=4096) as writer:
+            fill(writer, 0, 2, 30)
+            with pytest.raises(KeyboardInterrupt):
+                writer._shards[0].put(0, "broken", "uint8", (9000,), 9000, Interrupted())
+            if not last:
+                where = writer.put("after", np.full(7, 2), step=0)
+                writer.append(record(2, np.full(7, 2), where))
+        run = open_run(path)
+        assert all(set(run.load(found).tolist()) == {found.seq} for found in run)
+        with safetensors.safe_open(path / "rank_0/step_000000.0.safetensors", "np") as file:
+            assert sorted(file.keys()) == sorted(["x", "x #2", *([] if last else ["after"])])
+
+
+def test_a_closed_writer_says_so(tmp_path):
+    writer = RunWriter(tmp_path / "a", info={})
+    assert threads() == []  # they start when there is something to do
+    writer.close()
+    writer.close()
+    for call in (
+        lambda: writer.put("x", np.zeros(1), step=0),
+        lambda: writer.append(record(0)),
+        writer.flush,
+        lambda: writer.end_step(0),
+    ):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+
+
+def test_a_writer_left_open_lets_the_interpreter_go(tmp_path):
+    code = (
+        "import sys, numpy as np; from tensortap.store import RunWriter; "
+        "w = RunWriter(sys.argv[1], info={}); w.put('x', np.zeros(9), step=0); w.flush()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=True, timeout=60)
+
+
+def test_the_store_is_imported_without_pyarrow():
+    code = "import sys, tensortap.store; assert not {'pyarrow', 'torch', 'safetensors'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
