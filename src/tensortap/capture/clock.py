@@ -31,6 +31,8 @@ class Call:
     """Where each input's gradient arrives, by path."""
     mark: int = 0
     """The point in the autograd graph at which the call began."""
+    autograd: bool = True
+    """Whether autograd was on."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Clock:
     _cursor: int = -1
     _open: list[Call] = field(default_factory=list)
     _backward_micro: int | None = None
+    reentrant: bool = False
+    """Whether the step has repeated a call that first ran without autograd: backward then comes in pieces."""
 
     @property
     def micro(self) -> int:
@@ -68,6 +72,11 @@ class Clock:
         self._open.clear()
         self._cursor = -1
         self._backward_micro = None
+        self.reentrant = False
+
+    def calls_of(self, module: str) -> int:
+        """How often the module has been called in the newest micro step."""
+        return self._numbers.get(module, 0)
 
     def backward_of(self, micro: int) -> None:
         self._backward_micro = micro
@@ -101,6 +110,7 @@ class Clock:
         first = next((c for c in known if not c.replayed), None) or next(iter(known), None)
         first = first or next((c for c in later if not c.replayed), None) or next(iter(later), None) or past[-1]
         first.replayed = True
+        self.reentrant = self.reentrant or not first.autograd
         self._cursor = first.order
         call = Call(module, first.micro, first.number, first.order, replay=True)
         self._open.append(call)

@@ -45,6 +45,7 @@ class Watcher:
         self._recorder = recorder
         self._shares = Shares(framework)
         self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
+        self._pieces: dict[Key, tuple[Site, Any]] = {}
         self._armed = False
         self._guard: Guard = lambda hook: hook
 
@@ -60,6 +61,7 @@ class Watcher:
     def end_step(self) -> None:
         """What belongs to the step is finished and taken down."""
         self._shares.finish()
+        self._record_pieces()
         if self._armed:
             self._book.captured_steps += 1
             self._snapshot(call=1)
@@ -70,6 +72,7 @@ class Watcher:
         for remove in self._passing:
             remove()
         self._passing.clear()
+        self._pieces.clear()
         self._armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
@@ -85,6 +88,9 @@ class Watcher:
         if replaying or not autograd:
             started_from = [i for _, t in opened.tensors if (i := framework.identity(t)) is not None]
         call = (self._clock.enter_again if replaying else self._clock.enter)(site.name, started_from)
+        call.autograd = autograd
+        if site.name == "" and not replaying:
+            self._record_pieces()
         if site.name not in self._sites:
             return
         call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
@@ -114,6 +120,7 @@ class Watcher:
             ]
             outputs = [tensor for _, tensor in opened.tensors]
             self._passing += self._shares.watch(inputs, outputs, call.mark)
+            call.edges = ()  # the call is remembered for the step, but must not keep the graph alive
 
     def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
         for path, tensor in opened.tensors:
@@ -156,7 +163,19 @@ class Watcher:
     def _parameter_gradient(self, site: Site, name: str, gradient: Any) -> None:
         self._book.gradient(site.name)
         key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
-        self._record(gradient, key, site)
+        if not self._clock.reentrant or self._clock.calls_of(site.name) < 2:
+            self._record(gradient, key, site)
+            return
+        # Each region that used the parameter runs a backward of its own: its gradient comes in as many pieces.
+        _, sum_so_far = self._pieces.get(key, (site, None))
+        total = self._framework.copy(gradient) if sum_so_far is None else self._framework.add(sum_so_far, gradient)
+        self._pieces[key] = (site, total)
+
+    def _record_pieces(self) -> None:
+        """Backward is over: what came in pieces is whole now."""
+        for key, (site, gradient) in self._pieces.items():
+            self._record(gradient, key, site)
+        self._pieces.clear()
 
     # --- state -------------------------------------------------------------------------------------------------
     def _arm(self) -> None:

@@ -1,0 +1,130 @@
+"""When the disk fails, the step in progress is whole, one clear error comes at its end, and what was there stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensortap as tt
+from support import zoo
+from support.tapping import ALL_KINDS, hooks_on
+from tensortap.capture import recorder
+from tensortap.errors import CaptureError
+
+
+class Disk:
+    """Stands before os.write and os.pwrite; can be made full, or lose its permission, at any moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: int | None = None
+        for name in ("write", "pwrite", "pwritev", "writev"):
+            if hasattr(os, name):
+                monkeypatch.setattr(os, name, self._before(getattr(os, name)))
+
+    def _before(self, true: Any) -> Any:
+        def call(fd: int, *args: Any) -> Any:
+            if self.error is not None and "rank_0" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise OSError(self.error, os.strerror(self.error))
+            return true(fd, *args)
+
+        return call
+
+
+def train(model: torch.nn.Module, tap: Any, disk: Disk, fail_at: int, code: int) -> list[Any]:
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(5):
+        loss = zoo.loss_of(model(zoo.batch(seed=step)))
+        if step == fail_at:
+            disk.error = code
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        if tap is not None:
+            tap.step()
+    return losses
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_raise_is_one_error_at_the_end_of_a_step(run_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    disk, model = Disk(monkeypatch), zoo.Residual()
+    with pytest.raises(CaptureError) as caught, tt.capture(model, run_path, keep="tensors", kinds=ALL_KINDS) as tap:
+        try:
+            train(model, tap, disk, 2, code)
+        finally:
+            disk.error = None
+    message = str(caught.value)
+    assert os.strerror(code) in message and "\n" not in message and str(run_path) in message
+    assert hooks_on(model) == 0
+    run = tt.open(run_path)
+    assert {0, 1} <= set(run.steps) and not run.finished
+    assert all(run.load(record) is not None for record in run.records(step=(0, 1)))
+
+
+def test_warn_switches_the_tap_off_and_training_goes_on(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    torch.manual_seed(3)
+    plain = train(zoo.Residual(), None, disk, 99, 0)
+    torch.manual_seed(3)
+    model = zoo.Residual()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with tt.capture(model, run_path, keep="tensors", on_error="warn") as tap:
+            tapped = train(model, tap, disk, 2, errno.ENOSPC)
+    ours = [w for w in caught if "tensortap" in str(w.message)]
+    assert len(ours) == 1 and "goes on untapped" in str(ours[0].message)
+    assert all(map(torch.equal, plain, tapped)) and hooks_on(model) == 0
+    disk.error = None
+    assert {0, 1} <= set(tt.open(run_path).steps)
+
+
+def test_an_error_inside_a_hook_does_not_break_the_step(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are whole although the tap failed in the middle of backward."""
+    torch.manual_seed(0)
+    model = zoo.Residual()
+    zoo.loss_of(model(zoo.batch())).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    true, calls = recorder.summarize, []
+
+    def failing(array: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 14:
+            raise MemoryError("no room for a summary")
+        return true(array)
+
+    monkeypatch.setattr(recorder, "summarize", failing)
+    with pytest.raises(CaptureError, match="no room"), tt.capture(model, run_path, kinds=ALL_KINDS) as tap:
+        zoo.loss_of(model(zoo.batch())).backward()
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        tap.step()
+    assert len(calls) == 14
+
+
+def test_the_users_own_error_is_not_hidden_by_ours(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, model = Disk(monkeypatch), zoo.Residual()
+    with pytest.raises(ZeroDivisionError), tt.capture(model, run_path, keep="tensors"):
+        zoo.loss_of(model(zoo.batch())).backward()
+        disk.error = errno.ENOSPC
+        raise ZeroDivisionError
+    assert hooks_on(model) == 0
+
+
+def test_a_folder_that_vanishes(run_path: Path) -> None:
+    import shutil
+
+    model = zoo.Residual()
+    with pytest.raises(CaptureError), tt.capture(model, run_path, keep="tensors") as tap:
+        for _ in range(3):
+            zoo.loss_of(model(zoo.batch())).backward()
+            tap.step()
+            shutil.rmtree(run_path, ignore_errors=True)
+    assert hooks_on(model) == 0

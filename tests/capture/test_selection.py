@@ -1,0 +1,157 @@
+"""Which modules, kinds, steps and ranks are recorded, and how much of them is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support import zoo
+from support.tapping import tapped
+from tensortap.errors import UsageError
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), nn.Tanh())
+
+
+def modules_of(run: Any) -> set[str]:
+    return {record.key.module for record in run}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"", "0", "1", "1.0", "1.1", "2"}),
+        ({"modules": "1.*"}, {"1.0", "1.1"}),
+        ({"modules": ["0", "1.?"]}, {"0", "1.0", "1.1"}),
+        ({"modules": "(root)"}, {""}),
+        ({"modules": lambda name, module: isinstance(module, nn.Tanh)}, {"2"}),
+        ({"classes": "Linear"}, {"0", "1.1"}),
+        ({"classes": ["LayerNorm", "Tanh"]}, {"1.0", "2"}),
+        ({"classes": ["Linear"], "modules": "1*"}, {"1.1"}),
+    ],
+)
+def test_modules(run_path: Path, options: dict[str, Any], expected: set[str]) -> None:
+    run, tap = tapped(net(), run_path, **options)
+    assert modules_of(run) == expected
+    assert {row.module for row in tap.coverage} == expected
+
+
+@pytest.mark.parametrize("kind", ["input", "output", "grad_input", "grad_output", "param", "param_grad"])
+def test_kinds(run_path: Path, kind: str) -> None:
+    run, _ = tapped(net(), run_path, kinds=kind)
+    assert {record.key.kind for record in run} == {kind}
+
+
+def test_keep_as_a_mapping_takes_the_first_pattern(run_path: Path) -> None:
+    run, _ = tapped(net(), run_path, keep={"1.0": "summary", "1.*": "tensors", "nothing": "tensors"})
+    kept = {record.key.module for record in run if record.location is not None}
+    assert kept == {"1.1"}
+    assert all(record.summary.elements for record in run)
+
+
+def test_only_chosen_steps_are_recorded(run_path: Path) -> None:
+    model = net()
+    with tt.capture(model, run_path, steps=range(1, 6, 2)) as tap:
+        for _ in range(5):
+            zoo.loss_of(model(zoo.batch())).backward()
+            tap.step()
+    assert tt.open(run_path).steps == [1, 3]
+
+
+def test_other_ranks_write_nothing(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model = net()
+    with tt.capture(model, run_path, ranks=[0]) as tap:
+        zoo.loss_of(model(zoo.batch())).backward()
+        tap.step()
+    assert not run_path.exists()
+
+
+def test_rank_from_the_launcher(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        model = net()
+        with tt.capture(model, run_path) as tap:
+            zoo.loss_of(model(zoo.batch())).backward()
+            tap.step()
+    run = tt.open(run_path)
+    assert run.ranks == [0, 1] and {record.rank for record in run} == {0, 1}
+    assert json.loads((run_path / "run.json").read_text())["world"] == 2
+
+
+def test_optimizer_counts_the_steps(run_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, run_path, optimizer=optimizer):
+        for _ in range(3):
+            zoo.loss_of(model(zoo.batch())).backward()
+            optimizer.step()
+    assert tt.open(run_path).steps == [0, 1, 2]
+    optimizer.step()  # after the block nobody counts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": ("outputs",)}, "grad_input"),
+        ({"kinds": ()}, "empty"),
+        ({"keep": "everything"}, "summary"),
+        ({"keep": {"*": "all"}}, "'all'"),
+        ({"modules": "layers.*"}, "no module"),
+        ({"modules": "1.O"}, "did you mean .*1.0"),
+        ({"classes": "Conv2d"}, "LayerNorm, Linear"),
+        ({"steps": 3.5}, "container of ints"),
+        ({"on_error": "ignore"}, "warn"),
+        ({"compiled": "yes"}, "eager"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(run_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tt.capture(net(), run_path, **options)
+    assert not run_path.exists()
+
+
+def test_not_a_model(run_path: Path) -> None:
+    with pytest.raises(UsageError, match="torch.nn.Module"):
+        tt.capture(nn.Linear, run_path)
+
+
+def test_wrappers_are_stripped(tmp_path: Path) -> None:
+    plain, _ = tapped(net(), tmp_path / "plain")
+    wrapped, _ = tapped(nn.DataParallel(net()), tmp_path / "wrapped")
+    assert {r.key for r in plain} == {r.key for r in wrapped}
+    assert {r.cls for r in plain} == {r.cls for r in wrapped}
+
+
+def test_a_module_called_module_is_no_wrapper(run_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.other(self.module(x))
+
+    run, _ = tapped(Own(), run_path)
+    assert modules_of(run) == {"", "module", "other"}
+
+
+def test_hostile_names_stay_inside_the_index(run_path: Path) -> None:
+    model = nn.Module()
+    names = ["../../etc/passwd", "a\nb", "[red]", "名前", 'quote"', "x" * 300]
+    for name in names:
+        model.add_module(name.replace(".", "_"), nn.Linear(4, 4))
+    model.forward = lambda x: sum(m(x) for m in model.children())  # type: ignore[method-assign]
+    run, _ = tapped(model, run_path)
+    assert modules_of(run) == {"", *(n.replace(".", "_") for n in names)}
+    assert {p.name.split("_")[0] for p in (run_path / "rank_0").iterdir()} <= {"index.arrows", "rank.json", "coverage.json", "step"}
+    assert all(run.load(record) is not None for record in run)
