@@ -35,7 +35,6 @@ _RAW, _VALUES, _FINITE, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
 SCRATCH = 6 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
 _FOLD = 16  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
-
 _LARGE = 1e37  # a few such numbers overflow float32 sums, so these rows are added one by one
 
 CODES = {
@@ -195,21 +194,18 @@ def _spread(values: Any, n: int, mean: float) -> Any:
 @_compiled()
 def _part_finite(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> int:
     """Count what is not finite and put zero in its place; gather the rest, and say how much it is."""
-    kept = 0
-    for i in range(n):
+    kept = nan = posinf = neginf = 0
+    for i in range(n):  # without branches: half of a mask is -inf, in no order that a processor could guess
         x = values[i]
-        if np.isfinite(x):
-            zeroed[i] = x
-            finite[kept] = x
-            kept += 1
-        else:
-            zeroed[i] = 0
-            if np.isnan(x):
-                out[_NAN] += 1
-            elif x > 0:
-                out[_POSINF] += 1
-            else:
-                out[_NEGINF] += 1
+        zeroed[i] = x if np.isfinite(x) else 0
+        finite[kept] = x  # the next one takes its place if this one is not finite
+        kept += int(np.isfinite(x))
+        nan += int(np.isnan(x))
+        posinf += int(x == np.inf)
+        neginf += int(x == -np.inf)
+    out[_NAN] += nan
+    out[_POSINF] += posinf
+    out[_NEGINF] += neginf
     for i in range(n, ROW):
         zeroed[i] = 0
     return kept
