@@ -80,8 +80,11 @@ def room_for(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> int:
 
 def _text(name: str, dtype: str, shape: Sequence[int], begin: int, end: int) -> bytes:
     sizes = [*shape, 2] if dtype == "complex128" else list(shape)  # no tag of its own: pairs of F64
-    value = {"dtype": dtypes.safetensors_tag(dtype), "shape": sizes, "data_offsets": [begin, end]}
-    return (json.dumps(name, ensure_ascii=False) + ":" + json.dumps(value, separators=(",", ":"))).encode()
+    quoted = json.dumps(name, ensure_ascii=False)
+    listed = ",".join(map(str, sizes))
+    tag = dtypes.safetensors_tag(dtype)
+    # The rest needs no quoting, and this is done for every tensor.
+    return f'{quoted}:{{"dtype":"{tag}","shape":[{listed}],"data_offsets":[{begin},{end}]}}'.encode()
 
 
 def _short(name: str) -> str:
