@@ -1,0 +1,84 @@
+"""The command line: argv in, exit code out. One file a verb; each gathers plain data and hands it to a report.
+
+Exit codes: 0 all is well, 1 the runs diverge, 2 wrong usage or an input that cannot be read, 3 too little in common
+to judge; 130 interrupted, 141 whoever read the output has left.
+
+Nothing heavy is imported before a verb needs it: `tensortap --help` must be there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tensortap.cli import demo, show
+from tensortap.errors import TensortapError
+
+__all__ = ["app", "main"]
+
+
+class _Verbs(TyperGroup):
+    """The one place where errors become a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a reader that has left must be noticed here, not by the interpreter at exit
+        except TensortapError as error:
+            typer.echo(f"tensortap: {_one_line(error)}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        return result
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(show.show)
+app.command()(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tensortap import __version__
+
+        typer.echo(f"tensortap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tensortap(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Tap the tensors that flow through a training run; find the first place where two runs part.
+
+    \b
+    New here?  tensortap demo
+    """
+
+
+def main() -> None:
+    """The `tensortap` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end the report
+    app(prog_name="tensortap")
+
+
+def _one_line(error: BaseException) -> str:
+    from tensortap.report.wording import clean
+
+    return clean(" ".join(str(error).split())) or type(error).__name__

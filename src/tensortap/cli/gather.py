@@ -1,0 +1,189 @@
+"""From an open run to the plain data that reports take. Works on whole columns, so that a million records are quick."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.errors import UsageError
+from tensortap.records import KINDS, PHASES, Record, shown
+from tensortap.report.facts import RunFacts
+from tensortap.report.wording import numbers_in_short
+from tensortap.store import Run
+from tensortap.store.format import decode
+from tensortap.store.select import Filter
+
+__all__ = ["SORTS", "Choice", "Chosen", "choose", "facts_of", "steps_meant", "suggestion"]
+
+_NAMES = ("seq", "step", "micro", "call", "module", "kind", "dtype")
+_NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
+SORTS = (*_NAMES, "class", *_NUMBERS, "inf", "nonfinite", "absmax")
+_CHUNK = 1024
+_NO_SKETCH = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which records are wanted, and in which order. Checked when it is made."""
+
+    modules: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    phases: Sequence[str] = ()
+    steps: str = ""
+    ranks: Sequence[int] = ()
+    nonfinite: bool = False
+    sort: str = "seq"
+
+    def __post_init__(self) -> None:
+        _check("--kind", self.kinds, KINDS)
+        _check("--phase", self.phases, PHASES)
+        _check("--sort", [self.sort.removeprefix("-")], SORTS)
+
+    def filters(self, run: Run) -> dict[str, Any]:
+        """For the store. The root's name is empty there; a step is one that the run has."""
+        return {
+            "module": ["" if name == "(root)" else name for name in self.modules] or None,
+            "kind": list(self.kinds) or None,
+            "phase": list(self.phases) or None,
+            "step": steps_meant(self.steps, run.steps) if self.steps else None,
+            "nonfinite": self.nonfinite,
+        }
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The records of a choice, by number; `records` reads them."""
+
+    run: Run
+    ranks: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    """Of the index of the rank."""
+    _sketches: dict[int, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def records(self, limit: int = 0, sketch: bool = False) -> Iterator[Record]:
+        """The first `limit` records; 0 is all."""
+        end = min(limit or len(self), len(self))
+        for at in range(0, end, _CHUNK):
+            yield from self._chunk(slice(at, min(at + _CHUNK, end)), sketch)
+
+    def _chunk(self, part: slice, sketch: bool) -> list[Record]:
+        ranks, rows = self.ranks[part], self.rows[part]
+        found: list[Record | None] = [None] * len(rows)
+        for rank in np.unique(ranks).tolist():
+            places = np.flatnonzero(ranks == rank)
+            index = self.run.index(rank)
+            taken = index.drop_columns("sketch").take(rows[places])
+            sketches = self._sketches_of(rank, rows[places]) if sketch else [_NO_SKETCH] * len(places)
+            for place, record in zip(places.tolist(), decode(taken, rank, sketches), strict=True):
+                found[place] = record
+        return [record for record in found if record is not None]
+
+    def _sketches_of(self, rank: int, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.float32]]:
+        if rank not in self._sketches:
+            self._sketches[rank] = self.run.sketches(rank)
+        matrix, which = self._sketches[rank]
+        return [matrix[at] if at >= 0 else _NO_SKETCH for at in which[rows].tolist()]
+
+
+def choose(run: Run, choice: Choice) -> Chosen:
+    """The records that pass, in the order that was asked for; ties in execution order."""
+    if missing := sorted(set(choice.ranks) - set(run.ranks)):
+        raise UsageError(f"--rank {missing[0]}: {run.path} has {_known(run.ranks)}")
+    chosen = Filter(**choice.filters(run))
+    ranks = [rank for rank in run.ranks if not choice.ranks or rank in choice.ranks]
+    rows = [chosen.rows(run.index(rank)) for rank in ranks]
+    if not ranks:
+        return Chosen(run, np.empty(0, np.int64), np.empty(0, np.int64))
+    all_ranks = np.repeat(ranks, [len(part) for part in rows])
+    all_rows = np.concatenate(rows)
+    if choice.sort == "seq":  # as they are: by rank, then as executed
+        return Chosen(run, all_ranks, all_rows)
+    name = choice.sort.removeprefix("-")
+    values = np.concatenate([_values(run.index(r), name)[part] for r, part in zip(ranks, rows, strict=True)])
+    if values.dtype == object:  # names: their places in the alphabet do as well, and can be reversed
+        values = np.unique(values.astype(str), return_inverse=True)[1]
+    order = np.argsort(-values if choice.sort.startswith("-") else values, kind="stable")  # NaN last, both ways
+    return Chosen(run, all_ranks[order], all_rows[order])
+
+
+def suggestion(run: Run, patterns: Sequence[str]) -> str:
+    """What may have been meant by module patterns that match nothing."""
+    names = {shown(row.module) for rows in run.coverage.values() for row in rows}
+    close = [match for pattern in patterns for match in difflib.get_close_matches(pattern, sorted(names), 3, 0.4)]
+    return f"did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
+
+
+def facts_of(run: Run) -> RunFacts:
+    """All about the run but its records."""
+    indexes = [run.index(rank) for rank in run.ranks]
+    return RunFacts(
+        path=str(run.path),
+        info=run.info,
+        finished=run.finished,
+        steps=run.steps,
+        ranks=run.ranks,
+        records=len(run),
+        tensors=sum(len(np.unique(index.column("tensor").to_numpy())) for index in indexes),
+        kept=sum(index.num_rows - index.column("file").null_count for index in indexes),
+        bytes_on_disk=_bytes_in(Path(run.path)),
+        notices=run.notices,
+        coverage=run.coverage,
+    )
+
+
+def steps_meant(text: str, known: Sequence[int]) -> list[int]:
+    """The steps behind "3", "0,5", "10-20" or "last", of those that the run has."""
+    meant: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        first, _, last = part.partition("-")
+        if part == "last":
+            meant.update(known[-1:])
+        elif first.isdecimal() and (last or first).isdecimal():
+            meant.update(step for step in known if int(first) <= step <= int(last or first))
+        else:
+            raise UsageError(f'--step {text}: {part or "nothing"!r} is no step; say 3, 0,5, 10-20 or "last"')
+    return sorted(meant)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a run that is still written renames its files
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _values(index: Any, name: str) -> npt.NDArray[Any]:
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.asarray(index.column("cls" if name == "class" else name).to_numpy())
+
+    derived: Mapping[str, Any] = {
+        "inf": lambda: column("posinf") + column("neginf"),
+        "nonfinite": lambda: column("nan") + column("posinf") + column("neginf"),
+        "absmax": lambda: np.maximum(np.abs(column("min")), np.abs(column("max"))),
+    }
+    return np.asarray(derived[name]()) if name in derived else column(name)
+
+
+def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for word in given:
+        if word not in known:
+            close = difflib.get_close_matches(word, known, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"{option} {word}: {hint}known are {', '.join(known)}")
+
+
+def _known(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers_in_short(ranks)}"

@@ -1,0 +1,85 @@
+"""`tensortap show`: what is in a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tensortap.cli.gather import Choice
+
+__all__ = ["print_page", "show"]
+
+ROWS = 20
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.", show_default=False)],
+    module: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")] = None,
+    step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3, 0,5, 10-20 or last.")] = "",
+    phase: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Only forward, backward or state.")] = None,
+    rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")] = None,
+    nonfinite: Annotated[bool, typer.Option("--nonfinite", help="Only tensors with a NaN or an infinity.")] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN", help="seq, l2, std, absmax, nan, ...; -l2 is largest first.")
+    ] = "seq",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Rows to show, 0 for all.  [default: {ROWS}; all with --json]")
+    ] = None,
+    coverage: Annotated[bool, typer.Option("--coverage", help="List all modules, with what was seen of them.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    sketch: Annotated[bool, typer.Option("--sketch", help="With --json: the sketches too.")] = False,
+) -> None:
+    """Show what is in a run: what ran, what was seen of the model, and its tensors.
+
+    Options that choose records may be given several times.
+
+    \b
+    Example:
+      tensortap show runs/a --module "layers.0.*" --kind grad_output --sort -l2
+      tensortap show runs/a --nonfinite --limit 1     the first NaN
+    """
+    from tensortap.cli.gather import Choice
+    from tensortap.errors import UsageError
+
+    if limit is not None and limit < 0:
+        raise UsageError(f"--limit {limit}: say how many rows, or 0 for all")
+    if sketch and not json:
+        raise UsageError("--sketch needs --json: sketches are for programs to read")
+    choice = Choice(module or (), kind or (), phase or (), step, rank or (), nonfinite, sort)
+    if json:
+        _print_json(run, choice, limit or 0, sketch)
+    else:
+        print_page(run, choice, ROWS if limit is None else limit, coverage)
+
+
+def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = False) -> None:
+    """The run as a page for people."""
+    from tensortap.cli import gather, screen
+    from tensortap.report import run_page
+    from tensortap.report.records_table import RecordsView
+    from tensortap.store import open_run
+
+    with screen.waiting(f"reading {path}"), open_run(path) as run:
+        chosen = gather.choose(run, choice)
+        hint = "" if len(chosen) else gather.suggestion(run, choice.modules)
+        records = list(chosen.records(limit))
+        view = RecordsView(records, len(chosen), len(run), choice.sort, len(run.ranks), hint)
+        lines = run_page.render(run_page.build(gather.facts_of(run), view, coverage), screen.width())
+    screen.print_lines(lines)
+
+
+def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
+    from tensortap.cli import gather, screen
+    from tensortap.report import run_json
+    from tensortap.store import open_run
+
+    with screen.waiting(f"reading {path}"), open_run(path) as run:
+        chosen = gather.choose(run, choice)
+        sys.stdout.writelines(run_json.text(gather.facts_of(run), chosen.records(limit, sketch), len(chosen), sketch))

@@ -1,0 +1,23 @@
+"""A small real training run, for those who want to see tensortap before they put it into their own script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensortap.errors import MissingDependency
+
+__all__ = ["trainer"]
+
+
+def trainer() -> Callable[..., Any]:
+    """`demo.model.train`, which needs torch."""
+    try:
+        from tensortap.demo.model import train
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependency(
+            'the demo trains a small model with torch, which is not installed: pip install "tensortap[torch]"'
+        ) from error
+    return train

@@ -1,0 +1,145 @@
+"""Numbers, sizes, shapes and names as people read them. Everything stored is exact; only here is it rounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from itertools import pairwise
+
+from rich.cells import cell_len, set_cell_size
+
+__all__ = ["clean", "count", "dtype", "middle", "nbytes", "number", "numbers_in_short", "plural", "shape", "when"]
+
+_SHORT_DTYPES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "complex64": "c64",
+    "complex128": "c128",
+}
+
+
+def number(value: float) -> str:
+    """Four significant digits; a dash where there is no number.
+
+    >>> [number(x) for x in (0.0, 0.5, -12.3456, 98765.4, 1.23456e-7)]
+    ['0', '0.5000', '-12.35', '98765', '1.235e-7']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if not value:
+        return "0"
+    digits, exponent = f"{value:.3e}".split("e")
+    power = int(exponent)
+    if -4 <= power < 4:
+        return f"{value:.{3 - power}f}"
+    return f"{value:.0f}" if power == 4 else f"{digits}e{power}"
+
+
+def count(value: int) -> str:
+    return f"{value:,}"
+
+
+def plural(value: int, noun: str) -> str:
+    """
+    >>> plural(1, "rank"), plural(2048, "record")
+    ('1 rank', '2,048 records')
+    """
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def nbytes(value: int) -> str:
+    """
+    >>> nbytes(999), nbytes(1_500), nbytes(7_340_000_000)
+    ('999 B', '1.50 kB', '7.34 GB')
+    """
+    if value < 1000:
+        return f"{value} B"
+    power = min(4, int(math.log10(value * 1.0005)) // 3)  # 999,600 is 1.00 MB, not 1000 kB
+    size, unit = value / 1000**power, ("", "kB", "MB", "GB", "TB")[power]
+    return f"{size:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f} {unit}"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """
+    >>> shape((8, 256, 512)), shape(())
+    ('8×256×512', 'scalar')
+    """
+    return "×".join(str(size) for size in sizes) or "scalar"
+
+
+def dtype(name: str) -> str:
+    """
+    >>> dtype("bfloat16"), dtype("int64"), dtype("uint8"), dtype("bool")
+    ('bf16', 'i64', 'u8', 'bool')
+    """
+    for long, short in (("uint", "u"), ("int", "i")):
+        if name.startswith(long) and name[len(long) :].isdigit():
+            return short + name[len(long) :]
+    return _SHORT_DTYPES.get(name, name)
+
+
+def numbers_in_short(values: Sequence[int]) -> str:
+    """Ascending numbers as spans, a regular stride as one.
+
+    >>> numbers_in_short([0, 1, 2, 3]), numbers_in_short([0, 10, 20, 30]), numbers_in_short([1, 5])
+    ('0–3', '0, 10 … 30', '1, 5')
+    """
+    if not values:
+        return "none"
+    strides = {right - left for left, right in pairwise(values)}
+    if len(values) > 2 and len(strides) == 1:
+        return f"{values[0]}–{values[-1]}" if strides == {1} else f"{values[0]}, {values[1]} … {values[-1]}"
+    if len(values) <= 4:
+        return ", ".join(map(str, values))
+    return f"between {values[0]} and {values[-1]}"
+
+
+def when(iso: object) -> str:
+    """A time of run.json to the minute, in UTC; whatever else stands there as it is.
+
+    >>> when("2025-03-01T14:05:59+01:00")
+    '2025-03-01 13:05 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(str(iso))
+    except ValueError:
+        return str(iso)
+    if moment.tzinfo is None:
+        return f"{moment:%Y-%m-%d %H:%M}"
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def clean(text: object) -> str:
+    """One line that cannot steer a terminal: what is not printable is spelled out.
+
+    >>> clean("fc1" + chr(10) + chr(27) + "[2J")
+    'fc1\\\\n\\\\x1b[2J'
+    """
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
+def middle(text: str, width: int) -> str:
+    """Cut to `width` terminal cells in the middle: the tail of a module's name says most.
+
+    >>> middle("model.layers.11.self_attention.q_proj", 20)
+    'model.…ention.q_proj'
+    """
+    if cell_len(text) <= width:
+        return text
+    if width < 2:
+        return set_cell_size(text, width)
+    head = (width - 1) // 3
+    tail = text[-(width - 1 - head) :]
+    while cell_len(tail) > width - 1 - head:  # wide characters take two cells
+        tail = tail[1:]
+    return set_cell_size(text, head) + "…" + tail
