@@ -33,9 +33,7 @@ _TAGS: dict[str, str] = {
     "complex64": "C64",
     "complex128": "F64",
 }
-_NUMPY: dict[str, np.dtype[Any]] = {
-    name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in _TAGS
-}
+_NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in _TAGS}
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in _NUMPY.items()}
 
 NAMES: tuple[str, ...] = tuple(_TAGS)

@@ -43,6 +43,7 @@ def train(model: torch.nn.Module, tap: Any, disk: Disk, fail_at: int, code: int)
     for step in range(5):
         loss = zoo.loss_of(model(zoo.batch(seed=step)))
         if step == fail_at:
+            tap.flush()
             disk.error = code
         loss.backward()
         optimizer.step()

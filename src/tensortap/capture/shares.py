@@ -48,21 +48,27 @@ class Shares:
         inputs: Sequence[tuple[Edge, Callable[[Any], None]]],
         outputs: Sequence[Any],
         mark: int,
+        lost: Callable[[Edge], None],
     ) -> list[Remove]:
-        """After a call: place hooks on the nodes that feed the inputs' edges. `done` gets each finished share."""
+        """After a call: place hooks on the nodes that feed the inputs' edges. `done` gets each finished
+        share; `lost` the edge of one that passes through a node which cannot be watched."""
         shares = {id(edge): Share(done, edge.shape) for edge, done in inputs}
         by_node: dict[int, list[Consumer]] = defaultdict(list)
         for consumer in self.framework.consumers(outputs, [edge for edge, _ in inputs], mark):
             shares[id(consumer.edge)].waiting += 1
             by_node[id(consumer.node)].append(consumer)
         self._open += [share for share in shares.values() if share.waiting]
-        return [
-            self.framework.on_node(
-                consumers[0].node,
-                partial(self._sent, [(consumer.index, shares[id(consumer.edge)]) for consumer in consumers]),
-            )
-            for consumers in by_node.values()
-        ]
+        placed = []
+        for consumers in by_node.values():
+            targets = [(consumer.index, shares[id(consumer.edge)]) for consumer in consumers]
+            remove = self.framework.on_node(consumers[0].node, partial(self._sent, targets))
+            if remove is not None:
+                placed.append(remove)
+                continue
+            for consumer, (_, share) in zip(consumers, targets, strict=True):
+                share.finished = True  # a sum that lacks a part would be wrong
+                lost(consumer.edge)
+        return placed
 
     def finish(self) -> None:
         """Backward is over: some nodes are never reached, and what has come by now is the whole share."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.recorder import Recorder
@@ -130,6 +131,17 @@ class Tap:
             self._begin_step()
         self._tell()
 
+    def flush(self) -> None:
+        """Wait until all that was recorded so far is in the run's files, where a kill cannot take it back."""
+        if self._writer is None or self._closed:
+            return
+        try:
+            with self._lock:
+                self._writer.flush()
+        except Exception as error:
+            self._stop(error)
+        self._tell()
+
     def close(self, status: str = "finished", reason: str = "") -> None:
         """Take every hook off and finish the files. Calling it twice does no harm."""
         if self._closed:
@@ -147,6 +159,7 @@ class Tap:
                 self._stop(error)
             finally:
                 self._undo.close()
+                kernels.release()
         self._tell()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -119,7 +119,7 @@ class Watcher:
                 for path, edge in call.edges
             ]
             outputs = [tensor for _, tensor in opened.tensors]
-            self._passing += self._shares.watch(inputs, outputs, call.mark)
+            self._passing += self._shares.watch(inputs, outputs, call.mark, partial(self._lost, site, call.edges))
             call.edges = ()  # the call is remembered for the step, but must not keep the graph alive
 
     def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
@@ -153,6 +153,10 @@ class Watcher:
             else:
                 self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
         return edges
+
+    def _lost(self, site: Site, edges: Sequence[tuple[str, Edge]], lost: Edge) -> None:
+        path = next(path for path, edge in edges if edge is lost)
+        self._book.remark(site.name, f"grad_input {path} passes through a graph node that cannot be watched")
 
     def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any) -> None:
         self._clock.backward_of(call.micro)

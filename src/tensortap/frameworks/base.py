@@ -131,8 +131,8 @@ class Framework(Protocol):
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         """The nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
-        """When this node has computed the gradients that it sends on."""
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
+        """When this node has computed the gradients that it sends on; None if it cannot be watched."""
 
     def add(self, left: Any, right: Any) -> Any:
         """A new tensor: the sum of two gradients."""

@@ -102,8 +102,14 @@ class Paddle:
         def hook(gradient: Any) -> None:
             seen(gradient)
 
-        handle = tensor.register_hook(hook)
-        return lambda: handle.remove() and None
+        # Paddle's own handle would keep the tensor alive until the end of the step.
+        number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
+
+        def remove() -> None:
+            if (alive := reference()) is not None:
+                alive._remove_grad_hook(number)
+
+        return remove
 
     def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
         return self.on_gradient(parameter, seen)
@@ -175,13 +181,20 @@ class Paddle:
                     waiting.append(after)
         return found
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
+        if "PyLayer" in node.name():  # paddle runs no hooks on these
+            return None
+
         def hook(sent: Any, _received: Any) -> Any:
             seen(sent)
             return sent  # paddle takes what the hook returns: the very same tensors
 
         handle = node._register_post_hook(hook)
-        return lambda: handle.remove() and None
+
+        def remove() -> None:
+            handle.remove()
+
+        return remove
 
     def add(self, left: Any, right: Any) -> Any:
         with paddle.no_grad():

@@ -244,7 +244,7 @@ class Torch:
                     waiting.append(after)
         return found
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove:
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
         def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
             seen(sent)
 

@@ -5,13 +5,14 @@ Importing this room costs nothing: the compiler behind `cpu` is loaded with the 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy.typing as npt
 
 from tensortap.records import Summary
 
-__all__ = ["summarize"]
+__all__ = ["release", "summarize"]
 
 
 def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
@@ -19,3 +20,9 @@ def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
     from tensortap.kernels import cpu
 
     return cpu.summarize(array, threads)
+
+
+def release() -> None:
+    """End the idle helper threads; the next summary starts them again."""
+    if (cpu := sys.modules.get("tensortap.kernels.cpu")) is not None:
+        cpu.release()
