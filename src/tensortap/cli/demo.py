@@ -40,13 +40,15 @@ def demo(
     from tensortap.cli.gather import Choice
     from tensortap.cli.show import print_page
     from tensortap.demo import trainer
-    from tensortap.errors import UsageError
+    from tensortap.errors import RunExists, UsageError
 
     if keep not in ("summary", "tensors"):
         raise UsageError(f"--keep {keep}: known are summary, tensors")
     if steps < 1:
         raise UsageError(f"--steps {steps}: it takes at least one")
     run = out or (DEFAULT if overwrite else _free(DEFAULT))
+    if (run / "run.json").exists() and not overwrite:
+        raise RunExists(f"{run} has a run already: --overwrite replaces it, or choose another --out")
     with screen.waiting("loading torch"):
         train = trainer()
     typer.echo(f"Training a two-layer decoder on a few sentences, tapped into {run}\n")

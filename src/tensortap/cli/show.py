@@ -22,7 +22,7 @@ def show(
         list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")] = None,
-    step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3, 0,5, 10-20 or last.")] = "",
+    step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3 or 0,5 or 10-20 or last.")] = "",
     phase: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Only forward, backward or state.")] = None,
     rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")] = None,
     nonfinite: Annotated[bool, typer.Option("--nonfinite", help="Only tensors with a NaN or an infinity.")] = False,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from tensortap.records import Coverage, shown
 from tensortap.report import table
 from tensortap.report.facts import RunFacts
 from tensortap.report.records_table import RecordsView, columns_of, heading, remainder
-from tensortap.report.wording import clean, count, middle, nbytes, numbers_in_short, plural, when
+from tensortap.report.wording import clean, count, middle, nbytes, numbers_in_short, plural, when, wrap
 
 __all__ = ["CoverageGroup", "RunPage", "build", "render"]
 
 _LABEL = 10
 _STATUSES = ("seen", "never called", "no gradient", "skipped", "alias")
 _GROUPS = 6
-_WIDE = 10_000  # no width at all: a line for each entry
+_WIDTH = 160  # of a list of names where nothing else sets one
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def _coverage_lines(page: RunPage, width: int | None) -> list[Text]:
         if page.all_coverage:
             lines += _all_modules(group, width)
         else:
-            room = (width or _WIDE) - _LABEL - 4
-            lines.append(Text(" " * (_LABEL + 4) + _some([name for name, _, _ in group.modules], room)))
+            names = [name for name, _, _ in group.modules]
+            lines.append(Text(" " * (_LABEL + 4) + _some(names, (width or _WIDTH) - _LABEL - 4)))
     left = len(page.groups) - len(capped)
     if left:
         lines += _entry("", f"and {plural(left, 'more group')} of modules: --coverage lists all", width, "dim")
@@ -182,7 +182,7 @@ def _all_modules(group: CoverageGroup, width: int | None) -> list[Text]:
     columns = [
         table.Column("module", names, left=True, least=20),
         table.Column("class", classes, left=True, least=10),
-        table.Column("calls", [count(n) for n in calls]),
+        table.Column("calls", [plural(n, "call") for n in calls]),
     ]
     return table.lines(columns, width, indent=_LABEL + 4)[1:]
 
@@ -194,7 +194,7 @@ def _some(names: Sequence[str], room: int) -> str:
         rest = len(names) - at - 1
         tail = f" and {rest} more" if rest else ""
         longer = f"{text}, {name}" if text else middle(name, max(8, room - len(tail)))
-        if len(longer) + len(tail) > room and text:
+        if cell_len(longer) + len(tail) > room and text:
             return f"{text} and {rest + 1} more"
         text = longer
     return text
@@ -202,12 +202,13 @@ def _some(names: Sequence[str], room: int) -> str:
 
 def _entry(label: str, text: str, width: int | None, style: str = "") -> list[Text]:
     """A label, and beside it a text that is wrapped in a column of its own."""
-    body = textwrap.wrap(text, (width or _WIDE) - _LABEL - 2, break_on_hyphens=False) or [""]
-    lines = []
-    for at, part in enumerate(body):
-        lines.append(Text.assemble(("  " + ("" if at else label).ljust(_LABEL), "dim"), (part, style)))
-    return lines
+    body = wrap(text, None if width is None else width - _LABEL - 2)
+    labels = [label, *[""] * (len(body) - 1)]
+    return [
+        Text.assemble(("  " + each.ljust(_LABEL), "dim"), (part, style))
+        for each, part in zip(labels, body, strict=True)
+    ]
 
 
 def _wrapped(text: str, width: int | None, style: str) -> list[Text]:
-    return [Text(part, style) for part in textwrap.wrap(text, width or _WIDE)]
+    return [Text(part, style) for part in wrap(text, width)]

@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
-__all__ = ["clean", "count", "dtype", "middle", "nbytes", "number", "numbers_in_short", "plural", "shape", "when"]
+__all__ = [
+    "clean",
+    "count",
+    "dtype",
+    "middle",
+    "nbytes",
+    "number",
+    "numbers_in_short",
+    "plural",
+    "shape",
+    "when",
+    "wrap",
+]
 
 _SHORT_DTYPES = {
     "float64": "f64",
@@ -143,3 +155,22 @@ def middle(text: str, width: int) -> str:
     while cell_len(tail) > width - 1 - head:  # wide characters take two cells
         tail = tail[1:]
     return set_cell_size(text, head) + "…" + tail
+
+
+def wrap(text: str, width: int | None) -> list[str]:
+    """Lines of at most `width` terminal cells, broken between words where that is possible. No width: one line.
+
+    >>> wrap("unused, or its parent reads its weights", 20)
+    ['unused, or its', 'parent reads its', 'weights']
+    """
+    if width is None:
+        return [text]
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if cell_len(longer) <= width:
+            lines[-1] = longer
+            continue
+        pieces = chop_cells(word, width)
+        lines = [*lines, *pieces] if lines[-1] else pieces
+    return lines

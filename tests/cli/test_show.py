@@ -1,0 +1,263 @@
+"""`tensortap show`: filters, orders, widths, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from showing import call, record, write
+
+from tensortap.cli.gather import SORTS
+from tensortap.store import RunWriter
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write(tmp_path / "a")
+    return tmp_path / "a"
+
+
+def records(capsys: Capsys, *args: object) -> list[dict[str, Any]]:
+    said = call(capsys, "show", *args, "--json")
+    assert (said.code, said.err) == (0, "")
+    found: list[dict[str, Any]] = json.loads(said.out)["records"]
+    return found
+
+
+def test_the_page(capsys: Capsys, run: Path) -> None:
+    said = call(capsys, "show", run)
+    assert (said.code, said.err) == (0, "")
+    assert f"{run} · finished" in said.out
+    assert "Net, 4 modules" in said.out
+    assert "4 seen, 1 never called" in said.out
+    assert "never called: unused" in said.out
+    assert "16 records, in execution order" in said.out
+    assert "✗ 2 NaN" in said.out
+    assert len(said.rows) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "holds"),
+    [
+        (["--module", "layers.0.*"], 8, lambda r: r["module"].startswith("layers.0.")),
+        (["--module", "(root)"], 4, lambda r: r["module"] == ""),
+        (["--module", "(root)", "--module", "*.1.*"], 8, lambda r: r["module"] in ("", "layers.1.fc1")),
+        (["--kind", "output"], 8, lambda r: r["kind"] == "output"),
+        (["--kind", "output", "--kind", "grad_output"], 16, lambda r: True),
+        (["--phase", "backward"], 8, lambda r: r["phase"] == "backward"),
+        (["--step", "1"], 8, lambda r: r["step"] == 1),
+        (["--step", "last"], 8, lambda r: r["step"] == 1),
+        (["--step", "0,1"], 16, lambda r: True),
+        (["--step", "1-9"], 8, lambda r: r["step"] == 1),
+        (["--step", "7"], 0, lambda r: False),
+        (["--rank", "0"], 16, lambda r: r["rank"] == 0),
+        (["--nonfinite"], 1, lambda r: r["nan"] == 2),
+        (["--limit", "3"], 3, lambda r: r["seq"] < 3),
+        (["--limit", "0"], 16, lambda r: True),
+        (["--kind", "output", "--step", "1", "--module", "*fc1"], 2, lambda r: r["module"].endswith("fc1")),
+    ],
+)
+def test_filters(capsys: Capsys, run: Path, options: list[str], count: int, holds: Any) -> None:
+    found = records(capsys, run, *options)
+    assert len(found) == count
+    assert all(holds(each) for each in found)
+    assert [each["seq"] for each in found] == sorted(each["seq"] for each in found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    SORTS,
+)
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_orders(capsys: Capsys, run: Path, name: str, sign: str) -> None:
+    derived = {
+        "inf": lambda r: r["posinf"] + r["neginf"],
+        "nonfinite": lambda r: r["nan"] + r["posinf"] + r["neginf"],
+        "absmax": lambda r: max(abs(r["min"]), abs(r["max"])),
+    }
+    found = records(capsys, run, "--sort", sign + name)
+    values = [derived.get(name, lambda r: r[name])(each) for each in found]
+    assert values == sorted(values, reverse=bool(sign))
+    ties = [(value, each["seq"]) for value, each in zip(values, found, strict=True)]
+    assert all(left[1] < right[1] for left, right in pairwise(ties) if left[0] == right[0])
+    assert call(capsys, "show", run, "--sort", sign + name).code == 0
+
+
+def test_values_that_are_no_number_come_last_both_ways(capsys: Capsys, tmp_path: Path) -> None:
+    write(tmp_path / "a", steps=1, extra=(record(99, "x", 0, "output", mean=float("nan")),))
+    for sign in ("", "-"):
+        assert records(capsys, tmp_path / "a", "--sort", f"{sign}mean")[-1]["seq"] == 99
+
+
+def test_what_is_not_shown_is_counted(capsys: Capsys, run: Path) -> None:
+    said = call(capsys, "show", run, "--limit", "5", "--kind", "output")
+    assert "5 of 8 records that match (16 in all)" in said.out
+    assert "3 more: --limit 0 shows all" in said.out
+    assert len(said.rows) == 5
+
+
+def test_twenty_rows_unless_told(capsys: Capsys, tmp_path: Path) -> None:
+    write(tmp_path / "a", steps=5)
+    assert len(call(capsys, "show", tmp_path / "a").rows) == 20
+    assert len(call(capsys, "show", tmp_path / "a", "--limit", "0").rows) == 40
+
+
+def test_a_wrong_module_name_gets_a_suggestion(capsys: Capsys, run: Path) -> None:
+    said = call(capsys, "show", run, "--module", "layer.0.fc1")
+    assert said.code == 0
+    assert "none of the 16 records matches" in said.out
+    assert "did you mean layers.0.fc1" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--kind", "outptu"], "did you mean output?"),
+        (["--phase", "sideways"], "forward, backward, state"),
+        (["--sort", "weight"], "known are seq"),
+        (["--sort", "--l2"], "known are seq"),
+        (["--step", "three"], "say 3, 0,5, 10-20"),
+        (["--step", "1,,2"], "is no step"),
+        (["--rank", "4"], "has rank 0"),
+        (["--limit", "-1"], "0 for all"),
+        (["--sketch"], "needs --json"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys: Capsys, run: Path, options: list[str], part: str) -> None:
+    said = call(capsys, "show", run, *options)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("tensortap: ")
+    assert said.err.count("\n") == 1
+    assert part in said.err
+
+
+def test_a_path_that_is_no_run_is_one_line(capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name in ("gone", "file", "empty", "new\nline\x1b[2J"):
+        said = call(capsys, "show", tmp_path / name)
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("tensortap: ")
+        assert said.err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("options", [[], ["--coverage"], ["--sort", "-l2"], ["--nonfinite"], ["--module", "nope"]])
+def test_no_line_is_longer_than_the_terminal(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int, options: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a", extra=(record(99, "model.decoder." * 6 + "q_proj", 1, "grad_output", nan=12),))
+    said = call(capsys, "show", "a", "--limit", "0", *options)
+    assert said.code == 0
+    assert max(map(cell_len, said.out.splitlines())) <= columns
+
+
+def test_a_pipe_gets_everything_uncut_and_uncoloured(capsys: Capsys, tmp_path: Path) -> None:
+    name = "model.decoder." * 12 + "q_proj"
+    write(tmp_path / "a", extra=(record(99, name, 1, "output"),))
+    said = call(capsys, "show", tmp_path / "a", "--limit", "0")
+    assert name in said.out
+    assert "\x1b" not in said.out
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "a\nb", "\x1b[2J", "\u202eevil", "[/nope]"])
+def test_hostile_names_are_shown_harmlessly(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # through rich, as on a terminal
+    write(tmp_path / "a", steps=1, extra=(record(99, name, 0, "output"),))
+    said = call(capsys, "show", tmp_path / "a", "--limit", "0")
+    assert said.code == 0
+    assert "\x1b[2J" not in said.out
+    assert "\u202e" not in said.out
+    assert len(said.rows) == 9
+    if name.isprintable():
+        assert name in said.out
+
+
+def test_an_empty_run(capsys: Capsys, tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "a", info={}):
+        pass
+    said = call(capsys, "show", tmp_path / "a")
+    assert said.code == 0
+    assert "no records" in said.out
+    assert json.loads(call(capsys, "show", tmp_path / "a", "--json").out)["records"] == []
+
+
+def test_a_run_without_ranks(capsys: Capsys, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/run.json").write_text((run / "run.json").read_text())
+    said = call(capsys, "show", tmp_path / "bare")
+    assert said.code == 0
+    assert "not finished" in said.out
+
+
+def test_a_killed_run(capsys: Capsys, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from showing import record; from tensortap.store import RunWriter\n"
+        "writer = RunWriter(sys.argv[1], info={})\n"
+        "[writer.append(record(n, 'fc', 0, 'output')) for n in range(5)]\n"
+        "writer.flush(); os.kill(os.getpid(), 9)"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "a"], env=here).returncode == -9
+    said = call(capsys, "show", tmp_path / "a")
+    assert said.code == 0
+    assert "not finished" in said.out
+    assert "! rank 0: it was not closed" in said.out
+    assert len(said.rows) == 5
+
+
+def test_several_ranks(capsys: Capsys, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / "a", rank=rank, world=3)
+    assert {each["rank"] for each in records(capsys, tmp_path / "a")} == {0, 1}
+    assert {each["rank"] for each in records(capsys, tmp_path / "a", "--rank", "1")} == {1}
+    said = call(capsys, "show", tmp_path / "a", "--sort", "-min", "--limit", "4")
+    assert "2 of 3 ranks" in said.out
+    header = next(line for line in said.out.splitlines() if "dtype" in line).split()
+    assert [row[header.index("rank")] for row in said.rows] == ["0", "1", "0", "1"]
+
+
+def test_sketches_only_on_demand(capsys: Capsys, run: Path) -> None:
+    assert "sketch" not in records(capsys, run)[0]
+    found = records(capsys, run, "--sketch", "--sort", "-seq")
+    assert all(each["sketch"] == [each["seq"]] * 4 for each in found)
+
+
+def test_json_counts_what_matches(capsys: Capsys, run: Path) -> None:
+    value = json.loads(call(capsys, "show", run, "--json", "--limit", "1", "--kind", "output").out)
+    assert (value["matching"], len(value["records"]), value["run"]["records"]) == (8, 1, 16)
+    assert value["run"]["tensors"] == 16
+    assert value["run"]["bytes_on_disk"] == sum(p.stat().st_size for p in run.rglob("*") if p.is_file())
+
+
+def test_a_real_model_is_shown(capsys: Capsys, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import tensortap
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    with tensortap.capture(model, tmp_path / "a", keep="tensors"):
+        model(torch.from_numpy(np.ones((2, 4), np.float32))).sum().backward()
+    said = call(capsys, "show", tmp_path / "a")
+    assert said.code == 0
+    assert "Sequential, 3 modules" in said.out
+    assert "torch" in said.out
