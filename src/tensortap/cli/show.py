@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,9 @@ def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
     from tensortap.report import run_json
     from tensortap.store import open_run
 
-    with screen.waiting(f"reading {path}"), open_run(path) as run:
-        chosen = gather.choose(run, choice)
-        sys.stdout.writelines(run_json.text(gather.facts_of(run), chosen.records(limit, sketch), len(chosen), sketch))
+    with open_run(path) as run:
+        with screen.waiting(f"reading {path}"):
+            chosen, facts = gather.choose(run, choice), gather.facts_of(run)
+        text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch)
+        with nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON"):  # not across the text itself
+            sys.stdout.writelines(text)

@@ -60,7 +60,7 @@ def columns_of(view: RecordsView) -> list[Column]:
     counters = {name: [getattr(r.key, name) for r in records] for name in ("micro", "call")}
     result += [Column(name, list(map(str, values))) for name, values in counters.items() if any(values)]
     result.append(Column("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))
-    result.append(Column("shape", [shape(r.shape) for r in records], left=True, least=9))
+    result.append(Column("shape", [shape(r.shape) for r in records], left=True, least=16))
     result.append(Column("dtype", [dtype(clean(r.dtype)) for r in records], left=True))
     for name, (place, cell) in _NUMBERS.items():
         by_choice = name == sorted_by and name != "seq"

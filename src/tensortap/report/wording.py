@@ -143,13 +143,23 @@ def clean(text: object) -> str:
 def middle(text: str, width: int) -> str:
     """Cut to `width` terminal cells in the middle: the tail of a module's name says most.
 
-    >>> middle("model.layers.11.self_attention.q_proj", 20)
-    'model.…ention.q_proj'
+    Dotted names keep as many whole parts of their tail as fit, so that the layer's number survives, and of their
+    head the first part or nothing.
+
+    >>> middle("model.layers.11.self_attn.q_proj", 28), middle("model.layers.11.self_attn.q_proj", 24)
+    ('…layers.11.self_attn.q_proj', '…11.self_attn.q_proj')
+    >>> middle("model.layers.11.self_attn.q_proj", 26), middle("a_name_without_any_dots", 16)
+    ('model.…11.self_attn.q_proj', 'a_nam…t_any_dots')
     """
     if cell_len(text) <= width:
         return text
     if width < 2:
         return set_cell_size(text, width)
+    cuts = [at + 1 for at, letter in enumerate(text) if letter == "."]
+    whole = next((at for at in cuts if 0 < cell_len(text[at:]) < width), None)
+    if whole is not None:
+        head = width - 1 - cell_len(text[whole:])
+        return (set_cell_size(text, head) if cuts[0] <= head else "") + "…" + text[whole:]
     head = (width - 1) // 3
     tail = text[-(width - 1 - head) :]
     while cell_len(tail) > width - 1 - head:  # wide characters take two cells
