@@ -44,7 +44,12 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2, self.up, self.act, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm2, self.up, self.act, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
@@ -84,6 +89,16 @@ def peak_memory(reset: bool = False) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
+def warm_page_cache(folder: Path, gigabytes: int = 4) -> None:
+    """Write and delete a file: a virtual machine gets memory from its host at the first touch, ten times slower than
+    ever after, and whoever writes first would pay for it."""
+    block = np.random.default_rng(0).bytes(16 << 20)
+    with (folder / "warm").open("wb") as file:
+        for _ in range(64 * gigabytes):
+            file.write(block)
+    (folder / "warm").unlink()
+
+
 def plain(trainer: Trainer, folder: Path, steps: int) -> dict[str, float]:
     started = time.perf_counter()
     for _ in range(steps):
@@ -104,7 +119,9 @@ def tapped(keep: str) -> Callable[[Trainer, Path, int], dict[str, float]]:
         run = tt.open(folder)
         seen = sum(r.summary.elements * (r.dtype == "float32") * 4 for r in run) / steps
         looked = sum({r.tensor: r.summary.elements * 4 for r in run if r.dtype == "float32"}.values()) / steps
-        return {"seconds": seconds, "seen": seen, "looked": looked, "hooks": stats["seconds_in_hooks"] / steps} | kept(folder, steps)
+        return {"seconds": seconds, "seen": seen, "looked": looked, "hooks": stats["seconds_in_hooks"] / steps} | kept(
+            folder, steps
+        )
 
     return measure
 
@@ -143,6 +160,7 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(prefix="tensortap-"))
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     try:
+        warm_page_cache(scratch)
         for turn in range(options.rounds + 1):
             for name, way in ways.items():
                 before = peak_memory(reset=True)
@@ -163,14 +181,18 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
     # Each round's ways ran one after the other: their ratio is taken within the round.
     base = [result["seconds"] for result in found["plain"]]
     memory = median("plain", "memory")
-    print(f"{'way':10}{'s/step':>9}{'ratio':>8}{'GB kept':>9}{'files':>7}{'extra peak MB':>15}{'s/step over plain per GB':>26}")
+    print(
+        f"{'way':10}{'s/step':>9}{'ratio':>8}{'GB kept':>9}{'files':>7}{'extra peak MB':>15}{'s/step over plain per GB':>26}"
+    )
     for name, results in found.items():
         ratio = statistics.median(r["seconds"] / b for r, b in zip(results, base, strict=True))
         over = median(name, "seconds") - median("plain", "seconds")
         kept_gb = median(name, "bytes") / 1e9
         per_gb = f"{over / kept_gb:.2f}" if kept_gb > 0.1 else "-"
         extra = (median(name, "memory") - memory) / 1e6
-        print(f"{name:10}{median(name, 'seconds'):9.3f}{ratio:8.3f}{kept_gb:9.3f}{median(name, 'files'):7.0f}{extra:15.0f}{per_gb:>26}")
+        print(
+            f"{name:10}{median(name, 'seconds'):9.3f}{ratio:8.3f}{kept_gb:9.3f}{median(name, 'files'):7.0f}{extra:15.0f}{per_gb:>26}"
+        )
     looked, seen = median("summary", "looked"), median("summary", "seen")
     print(
         f"summary: {seen / 1e9:.2f} GB of tensors seen a step, {looked / 1e9:.2f} GB of them looked at "

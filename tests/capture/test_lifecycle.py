@@ -83,7 +83,8 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("where", "error"), [("forward", ZeroDivisionError), ("backward", ZeroDivisionError), ("interrupt", KeyboardInterrupt)]
+    ("where", "error"),
+    [("forward", ZeroDivisionError), ("backward", ZeroDivisionError), ("interrupt", KeyboardInterrupt)],
 )
 def test_an_exception_leaves_no_hook_and_a_readable_run(run_path: Path, where: str, error: type[BaseException]) -> None:
     model = Failing()

@@ -17,7 +17,6 @@ import tensortap as tt
 from support import mirror
 from support.tapping import ALL_KINDS, coverage, everything, values
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
 
 
@@ -61,7 +60,9 @@ def test_the_same_keys_and_numbers_as_torch(tmp_path: Path) -> None:
             for step in range(2):
                 for micro in range(2):
                     array = mirror.tokens(10 * step + micro)
-                    model(torch.from_numpy(array) if model is one else paddle.to_tensor(array)).square().mean().backward()
+                    model(
+                        torch.from_numpy(array) if model is one else paddle.to_tensor(array)
+                    ).square().mean().backward()
                 optimizer.step()
                 (optimizer.zero_grad if model is one else optimizer.clear_grad)()
     ours, theirs = tt.open(tmp_path / "torch"), tt.open(tmp_path / "paddle")

@@ -107,7 +107,7 @@ def test_optimizer_counts_the_steps(run_path: Path) -> None:
         ({"keep": "everything"}, "summary"),
         ({"keep": {"*": "all"}}, "'all'"),
         ({"modules": "layers.*"}, "no module"),
-        ({"modules": "1.O"}, "did you mean .*1.0"),
+        ({"modules": "1.O"}, r"did you mean .*1\.0"),
         ({"classes": "Conv2d"}, "LayerNorm, Linear"),
         ({"steps": 3.5}, "container of ints"),
         ({"on_error": "ignore"}, "warn"),
@@ -153,5 +153,10 @@ def test_hostile_names_stay_inside_the_index(run_path: Path) -> None:
     model.forward = lambda x: sum(m(x) for m in model.children())  # type: ignore[method-assign]
     run, _ = tapped(model, run_path)
     assert modules_of(run) == {"", *(n.replace(".", "_") for n in names)}
-    assert {p.name.split("_")[0] for p in (run_path / "rank_0").iterdir()} <= {"index.arrows", "rank.json", "coverage.json", "step"}
+    assert {p.name.split("_")[0] for p in (run_path / "rank_0").iterdir()} <= {
+        "index.arrows",
+        "rank.json",
+        "coverage.json",
+        "step",
+    }
     assert all(run.load(record) is not None for record in run)

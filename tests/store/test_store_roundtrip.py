@@ -223,9 +223,9 @@ def test_files_roll_over_when_the_header_is_full_or_the_file_large(tmp_path, mon
     for path in (tmp_path / "a/rank_0").glob("*.safetensors"):
         with safetensors.safe_open(path, "np") as file:
             names |= set(file.keys())
-        assert path.stat().st_size < 60_000
+        assert path.stat().st_size < 64_000
     assert names == {f"t{number}" for number in range(300)}
-    assert len(list((tmp_path / "a/rank_0").glob("step_000000.*"))) > 3
+    assert len(list((tmp_path / "a/rank_0").glob("step_000000.*"))) > 1
     assert len(list((tmp_path / "a/rank_0").glob("step_000002.*"))) == 2  # the header's size was learnt
 
 

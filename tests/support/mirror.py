@@ -1,4 +1,4 @@
-"""One small transformer block with a convolution in front, written twice: the same names and numbers in both frameworks."""
+"""One small model written twice: the same names and the same numbers in both frameworks."""
 
 from __future__ import annotations
 

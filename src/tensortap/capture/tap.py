@@ -26,6 +26,7 @@ from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.errors import CaptureError, TensortapError, UsageError
 from tensortap.frameworks import Framework, framework_of
+from tensortap.machine import cores
 from tensortap.records import Coverage
 from tensortap.store.writer import RunWriter
 
@@ -84,6 +85,7 @@ class Tap:
             info=self._info(tree),
             overwrite=self._options.overwrite,
             max_buffer=self._options.max_buffer,
+            crowded=self._framework.compute_threads(tree.sites[0].owner) >= cores(),
         )
         undo.callback(self._writer.close, "failed", "the tap could not be placed")
         self._recorder = Recorder(self._framework, self._writer, self.rank)

@@ -72,6 +72,9 @@ class Framework(Protocol):
 
     def world(self) -> int: ...
 
+    def compute_threads(self, model: Any) -> int:
+        """How many CPU threads the model's own computation keeps busy."""
+
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Direct children, a shared one under each of its names."""

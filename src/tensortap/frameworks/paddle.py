@@ -56,6 +56,10 @@ class Paddle:
     def world(self) -> int:
         return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
+    def compute_threads(self, model: Any) -> int:
+        on_cpu = all(parameter.place.is_cpu_place() for parameter in model.parameters())
+        return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1) if on_cpu else 1
+
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]

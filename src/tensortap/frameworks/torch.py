@@ -75,6 +75,10 @@ class Torch:
             return torch.distributed.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))
 
+    def compute_threads(self, model: torch.nn.Module) -> int:
+        devices = {parameter.device.type for parameter in model.parameters()}
+        return torch.get_num_threads() if devices <= {"cpu"} else 1
+
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]

@@ -25,6 +25,7 @@ from numba.core import event
 from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels import reference, rows
+from tensortap.machine import cores
 from tensortap.records import Summary
 
 __all__ = ["release", "summarize"]
@@ -222,7 +223,7 @@ _TABLES: dict[str, npt.NDArray[np.float32]] = {}
 _LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
 _CONSTANTS = _constants()
 _CONSTANTS_AT = _address(_CONSTANTS)
-_CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MOST_THREADS)
+_CORES = min(cores(), _MOST_THREADS)
 _scratch = _Scratch()
 _ready: set[int] = set()
 _lock = threading.Lock()

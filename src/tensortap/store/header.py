@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from tensortap import dtypes
 from tensortap.store.format import utf8
+from tensortap.store.route import BLOCK
 
 __all__ = ["Entry", "Header", "room_for", "rounded"]
 
-ALIGN = 64
+ALIGN = BLOCK  # so that whole slabs may go past the page cache
 _LONGEST_NAME = 400
 
 

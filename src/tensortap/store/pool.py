@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.store.route import BLOCK
 from tensortap.store.state import State
 
 __all__ = ["Slab", "SlabPool"]
@@ -25,6 +28,8 @@ class SlabPool:
     def __init__(self, nbytes: int, state: State) -> None:
         # At least four, so that one is filled while another is written; small ones fit small pools.
         self.slab_bytes = max(_SMALLEST, min(_LARGEST, nbytes // 4))
+        if self.slab_bytes > BLOCK:
+            self.slab_bytes -= self.slab_bytes % BLOCK
         self._left = max(2, nbytes // self.slab_bytes)
         self._free: list[Slab] = []
         self._state = state
@@ -37,7 +42,8 @@ class SlabPool:
             if not self._free and self._left:
                 self._left -= 1
                 self.peak += self.slab_bytes
-                return np.empty(self.slab_bytes, np.uint8)
+                # Pages of their own: writing past the page cache needs aligned memory.
+                return np.frombuffer(mmap.mmap(-1, self.slab_bytes), np.uint8)
             self._state.stall_for(lambda: bool(self._free))
             return self._free.pop()
 

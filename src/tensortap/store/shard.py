@@ -1,13 +1,17 @@
 """One writer of tensors: a stream of safetensors files, a pool of slabs, and the thread that writes them out.
 
-The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or
-sealed since someone waits for its bytes, goes to the thread. Small tensors share a slab, and so a write.
+The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed since
+someone waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route for a
+thread it writes from the caller's: one copy less, and right where all cores are busy computing, since a thread that
+takes one of them away makes all the others wait at their next barrier.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -21,6 +25,7 @@ from tensortap.records import Location
 from tensortap.store.format import PARTIAL
 from tensortap.store.header import Header, room_for
 from tensortap.store.pool import Slab, SlabPool
+from tensortap.store.route import BLOCK, Route
 from tensortap.store.state import State
 
 __all__ = ["Shard"]
@@ -53,7 +58,12 @@ class _File:
 class Shard:
     """`put` and `finish` may be called from any thread; one at a time gets in."""
 
-    def __init__(self, folder: Path, new_name: Callable[[int], str], buffer: int, state: State) -> None:
+    def __init__(
+        self, folder: Path, new_name: Callable[[int], str], buffer: int, state: State, route: Route | None
+    ) -> None:
+        self._threaded = route is not None
+        self._route = route or Route(possible=False, favour=1)
+        self._tail = b""
         self._folder = folder
         self._new_name = new_name
         self._state = state
@@ -75,7 +85,7 @@ class Shard:
         self.written = 0
         self.files = 0
         # The thread's own:
-        self._fd = -1
+        self._fd = self._direct = -1
         self._path = folder
 
     @property
@@ -111,7 +121,7 @@ class Shard:
             location = Location(file.name, file.end, nbytes)
             try:
                 for part in parts:
-                    self._copy(file, part)
+                    (self._copy if self._threaded else self._write_through)(file, part)
             except BaseException:
                 self._take_back(file, location.offset)
                 raise
@@ -140,6 +150,7 @@ class Shard:
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join()
+        self._close()
 
     # The caller's side, with _entry held.
 
@@ -147,6 +158,7 @@ class Shard:
         if self._file is not None:
             self._complete(self._file)
         self._file = _File(self._new_name(step), step, max(self._region, least))
+        self._tail = b""
         self._submit(_Job(partial(self._do_open, self._file.name)))
         return self._file
 
@@ -168,7 +180,8 @@ class Shard:
         while at < part.size:
             if self._slab is None:
                 self._slab = self.pool.take()
-                self._fill = 0
+                self._fill = len(self._tail)
+                self._slab[: self._fill] = np.frombuffer(self._tail, np.uint8)
             count = min(self._slab.size - self._fill, part.size - at)
             self._slab[self._fill : self._fill + count] = part[at : at + count]
             self._fill += count
@@ -177,19 +190,40 @@ class Shard:
             if self._fill == self._slab.size:
                 self._submit_slab(file)
 
+    def _write_through(self, file: _File, part: npt.NDArray[np.uint8]) -> None:
+        self._run(partial(self._do_write, part, part.size, file.end))
+        self._state.check()
+        file.end += part.size
+
     def _take_back(self, file: _File, end: int) -> None:
         """A copy was interrupted. What went out already lies behind `end`, and is written over or cut off."""
         self._fill = max(0, self._fill - (file.end - end))
+        self._tail = b""
         file.end = end
 
     def _submit_slab(self, file: _File) -> None:
+        """Send the slab out. The end of a block that it does not fill is sent again with the next slab, so that each
+        slab begins on a block."""
         slab, self._slab = self._slab, None
         if slab is not None:
+            beyond = self._fill % BLOCK if self._fill < slab.size else 0
+            self._tail = bytes(slab[self._fill - beyond : self._fill])
             act = partial(self._do_write, slab, self._fill, file.end - self._fill)
             self._submit(_Job(act, slab, self._fill))
             self._fill = 0
 
+    def _run(self, act: Callable[[], None]) -> None:
+        """Do a job here and now. What goes wrong is remembered, as the thread remembers it."""
+        if self._state.failure is None:
+            try:
+                act()
+            except OSError as error:
+                self._state.fail(error, self._path)
+
     def _submit(self, job: _Job) -> None:
+        if not self._threaded:
+            self._run(job.act)
+            return
         with self._state.changed:
             self._jobs.append(job)
             self._submitted += 1
@@ -222,23 +256,48 @@ class Shard:
                 if job.slab is not None:
                     self.pool.give(job.slab)
                 changed.notify_all()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
+
+    def _close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = -1
 
     def _do_open(self, name: str) -> None:
         self._path = self._folder / (name + PARTIAL)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def _do_write(self, slab: Slab, count: int, offset: int) -> None:
-        self._write_all(slab.data[:count], offset)
+        view, past = slab.data[:count], 0
+        if count >= BLOCK and offset % BLOCK == 0 and self._route.past():
+            past = self._write_past(view[: count - count % BLOCK], offset)
+        started = time.perf_counter()
+        self._write_all(view[past:], offset + past)
+        self._route.took(False, count - past, time.perf_counter() - started)
         self.written += count
+
+    def _write_past(self, view: memoryview, offset: int) -> int:
+        """Past the page cache. Returns how many bytes went that way: none, for good, if the file system refuses."""
+        started = time.perf_counter()
+        written = 0
+        try:
+            if self._direct < 0:
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
+            while written < len(view):
+                written += os.pwrite(self._direct, view[written:], offset + written)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._route.give_up()
+            return written
+        self._route.took(True, written, time.perf_counter() - started)
+        return written
 
     def _do_finish(self, name: str, header: Header, end: int) -> None:
         os.ftruncate(self._fd, end)  # an interrupted copy may have left bytes behind the last tensor
         self._write_all(memoryview(header.pack()), 0)
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        self._close()
         self._path.rename(self._folder / name)
         self.files += 1
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
+from tensortap.machine import cores
 from tensortap.records import Coverage, Location, Record
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
@@ -35,6 +36,7 @@ from tensortap.store.format import (
 )
 from tensortap.store.index import IndexWriter
 from tensortap.store.pieces import pieces
+from tensortap.store.route import Route, can_go_past
 from tensortap.store.shard import Shard
 from tensortap.store.state import State, write_error
 
@@ -52,7 +54,8 @@ class RunWriter:
     ...     writer.end_step(0)
 
     `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
-    many threads write tensors, each to a file of its own.
+    many threads write tensors, each to a file of its own. `crowded` says that
+    the run itself needs every core of the machine.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class RunWriter:
         overwrite: bool = False,
         max_buffer: int | None = None,
         writers: int | None = None,
+        crowded: bool = False,
     ) -> None:
         count = _default_writers() if writers is None else writers
         buffer = DEFAULT_BUFFER if max_buffer is None else max_buffer
@@ -86,7 +90,19 @@ class RunWriter:
             raise write_error(error, error.filename or self.path) from error
         self._numbers: dict[int, int] = {}
         self._numbers_lock = threading.Lock()
-        self._shards = [Shard(self._folder, self._new_name, buffer // count, self._state) for _ in range(count)]
+        past = can_go_past(self._folder)
+        # Beside a run that needs every core, a thread that keeps one busy costs more than it saves.
+        threaded = past or not crowded
+        self._shards = [
+            Shard(
+                self._folder,
+                self._new_name,
+                buffer // count,
+                self._state,
+                Route(past, favour=8 if crowded else 2) if threaded else None,
+            )
+            for _ in range(count)
+        ]
         self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
         self._closing = threading.Lock()
         self._closed = False
@@ -251,11 +267,7 @@ def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
 
 def _default_writers() -> int:
     """One on a small machine, where more would take cores from the run; a few on a large one."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        cores = os.cpu_count() or 1
-    return max(1, min(4, cores // 4))
+    return max(1, min(4, cores() // 4))
 
 
 def _now() -> str:

@@ -1,0 +1,86 @@
+"""Bytes arrive whole whichever way they take to the disk, and the faster way is found."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tensortap.store import RunWriter
+from tensortap.store import writer as writer_module
+from tensortap.store.route import BLOCK, Route
+
+
+def arrays(seed=0):
+    dice = np.random.default_rng(seed)
+    return [dice.standard_normal(int(n)).astype(np.float32) for n in dice.integers(1, 9000, 60)]
+
+
+def write(folder, flush_every, **options):
+    """Arrays with a flush in between, so that slabs go out unfilled and the next must begin on a block again."""
+    with RunWriter(folder, info={}, max_buffer=64 << 10, **options) as writer:
+        for number, array in enumerate(arrays()):
+            writer.put(str(number), array, step=0)
+            if number % flush_every == 0:
+                writer.flush()
+        writer.end_step(0)
+    found = {}
+    for path in sorted((folder / "rank_0").glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+@pytest.mark.parametrize("flush_every", [1, 7, 1000])
+@pytest.mark.parametrize("way", ["past", "through", "caller", "refused", "half refused"])
+def test_every_byte_arrives(tmp_path, monkeypatch, way, flush_every):
+    if way != "past":
+        monkeypatch.setattr(writer_module, "can_go_past", lambda folder: way in ("refused", "half refused"))
+    if "refused" in way:
+        true, calls = os.pwrite, []
+
+        def pwrite(fd, data, offset):
+            import fcntl
+
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                calls.append(1)
+                if way == "refused" or len(calls) > 3:
+                    raise OSError(errno.EINVAL, "not aligned enough")
+            return true(fd, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", pwrite)
+    found = write(tmp_path / "run", flush_every, crowded=way == "caller")
+    for number, array in enumerate(arrays()):
+        assert np.array_equal(found[str(number)], array)
+
+
+def test_the_faster_way_is_taken_and_the_other_tried_again():
+    route = Route(possible=True, favour=1)
+    taken = []
+    for _ in range(600):
+        past = route.past()
+        taken.append(past)
+        route.took(past, 1 << 20, 1.0 if past else 0.1)
+    assert taken.count(True) < 10 and True in taken[300:]
+    for _ in range(600):
+        past = route.past()
+        route.took(past, 1 << 20, 0.01 if past else 0.1)
+    assert route.past()
+
+
+def test_favour_and_refusal():
+    route = Route(possible=True, favour=8)
+    route.took(True, 1 << 20, 0.5)
+    route.took(False, 1 << 20, 0.1)
+    assert route.past()
+    route.give_up()
+    assert not route.past()
+    assert not Route(possible=False, favour=8).past()
+
+
+def test_small_writes_teach_nothing():
+    route = Route(possible=True, favour=1)
+    route.took(True, BLOCK, 1.0)
+    assert route.past()
