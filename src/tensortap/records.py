@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -11,14 +12,21 @@ import numpy.typing as npt
 __all__ = [
     "KINDS",
     "PHASES",
+    "STATUSES",
+    "Comparison",
     "Coverage",
+    "Difference",
+    "Finding",
     "Key",
     "Kind",
     "Location",
+    "PairStatus",
     "Phase",
     "Record",
     "Status",
     "Summary",
+    "Unmatched",
+    "Verdict",
     "shown",
 ]
 
@@ -26,6 +34,10 @@ Phase = Literal["forward", "backward", "state"]
 Kind = Literal["input", "output", "grad_input", "grad_output", "param", "param_grad", "buffer"]
 Status = Literal["seen", "never called", "no gradient", "alias", "skipped"]
 
+PairStatus = Literal["equal", "close", "diverged", "nonfinite", "shape", "unjudged"]
+Verdict = Literal["match", "diverged", "incomparable"]
+
+STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
 
@@ -142,3 +154,113 @@ class Coverage:
             "calls": self.calls,
             "reason": self.reason,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one tensor is from another. The reference is what relative numbers are relative to."""
+
+    elements: int
+    equal: bool
+    """Bit for bit."""
+    exact: bool
+    """Measured on all elements; else estimated from sketches, where only the first four numbers are known."""
+    rel_l2: float
+    """|candidate - reference| / |reference|."""
+    rel_l2_bar: float
+    """Half-width of a 95 % interval around rel_l2; 0 where exact."""
+    cosine: float
+    l2: float
+    """|candidate - reference|."""
+    max_abs: float = float("nan")
+    max_abs_index: tuple[int, ...] | None = None
+    """Where the greatest difference is, as an index into the tensor."""
+    reference_value: float = float("nan")
+    candidate_value: float = float("nan")
+    max_ulp: float = float("nan")
+    """The greatest distance in units in the last place of the coarser dtype."""
+    mismatched: float = float("nan")
+    """Share of elements outside atol + rtol * |reference|."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A place where the candidate went wrong by its own doing: its inputs were still right."""
+
+    key: Key
+    rank: int
+    cls: str
+    status: str
+    """diverged | nonfinite | shape"""
+    difference: Difference | None
+    tolerance: float
+    rule: str
+    """Which rule judged it, in words."""
+    inputs_matched: bool | None
+    """None if no inputs of this call were recorded."""
+    container: str | None = None
+    """The module in whose own code the value was born, if it appeared between two modules."""
+    inputs_rel_l2: float = float("nan")
+    """The worst relative error among the inputs."""
+
+    @property
+    def module(self) -> str:
+        """The module to look at: the container where the value appeared between modules, else the module itself."""
+        return self.key.module if self.container is None else self.container
+
+    @property
+    def rel_l2(self) -> float:
+        return self.difference.rel_l2 if self.difference is not None else float("nan")
+
+    @property
+    def cosine(self) -> float:
+        return self.difference.cosine if self.difference is not None else float("nan")
+
+    @property
+    def max_abs(self) -> float:
+        return self.difference.max_abs if self.difference is not None else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A record that only one side has."""
+
+    side: Literal["reference", "candidate"]
+    key: Key
+    rank: int
+    cls: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two runs in, this out. `str()` of it is the sentence."""
+
+    reference: str
+    candidate: str
+    verdict: Verdict
+    sentence: str
+    first: Finding | None
+    births: Sequence[Finding]
+    counts: Mapping[str, int]
+    """Pairs by status, and "unmatched"."""
+    unmatched: Sequence[Unmatched]
+    table: Any
+    """All pairs as a pyarrow.Table in the reference's execution order; `report` documents its columns."""
+    policy: str
+    """The tolerance, in words."""
+    notes: Sequence[str] = ()
+    """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """run.json of both sides, under "reference" and "candidate"."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every pair as a dict, in execution order, without holding all of them."""
+        for batch in self.table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
