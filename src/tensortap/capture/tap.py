@@ -78,6 +78,7 @@ class Tap:
             self._undo = undo.pop_all()
 
     def _open(self, tree: Tree, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
+        threads = self._framework.compute_threads(tree.sites[0].owner)
         self._writer = RunWriter(
             self.path,
             rank=self.rank,
@@ -85,9 +86,10 @@ class Tap:
             info=self._info(tree),
             overwrite=self._options.overwrite,
             max_buffer=self._options.max_buffer,
-            crowded=self._framework.compute_threads(tree.sites[0].owner) >= cores(),
+            crowded=threads >= cores(),
         )
         undo.callback(self._writer.close, "failed", "the tap could not be placed")
+        kernels.borrow_threads(self._framework.openmp(), threads)
         self._recorder = Recorder(self._framework, self._writer, self.rank)
         self._watcher = Watcher(self._framework, tree, chosen, self._selection, self._clock, self._book, self._recorder)
         if self._options.compiled == "eager":

@@ -75,6 +75,9 @@ class Framework(Protocol):
     def compute_threads(self, model: Any) -> int:
         """How many CPU threads the model's own computation keeps busy."""
 
+    def openmp(self) -> str | None:
+        """The file of the OpenMP runtime whose threads compute, if there is one."""
+
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Direct children, a shared one under each of its names."""

@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.libraries import loaded_openmp
 
 __all__ = ["Paddle"]
 
@@ -59,6 +61,9 @@ class Paddle:
     def compute_threads(self, model: Any) -> int:
         on_cpu = all(parameter.place.is_cpu_place() for parameter in model.parameters())
         return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1) if on_cpu else 1
+
+    def openmp(self) -> str | None:
+        return loaded_openmp(Path(paddle.__file__).parent)
 
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:

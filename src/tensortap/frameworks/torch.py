@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.libraries import loaded_openmp
 
 __all__ = ["Torch"]
 
@@ -78,6 +80,9 @@ class Torch:
     def compute_threads(self, model: torch.nn.Module) -> int:
         devices = {parameter.device.type for parameter in model.parameters()}
         return torch.get_num_threads() if devices <= {"cpu"} else 1
+
+    def openmp(self) -> str | None:
+        return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
 
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:

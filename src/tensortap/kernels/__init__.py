@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tensortap.records import Summary
 
-__all__ = ["release", "summarize"]
+__all__ = ["borrow_threads", "release", "summarize"]
 
 
 def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
@@ -20,6 +20,14 @@ def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
     from tensortap.kernels import cpu
 
     return cpu.summarize(array, threads)
+
+
+def borrow_threads(library: str | None, threads: int) -> None:
+    """Summaries of the calling thread run on a framework's own OpenMP threads, where its library is known."""
+    if library is not None:
+        from tensortap.kernels import cpu
+
+        cpu.borrow(library, threads)
 
 
 def release() -> None:

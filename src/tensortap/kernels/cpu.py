@@ -25,10 +25,11 @@ from numba.core import event
 from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels import reference, rows
+from tensortap.kernels.team import Team
 from tensortap.machine import cores
 from tensortap.records import Summary
 
-__all__ = ["release", "summarize"]
+__all__ = ["borrow", "release", "summarize"]
 
 _log = logging.getLogger("tensortap")
 _CHUNK = rows.CHUNK_ROWS * reference.ROW
@@ -90,13 +91,26 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
         records_at, counter_at = _scratch.record_address, _scratch.counter_address
         counter[0] = 0
     work = (layout, _address(array), elements, counter_at, records_at)
-    if helpers > 0:
+    if helpers > 0 and threads is None and _team is not None and _team.here():
+        arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
+        _team.run(layout.like, (*arguments, _CONSTANTS_AT), chunks)
+    elif helpers > 0:
         _share(work, helpers, keep=(array, records, counter))
     else:
         _take_chunks(work)
     sketch = np.empty(reference.BUCKETS, np.float32)
     rows.finish(records_at, chunks, sketch)
     return _summary(elements, records, sketch)
+
+
+def borrow(library: str, threads: int) -> None:
+    """Let the calling thread's summaries run on the OpenMP threads of a framework; see `team`."""
+    global _team
+    try:
+        _team = Team(library, min(threads, _MOST_THREADS)) if threads > 1 else None
+    except (OSError, AttributeError) as error:
+        _log.debug("cannot borrow the threads of %s: %s", library, error)
+        _team = None
 
 
 def release() -> None:
@@ -228,5 +242,6 @@ _scratch = _Scratch()
 _ready: set[int] = set()
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
+_team: Team | None = None
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,7 @@ from numba.extending import overload
 
 from tensortap.kernels.vectors import add_signed, greater, lesser, pointer, take
 
-__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "finish", "run"]
+__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WORK", "finish", "run", "team_entry"]
 
 ROW = 1024
 CHUNK_ROWS = 256
@@ -360,3 +360,42 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
             out[i] += more[i]
     for i in range(256):
         sketch[i] = out[FIELDS + i]
+
+
+WORK = 10
+"""Arguments of a team's member in 8-byte fields: those of `run` but `like` and `scratch`, then the memory that all
+members work in, one behind the other, and the counter of members."""
+
+
+@_compiled()
+def _member(work: Any, like: Any) -> None:
+    scratch = work[8] + take(work[9]) * SCRATCH
+    run(work[0], work[1], work[2], work[3], work[4], like, work[5], work[6], scratch, work[7])
+
+
+def _narrow_member(arguments: Any) -> None:
+    work = carray(arguments, WORK, np.int64)
+    _member(work, carray(pointer(work[0]), 0, np.float32))
+
+
+def _wide_member(arguments: Any) -> None:
+    work = carray(arguments, WORK, np.int64)
+    _member(work, carray(pointer(work[0]), 0, np.float64))
+
+
+_entries: dict[int, Any] = {}
+
+
+def team_entry(like: Any) -> int:
+    """Address of a C function that is one thread's part of `run`: void (*)(int64_t work[WORK])."""
+    entry = _entries.get(like.itemsize)
+    if entry is None:
+        member = _narrow_member if like.itemsize == 4 else _wide_member
+        signature = types.void(types.voidptr)
+        try:
+            entry = numba.cfunc(signature, nogil=True, cache=True)(member)
+        except (RuntimeError, OSError):  # no folder for the cache, or no room in it
+            entry = numba.cfunc(signature, nogil=True)(member)
+        _entries[like.itemsize] = entry
+    address: int = entry.address
+    return address
