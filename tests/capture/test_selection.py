@@ -121,7 +121,7 @@ def test_arguments_that_cannot_be_meant(run_path: Path, options: dict[str, Any],
 
 
 def test_not_a_model(run_path: Path) -> None:
-    with pytest.raises(UsageError, match="torch.nn.Module"):
+    with pytest.raises(UsageError, match=r"torch\.nn\.Module"):
         tt.capture(nn.Linear, run_path)
 
 

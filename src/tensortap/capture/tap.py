@@ -158,6 +158,8 @@ class Tap:
                 if self._error is not None:
                     status, reason = "failed", str(self._error)
                 if self._writer is not None:
+                    if self._error is None:
+                        self._writer.coverage(self._book.rows(), self._book.notices)
                     self._writer.close(status, reason)
             except Exception as error:
                 self._stop(error)
@@ -191,7 +193,7 @@ class Tap:
             self.close()
             return
         try:
-            self.close("failed", f"{kind.__name__}: {error}")
+            self.close("failed", f"{kind.__name__}: {error}".removesuffix(": "))
         except TensortapError as second:  # the user's own error matters more
             if sys.version_info >= (3, 11) and error is not None:
                 error.add_note(f"tensortap also failed: {second}")

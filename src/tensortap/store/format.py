@@ -24,6 +24,29 @@ import pyarrow as pa
 from tensortap.errors import RunUnreadable
 from tensortap.records import Coverage, Key, Location, Record, Summary
 
+__all__ = [
+    "COVERAGE_JSON",
+    "END_OF_STREAM",
+    "FORMAT",
+    "INDEX",
+    "PARTIAL",
+    "RANK_FORMAT",
+    "RANK_JSON",
+    "RANK_NAME",
+    "RUN_FORMAT",
+    "RUN_JSON",
+    "SCHEMA",
+    "SHARD_NAME",
+    "TEMPORARY_NAME",
+    "check_run_info",
+    "coverage_from",
+    "decode",
+    "encode",
+    "rank_name",
+    "shard_name",
+    "utf8",
+]
+
 FORMAT = 1
 """History of the format:
 1: the first.

@@ -85,7 +85,8 @@ class Run:
         """What a reader of this run should know: what is missing, and what capture could not see."""
         found = []
         world = self.info.get("world", 0)
-        if missing := [rank for rank in range(world) if rank not in self.ranks]:
+        chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
+        if not chosen and (missing := [rank for rank in range(world) if rank not in self.ranks]):
             found.append(f"{len(missing)} of {world} ranks left nothing: {_few(missing)}")
         for rank in self.ranks:
             said = [

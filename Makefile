@@ -1,0 +1,33 @@
+# Everything a fresh machine needs: `make demo` shows what it does, `make test` checks that it does it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types tests bench clean
+
+demo: $(VENV)/.ready
+	$(BIN)/tensortap demo --out runs/demo --overwrite
+
+test: lint types tests
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+tests: $(VENV)/.ready
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/capture_cpu.py
+
+# constraints.txt pins the frameworks, so that a plain pip takes their CPU builds.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

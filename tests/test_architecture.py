@@ -1,0 +1,117 @@
+"""Who may import whom, what may be called where, and what importing the package costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensortap
+
+SOURCE = Path(tensortap.__file__).parent
+COMMON = {"errors", "records", "dtypes", "machine"}
+ROOMS = {
+    "errors": set(),
+    "records": set(),
+    "dtypes": set(),
+    "machine": set(),
+    "kernels": COMMON,
+    "frameworks": COMMON | {"kernels"},
+    "store": COMMON,
+    "capture": COMMON | {"kernels", "frameworks", "store"},
+    "compare": COMMON | {"kernels", "store"},
+    "report": COMMON,
+    "demo": COMMON | {"", "capture", "compare", "store"},
+    "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
+    "cli": COMMON | {"", "capture", "compare", "store", "report", "demo"},
+    "__main__": {"cli"},
+    "__init__": {"capture", "compare", "store", "errors", "records"},
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(room, file) of every module; a file beside the rooms is a room of its own."""
+    return [(path.relative_to(SOURCE).parts[0].removesuffix(".py"), path) for path in sorted(SOURCE.rglob("*.py"))]
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file names in an import, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value).rpartition("tensortap/")[2])
+def test_rooms_import_only_what_they_may(room: str, path: Path) -> None:
+    assert room in ROOMS, f"{room} is a new room: say in ROOMS what it may import"
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top == "tensortap":
+            other = rest.partition(".")[0]
+            if not ((SOURCE / other).is_dir() or (SOURCE / f"{other}.py").exists()):
+                other = ""  # a name of the package itself
+            assert other == room or other in ROOMS[room], f"{room} must not import {name}"
+        if top in ("torch", "paddle"):
+            assert room in ("frameworks", "demo"), f"only frameworks may import {top}"
+        if top in ("rich", "typer"):
+            assert room in ("report", "cli", "demo"), f"{room} shows nothing and must not import {top}"
+        assert top not in ("pickle", "cPickle", "dill", "shelve", "marshal"), f"{path} must not pickle"
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value).rpartition("tensortap/")[2])
+def test_only_the_command_line_prints_and_exits(room: str, path: Path) -> None:
+    if room in ("cli", "__main__"):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            assert name not in ("print", "sys.exit", "exit", "quit", "breakpoint"), f"{path}:{node.lineno} calls {name}"
+        if isinstance(node, ast.Attribute):
+            assert ast.unparse(node) != "sys.argv", f"{path}:{node.lineno} reads argv"
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value).rpartition("tensortap/")[2])
+def test_all_names_what_a_module_offers(room: str, path: Path) -> None:
+    if path.name == "__main__.py" or "frameworks" in path.parts:
+        return
+    name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    module = importlib.import_module(name)
+    offered = getattr(module, "__all__", None)
+    if offered is None:
+        assert path.name == "__init__.py", f"{name} has no __all__"
+        return
+    assert list(offered) == sorted(offered, key=lambda n: (not n.isupper(), not n[0].isupper(), n)) or list(
+        offered
+    ) == sorted(offered), f"{name}.__all__ is not sorted"
+    for entry in offered:
+        assert hasattr(module, entry), f"{name}.__all__ names {entry}, which is not there"
+
+
+def test_public_names() -> None:
+    public = {name for name in vars(tensortap) if not name.startswith("_")}
+    submodules = {name for name in public if f"tensortap.{name}" in sys.modules} - set(tensortap.__all__)
+    assert public - submodules - {"annotations"} == set(tensortap.__all__)
+
+
+def test_importing_loads_nothing_heavy_and_is_quick() -> None:
+    """A ceiling far above the usual, so that a busy machine does not matter; what counts is what was loaded."""
+    script = """
+import sys, time
+started = time.process_time()
+import tensortap
+spent = time.process_time() - started
+heavy = {"torch", "paddle", "numba", "pyarrow", "pandas", "h5py", "rich", "typer", "safetensors"} & set(sys.modules)
+assert not heavy, heavy
+assert spent < 0.5, spent
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
