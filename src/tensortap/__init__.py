@@ -6,12 +6,13 @@ import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tensortap.capture import capture
+from tensortap.compare import compare
 from tensortap.errors import TensortapError
 
 if _TYPE_CHECKING:
     from tensortap.store import Run
 
-__all__ = ["TensortapError", "capture", "open"]
+__all__ = ["TensortapError", "capture", "compare", "open"]
 __version__ = "0.1.0"
 
 

@@ -1,1 +1,70 @@
 """The third phase: align two runs, measure how far each pair is apart, judge, and name the first place they part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tensortap.records import Comparison
+
+if TYPE_CHECKING:
+    from tensortap.store import Run
+
+__all__ = ["compare"]
+
+
+def compare(
+    reference: str | os.PathLike[str] | Run,
+    candidate: str | os.PathLike[str] | Run,
+    *,
+    rename: Sequence[str] = (),
+    map_file: str | os.PathLike[str] | None = None,
+    steps: Collection[int] | Mapping[int, int] | None = None,
+    ranks: Collection[int] | Mapping[int, int] | None = None,
+    modules: str | Collection[str] | None = None,
+    kinds: str | Collection[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    noise: Sequence[str | os.PathLike[str] | Run] = (),
+    until_first: bool = False,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compare two runs, and name the first place where the candidate parts from the reference.
+
+    reference, candidate: paths of runs, or runs that are open already.
+    rename: 'PATTERN=REPLACEMENT' regular expressions that turn the candidate's module names into the reference's.
+    map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
+    steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
+    modules, kinds: name patterns and kinds to compare.
+    rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
+    noise: further runs of the reference; what differs there is no difference.
+    until_first: stop measuring at the first birth.
+    workers: processes that measure; None chooses.
+    progress: called with bytes done and bytes in all.
+
+    >>> result = tensortap.compare("runs/a", "runs/b")
+    >>> print(result)
+    The runs match: all 1,204 pairs are equal bit for bit.
+    """
+    from tensortap.compare.comparing import Request, run_comparison  # loads pyarrow and numba: not before it is needed
+
+    return run_comparison(
+        Request(
+            reference=reference,
+            candidate=candidate,
+            rename=tuple(rename),
+            map_file=map_file,
+            steps=steps,
+            ranks=ranks,
+            modules=modules,
+            kinds=kinds,
+            rtol=rtol,
+            atol=atol,
+            noise=tuple(noise),
+            until_first=until_first,
+            workers=workers,
+            progress=progress,
+        )
+    )

@@ -1,0 +1,258 @@
+"""The comparison from end to end: open, align, measure, judge, say."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare import sentence
+from tensortap.compare.align import Alignment, Renames, align, suggest
+from tensortap.compare.judge import Judgement, Pairs, judge
+from tensortap.compare.metrics import Measures, estimate, prepare
+from tensortap.compare.pairs_table import table_of
+from tensortap.compare.side import Scope, Side
+from tensortap.compare.structure import Structure
+from tensortap.compare.tensors import measure_tensors
+from tensortap.compare.tolerance import Policy
+from tensortap.compare.verdict import findings
+from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.records import Comparison, Finding, Unmatched, Verdict
+from tensortap.store import Run, open_run
+
+__all__ = ["Request", "run_comparison"]
+
+Source = str | os.PathLike[str] | Run
+_MOST_UNMATCHED = 10_000
+_LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked; see `tensortap.compare`."""
+
+    reference: Source
+    candidate: Source
+    rename: tuple[str, ...] = ()
+    map_file: str | os.PathLike[str] | None = None
+    steps: Collection[int] | Mapping[int, int] | None = None
+    ranks: Collection[int] | Mapping[int, int] | None = None
+    modules: str | Collection[str] | None = None
+    kinds: str | Collection[str] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    noise: tuple[Source, ...] = ()
+    until_first: bool = False
+    workers: int | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """Two sides, aligned and measured."""
+
+    reference: Side
+    candidate: Side
+    alignment: Alignment
+    measures: Measures
+
+
+def run_comparison(request: Request) -> Comparison:
+    renames = Renames.of(request.rename, _read_map(request.map_file))
+    reference, candidate = _open(request.reference), _open(request.candidate)
+    matched = _match(reference, candidate, renames, request, request.progress)
+    policy = Policy(request.rtol, request.atol, _noise(reference, matched, renames, request))
+    structure = Structure(matched.reference, matched.alignment.reference)
+    judgement = judge(_pairs(matched), structure, policy)
+    return _conclude(matched, structure, judgement, policy, renames)
+
+
+def _match(
+    reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
+) -> _Matched:
+    left = Side(reference, _scope(request, theirs=False))
+    right = Side(candidate, _scope(request, theirs=True))
+    alignment = align(left, right, renames if renames else None, _mapping(request.steps), _mapping(request.ranks))
+    measures = prepare(left, right, alignment)
+    open_pairs = measures.open
+    whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
+    estimate(measures, left, right, alignment, open_pairs[~whole])
+    for pair, measure in measure_tensors(left, right, alignment, open_pairs[whole], request.workers, progress):
+        measures.take(pair, measure)
+    return _Matched(left, right, alignment, measures)
+
+
+def _pairs(matched: _Matched) -> Pairs:
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    rows, partners = alignment.reference, alignment.candidate
+    base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
+    rel_l2 = measures.rel_l2.copy()
+    rel_l2[measures.nonfinite | measures.reshaped] = np.inf
+    return Pairs(
+        rel_l2=rel_l2,
+        l2=measures.sides["reference"]["l2"],
+        elements=measures.sides["reference"]["elements"],
+        equal=measures.equal,
+        nonfinite=measures.nonfinite & ~measures.equal,
+        reshaped=measures.reshaped,
+        dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
+        base=base[left.dtype.codes[rows], right.dtype.codes[partners]] if len(rows) else np.empty(0),
+    )
+
+
+def _dimensions(side: Side) -> npt.NDArray[np.int64]:
+    offsets = side.shapes.offsets.to_numpy()
+    return np.asarray(np.diff(offsets), np.int64)
+
+
+def _noise(reference: Run, matched: _Matched, renames: Renames, request: Request) -> npt.NDArray[np.float64] | None:
+    """For every pair, the worst error among further runs of the reference."""
+    if not request.noise:
+        return None
+    worst = np.zeros(len(matched.alignment.reference))
+    place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
+    for source in request.noise:
+        again = _match(reference, _open(source), Renames(), request, None)
+        errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
+        for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
+            if row in place:
+                worst[place[row]] = max(worst[place[row]], error)
+    return worst
+
+
+def _conclude(
+    matched: _Matched, structure: Structure, judgement: Judgement, policy: Policy, renames: Renames
+) -> Comparison:
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    rows = alignment.reference
+    born = findings(
+        judgement,
+        structure,
+        key=lambda pair: left.key(int(rows[pair])),
+        cls=lambda pair: left.cls[int(rows[pair])],
+        difference=measures.difference,
+    )
+    births = list(born.values())
+    counts = Counter(judgement.status)
+    one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
+    if one_sided:
+        counts["unmatched"] = one_sided
+    pairs = len(rows)
+    verdict: Verdict = "diverged" if births else "match"
+    if pairs < _LEAST_SHARE * max(1, min(len(left), len(right))) or not pairs:
+        verdict = "incomparable"
+    first = births[0] if births and verdict == "diverged" else None
+    notes = _notes(matched, renames, verdict, births)
+    return Comparison(
+        reference=str(left.run.path),
+        candidate=str(right.run.path),
+        verdict=verdict,
+        sentence=_sentence(verdict, first, born, matched, judgement, counts),
+        first=first,
+        births=births,
+        counts=dict(counts),
+        unmatched=_unmatched(matched),
+        table=table_of(left, right, alignment, measures, judgement, born),
+        policy=policy.described(),
+        notes=notes,
+        info={"reference": left.run.info, "candidate": right.run.info},
+    )
+
+
+def _sentence(
+    verdict: str,
+    first: Finding | None,
+    born: Mapping[int, Finding],
+    matched: _Matched,
+    judgement: Judgement,
+    counts: Mapping[str, int],
+) -> str:
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if verdict == "incomparable":
+        return sentence.too_little(len(left), len(right), len(alignment.reference))
+    if first is None:
+        close = [pair for pair, status in enumerate(judgement.status) if status == "close"]
+        worst = max(close, key=lambda pair: matched.measures.rel_l2[pair], default=None)
+        if worst is None:
+            return sentence.matched(counts, None)
+        key = left.key(int(alignment.reference[worst]))
+        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
+    pair = next(iter(born))
+    shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
+    at_start = first.key.step == int(left.step.min())
+    changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
+    return sentence.parted(first, changed if at_start else 0, shapes, len(left.ranks) > 1)
+
+
+def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    notes = [
+        f"{name}: {text}" for name, side in (("reference", left), ("candidate", right)) for text in side.run.notices
+    ]
+    one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
+    if one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
+        options = " ".join(f"--rename '{rule}'" for rule in rules)
+        notes.append(f"many names are on one side only; try {options}")
+    if births and not matched.measures.exact.all():
+        notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
+    return notes
+
+
+def _unmatched(matched: _Matched) -> list[Unmatched]:
+    found = []
+    alignment = matched.alignment
+    for name, side, rows in (
+        ("reference", matched.reference, alignment.only_reference),
+        ("candidate", matched.candidate, alignment.only_candidate),
+    ):
+        found += [
+            Unmatched(name, side.key(row), int(side.rank[row]), side.cls[row])  # type: ignore[arg-type]
+            for row in rows[:_MOST_UNMATCHED].tolist()
+        ]
+    return found
+
+
+def _open(source: Source) -> Run:
+    return source if isinstance(source, Run) else open_run(source)
+
+
+def _scope(request: Request, theirs: bool) -> Scope:
+    def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
+        if isinstance(value, Mapping):
+            return list(value.values()) if theirs else list(value)
+        return value
+
+    # A pattern names the reference's modules; a renamed candidate is matched as a whole.
+    modules = None if theirs and (request.rename or request.map_file) else request.modules
+    return Scope(modules, request.kinds, chosen(request.steps), chosen(request.ranks))
+
+
+def _mapping(value: Any) -> Mapping[int, int] | None:
+    return value if isinstance(value, Mapping) else None
+
+
+def _read_map(path: str | os.PathLike[str] | None) -> dict[str, str] | None:
+    if path is None:
+        return None
+    try:
+        lines = Path(path).read_text().splitlines()
+    except FileNotFoundError as error:
+        raise RunNotFound(f"there is no map file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunUnreadable(f"the map file {path} cannot be read: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, equals, other = line.partition("=")
+            if not equals:
+                raise UsageError(
+                    f"{path}, line {number}: write 'candidate name = reference name', not {line.strip()!r}"
+                )
+            found[name.strip()] = other.strip()
+    return found

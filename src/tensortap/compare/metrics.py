@@ -1,0 +1,147 @@
+"""How far each pair is apart: by digest if that settles it, else from all elements, else from the sketches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align import Alignment
+from tensortap.compare.side import Side
+from tensortap.kernels.pairs import PairMeasure, sketch_differences
+from tensortap.records import Difference
+
+__all__ = ["Measures", "estimate", "prepare"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+# With 256 buckets the estimate of a distance has a relative standard error of 1/sqrt(2*256); it was measured within
+# 9.6 % for 95 % of the cases. Sketches are stored as float32, which no distance can be told from below.
+_ERROR_BAR = 0.1
+_ROUNDING = 2.0**-23
+
+
+@dataclass
+class Measures:
+    """Columns of all pairs, in the reference's order. What is not known is NaN."""
+
+    equal: Bools
+    reshaped: Bools
+    exact: Bools
+    rel_l2: Floats
+    rel_l2_bar: Floats
+    cosine: Floats
+    l2_difference: Floats
+    sides: dict[str, dict[str, Any]]
+    """Per side ("reference", "candidate"): elements, nan, inf, mean, std, l2."""
+    differences: dict[int, Difference] = field(default_factory=dict)
+    """What was measured on all elements, by pair."""
+
+    @property
+    def open(self) -> npt.NDArray[np.int64]:
+        """Pairs that the digest did not settle."""
+        return np.flatnonzero(~self.equal & ~self.reshaped)
+
+    @property
+    def nonfinite(self) -> Bools:
+        """Pairs where one side has NaN or Inf in other numbers than the other."""
+        ours, theirs = self.sides["reference"], self.sides["candidate"]
+        found: Bools = (ours["nan"] != theirs["nan"]) | (ours["inf"] != theirs["inf"])
+        return found
+
+    def take(self, pair: int, measure: PairMeasure) -> None:
+        """Put in what was measured on all elements of a pair."""
+        found = measure.difference
+        self.differences[pair] = found
+        self.exact[pair] = True
+        self.equal[pair] = found.equal
+        self.rel_l2[pair], self.rel_l2_bar[pair] = found.rel_l2, 0.0
+        self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
+        for name, side in (("reference", measure.reference), ("candidate", measure.candidate)):
+            columns = self.sides[name]
+            columns["nan"][pair], columns["inf"][pair] = side.nan, side.posinf + side.neginf
+            columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
+
+    def difference(self, pair: int) -> Difference | None:
+        if pair in self.differences:
+            return self.differences[pair]
+        if np.isnan(self.rel_l2[pair]):
+            return None
+        return Difference(
+            elements=int(self.sides["reference"]["elements"][pair]),
+            equal=bool(self.equal[pair]),
+            exact=bool(self.exact[pair]),
+            rel_l2=float(self.rel_l2[pair]),
+            rel_l2_bar=float(self.rel_l2_bar[pair]),
+            cosine=float(self.cosine[pair]),
+            l2=float(self.l2_difference[pair]),
+        )
+
+
+def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
+    """What the indexes alone can say: which pairs are equal, and both sides' own numbers."""
+    left, right = alignment.reference, alignment.candidate
+    same_dtype = np.array(_same_words(reference.dtype.words, candidate.dtype.words))
+    if len(left):
+        same_dtype = same_dtype[reference.dtype.codes[left], candidate.dtype.codes[right]]
+    reshaped = reference.shape_hash[left] != candidate.shape_hash[right]
+    equal = (reference.digest[left] == candidate.digest[right]) & same_dtype & ~reshaped if len(left) else reshaped
+    count = len(left)
+    zeros = np.where(equal, 0.0, np.nan)
+    return Measures(
+        equal=equal,
+        reshaped=reshaped,
+        exact=equal.copy(),
+        rel_l2=zeros.copy(),
+        rel_l2_bar=zeros.copy(),
+        cosine=np.where(equal, 1.0, np.nan),
+        l2_difference=zeros.copy(),
+        sides={
+            name: _numbers(side, rows, count)
+            for name, side, rows in (("reference", reference, left), ("candidate", candidate, right))
+        },
+    )
+
+
+def estimate(
+    measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]
+) -> None:
+    """Fill in pairs whose tensors are not on both sides, from their sketches."""
+    if not len(pairs):
+        return
+    (left, left_rows), (right, right_rows) = reference.sketches(), candidate.sketches()
+    apart = sketch_differences(
+        left, left_rows[alignment.reference[pairs]], right, right_rows[alignment.candidate[pairs]]
+    )
+    ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # The norms are exact, and the distance is at least their difference.
+        apart = np.maximum(apart, np.abs(ours - theirs))
+        relative = np.where(ours > 0, apart / ours, np.where(apart > 0, np.inf, 0.0))
+        closeness = 1 - (apart**2 - (ours - theirs) ** 2) / (2 * ours * theirs)
+    measures.rel_l2[pairs] = relative
+    measures.rel_l2_bar[pairs] = _ERROR_BAR * relative + _ROUNDING
+    measures.cosine[pairs] = np.where(ours * theirs > 0, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, 0.0))
+    measures.l2_difference[pairs] = apart
+
+
+def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:
+    if not count:
+        return {name: np.empty(0) for name in ("elements", "nan", "inf", "mean", "std", "l2")}
+    return {
+        "elements": side.elements[rows],
+        "nan": side.nan[rows].copy(),
+        "inf": side.posinf[rows] + side.neginf[rows],
+        "mean": side.mean[rows].copy(),
+        "std": side.std[rows].copy(),
+        "l2": side.l2[rows].copy(),
+    }
+
+
+def _same_words(left: Iterable[str], right: Iterable[str]) -> list[list[bool]]:
+    right = list(right)
+    return [[one == other for other in right] for one in left]

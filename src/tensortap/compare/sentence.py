@@ -1,0 +1,100 @@
+"""The verdict in words that need no explaining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensortap.records import Finding, shown
+
+__all__ = ["matched", "parted", "too_little"]
+
+
+def parted(
+    first: Finding, changed_parameters: int, shapes: tuple[tuple[int, ...], tuple[int, ...]], several: bool
+) -> str:
+    """Where the runs part."""
+    key = first.key
+    where = (
+        f"step {key.step}"
+        + (f", rank {first.rank}" if several else "")
+        + (f", micro step {key.micro}" if key.micro else "")
+    )
+    name = f"{shown(first.module)}" + (f" ({first.cls})" if first.container is None else "")
+    off = _off(first, shapes)
+    if key.kind == "param" and key.call == 0 and changed_parameters:
+        others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
+        return f"The parameters already differed before the first step: {_full(first)}{others}; it {off}."
+    if key.kind in ("param", "buffer") and key.call == 0:
+        return f"{_full(first)} differs before step {key.step}: it {off}. What changed it was not recorded."
+    if key.kind == "param":
+        return f"The runs part in the optimizer: after {where}, {_full(first)} {off}, although its gradient matches."
+    if key.kind == "buffer":
+        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, while its inputs match."
+    if key.kind == "input" and first.container is None:
+        return f"The runs were not given the same input: in {where}, input {key.path} of {name} {off}."
+    if key.kind == "input":
+        return (
+            f"The runs part in the own code of {name}: in {where}, what it hands to {shown(key.module)} "
+            f"(input {key.path}) {off}, while all that it was made from matches."
+        )
+    if key.kind == "output":
+        matched = "while its inputs match" if first.inputs_matched else "and its inputs were not recorded"
+        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {matched}."
+    if key.kind == "param_grad":
+        return (
+            f"The forward pass agrees; the runs part in the backward of {name}: in {where}, the gradient of its "
+            f"{key.path} {off}, while the gradient at its output matches."
+        )
+    if key.kind == "grad_output" and first.inputs_matched is None:
+        return (
+            f"The forward pass agrees, but the gradient that enters {name} at its output {off} in {where}: "
+            "look at the loss and at how it is scaled."
+        )
+    target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
+    return (
+        f"The forward pass agrees; the runs part in the backward of {name}: in {where}, the gradient that it sends "
+        f"back to {target} {off}, while the gradient that it was given matches."
+    )
+
+
+def matched(counts: Mapping[str, int], worst: tuple[float, str] | None) -> str:
+    """That they do not."""
+    pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
+    if not counts.get("close") and not counts.get("unjudged"):
+        text = f"The runs match: all {pairs:,} pairs are equal bit for bit"
+    else:
+        text = f"The runs match: of {pairs:,} pairs, {counts.get('equal', 0):,} are equal bit for bit"
+        text += f" and {counts.get('close', 0):,} within tolerance"
+        if worst is not None:
+            text += f" (at most {worst[0]:.1e} off, at {worst[1]})"
+        if counts.get("unjudged"):
+            text += f"; {counts['unjudged']:,} could not be judged"
+    if counts.get("unmatched"):
+        text += f"; {counts['unmatched']:,} records are on one side only"
+    return text + "."
+
+
+def too_little(reference: int, candidate: int, pairs: int) -> str:
+    """That nobody can tell."""
+    if not reference or not candidate:
+        empty = "reference" if not reference else "candidate"
+        return f"Too little in common to judge: the {empty} has no records that take part."
+    return (
+        f"Too little in common to judge: of {reference:,} records of the reference and {candidate:,} of the candidate "
+        f"only {pairs:,} have the same identity."
+    )
+
+
+def _full(finding: Finding) -> str:
+    name = finding.key.module
+    return f"{name}.{finding.key.path}" if name else finding.key.path
+
+
+def _off(finding: Finding, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    if finding.status == "shape":
+        ours, theirs = ("×".join(map(str, shape)) or "scalar" for shape in shapes)
+        return f"has the shape {theirs} instead of {ours}"
+    if finding.status == "nonfinite":
+        return "is not finite where the reference's is"
+    about = "" if finding.difference is None or finding.difference.exact else "about "
+    return f"is off by {about}{finding.rel_l2:.1e} (relative L2)"

@@ -1,0 +1,180 @@
+"""One of the two runs, as columns: what alignment, measuring and the verdict need, a NumPy array each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.records import Key
+from tensortap.store import Run
+from tensortap.store.select import Filter
+
+__all__ = ["Names", "Scope", "Side"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Names:
+    """A column of repeated strings: a code for each row, and what the codes stand for."""
+
+    codes: Ints
+    words: list[str]
+
+    def __getitem__(self, row: int) -> str:
+        return self.words[int(self.codes[row])]
+
+    def renamed(self, rename: Callable[[str], str]) -> Names:
+        return Names(self.codes, [rename(word) for word in self.words])
+
+    def at(self, rows: Ints) -> list[str]:
+        return [self.words[code] for code in self.codes[rows].tolist()]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which records of a run take part."""
+
+    modules: str | Collection[str] | None = None
+    kinds: str | Collection[str] | None = None
+    steps: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+
+
+class Side:
+    """The records of a run that take part, in order of rank and execution."""
+
+    def __init__(self, run: Run, scope: Scope) -> None:
+        self.run = run
+        chosen = Filter(module=scope.modules, kind=scope.kinds, step=scope.steps)
+        everything = all(chosen is None for chosen in (scope.modules, scope.kinds, scope.steps))
+        self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+        tables, rows = [], []
+        for rank in self.ranks:
+            table = run.index(rank).drop_columns("sketch")
+            places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
+            tables.append(table if everything else table.take(pa.array(places)))
+            rows.append(np.asarray(places, np.int64))
+        self._table = pa.concat_tables(tables) if tables else pa.table({})
+        self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        """Row in the index of its rank."""
+        self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getattr__(self, name: str) -> Any:
+        """A column of numbers, read when it is first asked for."""
+        if name.startswith("_") or name not in self._table.column_names:
+            raise AttributeError(name)
+        column = np.asarray(self._table.column(name).to_numpy())
+        setattr(self, name, column)
+        return column
+
+    def names(self, column: str) -> Names:
+        if not len(self):
+            return Names(np.empty(0, np.int64), [])
+        encoded = self._table.column(column).dictionary_encode().combine_chunks()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.chunk(0)
+        return Names(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+
+    @cached_property
+    def module(self) -> Names:
+        return self.names("module")
+
+    @cached_property
+    def phase(self) -> Names:
+        return self.names("phase")
+
+    @cached_property
+    def kind(self) -> Names:
+        return self.names("kind")
+
+    @cached_property
+    def path(self) -> Names:
+        return self.names("path")
+
+    @cached_property
+    def cls(self) -> Names:
+        return self.names("cls")
+
+    @cached_property
+    def dtype(self) -> Names:
+        return self.names("dtype")
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Whether the tensor's bytes are there."""
+        if not len(self):
+            return np.empty(0, bool)
+        return np.asarray(self._table.column("file").is_valid().to_numpy())
+
+    @cached_property
+    def tensor_id(self) -> Ints:
+        """The tensor's number, made unique over ranks."""
+        found: Ints = self.tensor + (self.rank << 40)
+        return found
+
+    @cached_property
+    def shapes(self) -> Any:
+        return self._table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
+
+    @cached_property
+    def shape_hash(self) -> npt.NDArray[np.uint64]:
+        """Equal for equal shapes: a polynomial in the dimensions, so that whole columns compare at once."""
+        column = self.shapes
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.to_numpy().astype(np.uint64)
+        lengths = np.diff(offsets)
+        found: npt.NDArray[np.uint64] = lengths.astype(np.uint64)
+        for place in range(int(lengths.max(initial=0))):
+            having = np.flatnonzero(lengths > place)
+            found[having] = (
+                found[having] * np.uint64(0x9E3779B97F4A7C15) + values[offsets[having] + place] + np.uint64(1)
+            )
+        return found
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        return tuple(self.shapes[row].as_py())
+
+    def key(self, row: int, names: Mapping[str, Names] | None = None) -> Key:
+        return Key(
+            int(self.step[row]),
+            int(self.micro[row]),
+            self.phase[row],
+            self.module[row],
+            int(self.call[row]),
+            self.kind[row],
+            self.path[row],
+        )
+
+    def sketches(self) -> tuple[npt.NDArray[np.float32], Ints]:
+        """All sketches as rows of a matrix, and for each record which of them is its own; -1 if none is."""
+        matrices, which, before = [], [], 0
+        for rank in self.ranks:
+            matrix, rows = self.run.sketches(rank)
+            own = rows[self.row[self.rank == rank]]
+            if matrix.size:
+                matrices.append(matrix)
+                which.append(np.where(own >= 0, own + before, -1))
+                before += len(matrix)
+            else:
+                which.append(np.full(len(own), -1))
+        matrix = np.concatenate(matrices) if len(matrices) > 1 else (matrices or [np.empty((0, 256), np.float32)])[0]
+        return matrix, np.concatenate(which) if which else np.empty(0, np.int64)
+
+    def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
+        """(file, offset, bytes) of records whose bytes are there; the file with its rank's folder."""
+        taken = self._table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
+        files = [f"rank_{rank}/{file}" for rank, file in zip(self.rank[rows].tolist(), taken["file"], strict=True)]
+        return list(zip(files, taken["offset"], taken["nbytes"], strict=True))

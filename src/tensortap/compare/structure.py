@@ -1,0 +1,225 @@
+"""How the records of a run hang together: which belong to one call, which call ran inside which, and what a record was
+made from.
+
+Nothing of this is stored. It follows from names, execution order and the numbers of tensors: a call spans its records,
+a module's parent is the nearest one above it whose call spans it too, and a tensor that comes in under the number under
+which it went out is the very same tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.side import Side
+
+__all__ = ["Call", "Structure"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of one module: its rows by kind, in execution order."""
+
+    module: str
+    scope: tuple[int, int, int]
+    """Rank, step, micro step."""
+    number: int
+    begin: int
+    end: int
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    parent: Call | None = None
+    children: list[Call] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[int]:
+        return [row for kind in kinds for row in self.rows.get(kind, ())]
+
+
+class Structure:
+    """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs."""
+
+    def __init__(self, side: Side, rows: Ints) -> None:
+        self._side = side
+        self._rows = rows
+        self.tensor = side.tensor_id[rows]
+        self.kind = [side.kind.words[code] for code in side.kind.codes[rows].tolist()]
+        self.module = side.module.at(rows)
+        self.path = side.path.at(rows)
+        scope = (side.rank[rows].tolist(), side.step[rows].tolist(), side.micro[rows].tolist())
+        self.scope = list(zip(*scope, strict=True))
+        self.number = side.call[rows].tolist()
+        self.seq = side.seq[rows].tolist()
+
+    @cached_property
+    def first_seen(self) -> Ints:
+        """For each row, the first row with the same tensor."""
+        _, first, inverse = np.unique(self.tensor, return_index=True, return_inverse=True)
+        return np.asarray(first[inverse])
+
+    @cached_property
+    def calls(self) -> dict[tuple[tuple[int, int, int], str, int], Call]:
+        found: dict[tuple[tuple[int, int, int], str, int], Call] = {}
+        for row, kind in enumerate(self.kind):
+            if kind in ("param", "buffer", "param_grad"):
+                continue
+            spot = (self.scope[row], self.module[row], self.number[row])
+            call = found.get(spot)
+            if call is None:
+                call = found[spot] = Call(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
+            call.rows.setdefault(kind, []).append(row)
+            if kind in ("input", "output"):
+                call.end = max(call.end, self.seq[row])
+        self._nest(found.values())
+        return found
+
+    def _nest(self, calls: Iterable[Call]) -> None:
+        by_place: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+        for call in calls:
+            by_place[call.scope, call.module].append(call)
+        for call in calls:
+            name = call.module
+            while name:
+                name = name.rpartition(".")[0]
+                # Calls of one module do not overlap: the first that ends later is the one this ran in.
+                around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
+                if around:
+                    call.parent = min(around, key=lambda c: c.end)
+                    call.parent.children.append(call)
+                    break
+
+    def call_of(self, row: int) -> Call | None:
+        return self.calls.get((self.scope[row], self.module[row], self.number[row]))
+
+    @cached_property
+    def consumers(self) -> dict[int, list[Call]]:
+        """Calls by the number of a tensor that they were given."""
+        found: dict[int, list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            for row in call.of("input"):
+                found[int(self.tensor[row])].append(call)
+        return found
+
+    @cached_property
+    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[Call]]:
+        found: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope, call.module].append(call)
+        return found
+
+    @cached_property
+    def calls_in_step(self) -> dict[tuple[int, int, str], list[Call]]:
+        found: dict[tuple[int, int, str], list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope[0], call.scope[1], call.module].append(call)
+        return found
+
+    @cached_property
+    def state(self) -> dict[tuple[int, int, str, str, str, int], int]:
+        """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
+        return {
+            (self.scope[row][0], self.scope[row][1], self.module[row], kind, self.path[row], self.number[row]): row
+            for row, kind in enumerate(self.kind)
+            if kind in ("param", "buffer")
+        }
+
+    @cached_property
+    def parameters_of(self) -> dict[tuple[int, int, str], list[int]]:
+        """Rows of a module's parameters and buffers before a step, by (rank, step, module)."""
+        found: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        for (rank, step, module, _, _, call), row in self.state.items():
+            if call == 0:
+                found[rank, step, module].append(row)
+        return found
+
+    @cached_property
+    def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
+        """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
+        found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
+        for row, kind in enumerate(self.kind):
+            if kind == "param_grad":
+                rank, step, _ = self.scope[row]
+                found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
+        return found
+
+    # --- what a record was made from -------------------------------------------------------------------------------
+    def sources(self, row: int) -> list[int]:
+        """Rows that a row's value was computed from, as far as they were recorded."""
+        kind = self.kind[row]
+        rank, step, _ = self.scope[row]
+        if kind == "param_grad":
+            calls = self.calls_of_module.get((self.scope[row], self.module[row]), [])
+            return [r for call in calls for r in call.of("grad_output", "input")]
+        if kind == "buffer":
+            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
+            calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
+            inputs = [r for call in calls for r in call.of("input")]
+            return inputs + ([before] if before is not None else self._a_step_before(row))
+        if kind == "param":
+            if not self.number[row]:
+                return self._a_step_before(row)
+            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0))
+            gradients = self.gradients_of.get((rank, step, self.module[row], self.path[row]), [])
+            return gradients + ([before] if before is not None else [])
+        call = self.call_of(row)
+        if call is None:
+            return []
+        if kind == "input":
+            return self._before_in(call.parent, self.seq[row])
+        if kind == "output":
+            own = call.of("input") + [r for child in call.children for r in child.of("output")]
+            return own + self.parameters_of.get((rank, step, call.module), [])
+        if kind == "grad_input":
+            return self._backward_of(call)
+        return self._behind(row, call)
+
+    def _a_step_before(self, row: int) -> list[int]:
+        rank, step, _ = self.scope[row]
+        before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
+        return [] if before is None else [before]
+
+    def _before_in(self, call: Call | None, seq: int) -> list[int]:
+        """What the code of a call had at hand at a moment: its inputs, and what its children had returned."""
+        if call is None:
+            return []
+        returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
+        return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
+
+    def _backward_of(self, call: Call) -> list[int]:
+        """What the backward of a call worked with."""
+        parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
+        return call.of("grad_output", "input", "output") + parameters
+
+    def _behind(self, row: int, call: Call) -> list[int]:
+        """A gradient at a call's output: made by the backward of whoever used that output."""
+        users = self.users(row, call)
+        if users:
+            return [r for user in users for r in self._backward_of(user)]
+        around = call.parent
+        if around is None:  # the root's own: the loss made it from what the root returned
+            return call.of("output")
+        later = [r for child in around.children for r in child.of("grad_output") if self.seq[r] < self.seq[row]]
+        return around.of("grad_output", "input", "output") + later
+
+    def users(self, row: int, call: Call) -> list[Call]:
+        """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
+        tensors = {int(self.tensor[r]) for r in call.of("output") if self.path[r] == self.path[row].partition("~")[0]}
+        found = [user for tensor in tensors for user in self.consumers.get(tensor, ()) if user is not call]
+        found = [user for user in found if not _inside(call, user)]
+        outer = {id(user.parent) for user in found}
+        return [user for user in found if id(user) not in outer]
+
+
+def _inside(call: Call, other: Call) -> bool:
+    """Whether a call ran inside another."""
+    around = call.parent
+    while around is not None:
+        if around is other:
+            return True
+        around = around.parent
+    return False

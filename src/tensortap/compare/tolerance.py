@@ -1,0 +1,72 @@
+"""How much difference is no difference: from the dtype, from the error that came in, or measured.
+
+The default knows two things about rounding. A module whose inputs are right may still differ by a few epsilons of the
+coarser dtype, since sums may be taken in another order. And a module hands on what it is given, somewhat magnified. So
+a record may be off by some epsilons, or by some times the worst error among what it was made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EPSILON", "Policy"]
+
+EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+    "complex128": 2.0**-52,
+    "complex64": 2.0**-23,
+}
+"""Distance from 1 to the next number, by dtype; integers have none."""
+
+# Short dtypes are summed in a longer one and rounded once, so that few elements land elsewhere; the long ones carry the
+# rounding of the whole sum.
+_BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
+_BASE_OF_SHORT = 1.0
+_GAIN = 16.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The tolerance for every pair, as a relative L2 error, and the words for the rule that gave it.
+
+    rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
+    noise: what further runs of the reference differ by, by record; a pair may differ by `margin` times that.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    margin: float = 3.0
+
+    @property
+    def fixed(self) -> bool:
+        return self.rtol is not None or self.atol is not None
+
+    def fixed_tolerance(self, l2: float, elements: int) -> float:
+        """The user's own tolerance as a relative error."""
+        absolute = (self.atol or 0.0) * elements**0.5
+        return (self.rtol or 0.0) + (absolute / l2 if l2 > 0 else (np.inf if absolute > 0 else 0.0))
+
+    @staticmethod
+    def base(left: str, right: str) -> float:
+        """For a record whose inputs are right, from the coarser of its two dtypes."""
+        return max(EPSILON.get(name, 0.0) * _BASE.get(name, _BASE_OF_SHORT) for name in (left, right))
+
+    @staticmethod
+    def passed_on(error: float) -> float:
+        """For a record that was made from others with this error."""
+        return _GAIN * error
+
+    def described(self) -> str:
+        if self.fixed:
+            return f"rtol {self.rtol or 0:g}, atol {self.atol or 0:g}, as given"
+        text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype, or {_GAIN:g} times the error that came in"
+        return f"{self.margin:g} times the measured noise, or {text}" if self.noise is not None else text
