@@ -1,0 +1,329 @@
+"""How far two tensors are apart: one pass over the bytes of both, on several cores, in compiled code.
+
+`pairs_reference` defines every number. Threads take chunks of fixed size off a shared counter, and the chunks'
+records are joined in their order, so the result is the same bit for bit for any number of threads. The same
+holds for the parts of a tensor measured apart, by `measure_range`, in other processes or on other machines, if
+they are cut at multiples of `CHUNK`: `join` puts them together.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from numba import types
+from numba.core import event
+
+from tensortap import dtypes
+from tensortap.errors import UsageError
+from tensortap.kernels import cpu, pair_rows, sketch_pairs, ulps
+from tensortap.kernels.pairs_reference import PairMeasure, Side, cosine, part_name, relative, tolerances
+from tensortap.kernels.sharing import MOST_THREADS, Helpers
+from tensortap.records import Difference
+
+__all__ = [
+    "CHUNK",
+    "PairMeasure",
+    "Side",
+    "difference",
+    "join",
+    "measure_range",
+    "release",
+    "sketch_differences",
+    "tolerances",
+]
+
+CHUNK = pair_rows.CHUNK
+"""Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
+
+_log = logging.getLogger("tensortap")
+_BLOCK = 16 * pair_rows.CHUNK  # elements that are copied at a time where they do not lie one after the other
+_AT = types.int64
+
+Array = npt.NDArray[Any]
+Partial = npt.NDArray[np.float64]
+
+
+class _How(NamedTuple):
+    """How elements of two dtypes are read and judged."""
+
+    like: Any
+    """An array of the type in which rows are read: float32 if that holds every element of both, or else float64."""
+    layouts: tuple[tuple[int, int, int, int], ...]
+    unit: tuple[int, int, int]
+    tolerances: tuple[float, float]
+    same: int
+    components: int
+    """To an element: 2 if it is complex."""
+
+
+class _Scratch(threading.local):
+    """Memory that a thread works in, allocated once."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(pair_rows.SCRATCH + 64, np.uint8)
+        self.address = (_address(self._memory) + 63) // 64 * 64
+
+
+def difference(
+    reference: Array,
+    candidate: Array,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    threads: int | None = None,
+) -> PairMeasure:
+    """How far `candidate` is from `reference`, as `pairs_reference` defines it; of one shape, of any known dtypes.
+
+    `rtol` and `atol` decide which elements are mismatched; None is what `tolerances` says for the two dtypes.
+    `threads`: None is one for each core, 8 at most.
+
+    >>> measure = difference(np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32))
+    >>> measure.difference.rel_l2, measure.difference.max_abs_index
+    (0.1, (1,))
+    """
+    if reference.shape != candidate.shape:
+        raise UsageError(f"tensors of shapes {reference.shape} and {candidate.shape} cannot be compared")
+    options: dict[str, Any] = {"rtol": rtol, "atol": atol, "threads": threads}
+    if reference.flags.c_contiguous and candidate.flags.c_contiguous:
+        partials = [measure_range(reference.reshape(-1), candidate.reshape(-1), 0, **options)]
+    else:
+        partials = [
+            measure_range(_flat(reference, start), _flat(candidate, start), start, **options)
+            for start in range(0, reference.size, _BLOCK)
+        ]
+    complex_parts = (2,) if reference.dtype.kind == "c" else ()
+    return join(partials, (*reference.shape, *complex_parts))
+
+
+def measure_range(
+    reference: Array,
+    candidate: Array,
+    start: int,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    threads: int | None = None,
+) -> Partial:
+    """What `join` needs to know of a range of two flat, contiguous tensors that begins at their element `start`.
+
+    A matrix with a row for each chunk; rows of all ranges together, in any order, make the whole.
+    """
+    how = _how(reference.dtype, candidate.dtype)
+    rtol, atol = how.tolerances[0] if rtol is None else rtol, how.tolerances[1] if atol is None else atol
+    if not (rtol >= 0 and atol >= 0):
+        raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be 1 or more, not {threads}")
+    if reference.size != candidate.size:
+        raise UsageError(f"ranges of {reference.size} and {candidate.size} elements cannot be compared")
+    reference, candidate = _native(reference), _native(candidate)
+    elements = reference.size * how.components
+    chunks = -(-elements // pair_rows.CHUNK)
+    records = np.zeros((chunks, pair_rows.FIELDS))
+    if not chunks:
+        return records
+    if how.like.itemsize not in _ready:
+        _compile(how.like)
+    counter = np.zeros(1, np.int64)
+    fixed = (
+        (_address(reference), _address(candidate)),
+        elements,
+        how.like,
+        how.layouts,
+        (float(rtol), float(atol), how.same, start * how.components),
+        how.unit,
+        _address(counter),
+        _address(records),
+    )
+
+    def work() -> None:
+        pair_rows.run(*fixed, _scratch.address)
+        _ = reference, candidate, counter, records  # kept for as long as a thread may read or write them
+
+    _helpers.share(work, min(threads or MOST_THREADS, chunks) - 1)
+    return records
+
+
+def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None) -> PairMeasure:
+    """The whole from its ranges, which must cover it once. `shape` turns the position of the greatest difference
+    into an index; of a complex tensor it is one 2 longer."""
+    every = list(partials)
+    records = every[0] if len(every) == 1 else np.concatenate(every) if every else np.empty((0, pair_rows.FIELDS))
+    if not len(records):
+        return _conclude(np.zeros(pair_rows.FIELDS), shape)
+    if len(records) > 1:
+        records = records[np.argsort(records[:, 0], kind="stable")]
+        if "finish" not in _ready:
+            cpu._load(pair_rows.finish, (types.float64[:, ::1],))
+            _ready.add("finish")
+        pair_rows.finish(records)
+    return _conclude(records[0], shape)
+
+
+def sketch_differences(
+    reference: npt.NDArray[np.float32],
+    reference_rows: npt.NDArray[np.int64],
+    candidate: npt.NDArray[np.float32],
+    candidate_rows: npt.NDArray[np.int64],
+    threads: int | None = None,
+) -> npt.NDArray[np.float64]:
+    """|sketch - sketch| of many pairs: rows of two matrices, as `Run.sketches` returns them. NaN where a row is -1."""
+    if reference_rows.shape != candidate_rows.shape:
+        raise UsageError(f"{reference_rows.size} and {candidate_rows.size} rows are no pairs")
+    out = np.full(reference_rows.size, np.nan)
+    if not reference.size or not candidate.size or not out.size:
+        return out
+    if reference.shape[1] != candidate.shape[1]:
+        raise UsageError(f"sketches of {reference.shape[1]} and {candidate.shape[1]} buckets cannot be compared")
+    matrices = [np.ascontiguousarray(each, np.float32) for each in (reference, candidate)]
+    rows = [np.ascontiguousarray(each, np.int64) for each in (reference_rows, candidate_rows)]
+    for matrix, chosen in zip(matrices, rows, strict=True):
+        if chosen.max() >= len(matrix):
+            raise UsageError(f"row {chosen.max()} of {len(matrix)} sketches is asked for")
+    if "sketches" not in _ready:
+        _load_sketches()
+    counter = np.zeros(1, np.int64)
+
+    def work() -> None:
+        sketch_pairs.apart(matrices[0], rows[0], matrices[1], rows[1], _address(counter), out)
+
+    _helpers.share(work, min(threads or MOST_THREADS, -(-out.size // sketch_pairs.PAIRS)) - 1)
+    return out
+
+
+def release() -> None:
+    """End the helper threads. The next large pair starts new ones."""
+    _helpers.release()
+
+
+@cache
+def _how(reference: np.dtype[Any], candidate: np.dtype[Any]) -> _How:
+    try:
+        names = part_name(reference), part_name(candidate)
+    except KeyError as unknown:
+        raise UsageError(
+            f"cannot compare elements of dtype {unknown.args[0]}; known are {', '.join(dtypes.NAMES)}"
+        ) from None
+    if (reference.kind == "c") != (candidate.kind == "c"):
+        raise UsageError(f"cannot compare elements of dtypes {reference} and {candidate}: only one is complex")
+    r, c = (cpu._LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
+    layouts = tuple((side.itemsize, side.code, side.table, int(side.like is cpu._WIDE)) for side in (r, c))
+    like = r.like if r.like is c.like else cpu._WIDE
+    return _How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
+
+
+def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
+    """How `ulps` counts the steps between numbers of these dtypes."""
+    floats = [name for name in names if dtypes.numpy_dtype(name).kind not in "iub"]
+    if not floats:
+        return ulps.INTEGERS, 0, 0
+    coarser = max(floats, key=lambda name: float(ml_dtypes.finfo(dtypes.numpy_dtype(name)).eps))
+    info = ml_dtypes.finfo(dtypes.numpy_dtype(coarser))
+    if names[0] == names[1]:
+        mode = ulps.BITS
+    else:
+        mode = ulps.WIDE_BITS if coarser == "float64" else ulps.ROUNDED
+    return mode, int(info.nmant), int(info.minexp)
+
+
+def _conclude(record: Partial, shape: tuple[int, ...] | None) -> PairMeasure:
+    _, elements, unlike, gap2, r2, c2, outside, ulp, *places = record[: pair_rows.SIDE[0]].tolist()
+    top, place, r_value, c_value, wrong, *first_wrong = places
+    if wrong:
+        top = ulp = math.inf
+        place, r_value, c_value = first_wrong
+    index = None
+    if top:
+        index = (int(place),) if shape is None else tuple(int(i) for i in np.unravel_index(int(place), shape))
+    l2, r_size, c_size = math.sqrt(gap2), math.sqrt(r2), math.sqrt(c2)
+    found = Difference(
+        elements=int(elements),
+        equal=not unlike,
+        exact=True,
+        rel_l2=relative(l2, r_size),
+        rel_l2_bar=0.0,
+        cosine=cosine(l2, float(record[pair_rows.DOT]), r_size, c_size),
+        l2=l2,
+        max_abs=top,
+        max_abs_index=index,
+        reference_value=r_value if top else math.nan,
+        candidate_value=c_value if top else math.nan,
+        max_ulp=ulp,
+        mismatched=(outside + wrong) / elements if elements else 0.0,
+    )
+    return PairMeasure(found, *(_side(int(elements), record[at : at + 6].tolist()) for at in pair_rows.SIDE))
+
+
+def _side(elements: int, numbers: list[float]) -> Side:
+    n, mean, m2, nan, posinf, neginf = numbers
+    mean, std = (mean, math.sqrt(m2 / n)) if n else (math.nan, math.nan)
+    l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
+    return Side(elements, int(nan), int(posinf), int(neginf), mean, std, l2)
+
+
+def _flat(array: Array, start: int) -> Array:
+    if array.flags.c_contiguous:
+        return array.reshape(-1)[start : start + _BLOCK]
+    block: Array = array.flat[start : start + _BLOCK]
+    return block
+
+
+def _native(array: Array) -> Array:
+    """As the compiled code reads it. It minds neither alignment nor whether it may write."""
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
+    """Says that compiling takes a while; it is called only where numba's cache does not have the code yet."""
+
+    def on_start(self, started: Any) -> None:
+        if started.data["dispatcher"] is pair_rows.run:
+            bits = started.data["args"][2].dtype.bitwidth
+            _log.warning("tensortap: compiling its pair kernel for %d-bit numbers (once, then cached) …", bits)
+
+    def on_end(self, ended: Any) -> None:
+        pass
+
+
+def _compile(like: Array) -> None:
+    layout = types.UniTuple(_AT, 4)
+    with event.install_listener("numba:compile", _Announce()):
+        signature = (
+            types.UniTuple(_AT, 2),
+            _AT,
+            types.float32[::1] if like is cpu._NARROW else types.float64[::1],
+            types.UniTuple(layout, 2),
+            types.Tuple((types.float64, types.float64, _AT, _AT)),
+            types.UniTuple(_AT, 3),
+            _AT,
+            _AT,
+            _AT,
+        )
+        cpu._load(pair_rows.run, signature)
+    _ready.add(like.itemsize)
+
+
+def _load_sketches() -> None:
+    matrix, rows = types.float32[:, ::1], types.int64[::1]
+    cpu._load(sketch_pairs.apart, (matrix, rows, matrix, rows, _AT, types.float64[::1]))
+    _ready.add("sketches")
+
+
+_scratch = _Scratch()
+_helpers = Helpers("tensortap-pairs")
+_ready: set[int | str] = set()
