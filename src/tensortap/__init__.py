@@ -17,12 +17,13 @@ __version__ = "0.1.0"
 
 
 def open(path: str | _os.PathLike[str]) -> Run:
-    """Open a run lazily: records, tensors and coverage are read when asked for.
+    """Open a run lazily: records, tensors and coverage are read when asked for. A checkpoint opens as a run, too.
 
     >>> run = tensortap.open("runs/a")
     >>> for record in run.records(module="layers.0.*", kind="output"):
     ...     print(record.key, record.summary.l2)
     """
-    from tensortap.store import open_run
+    from tensortap.kernels import summarize
+    from tensortap.store.formats import open_any
 
-    return open_run(path)
+    return open_any(path, summarize)

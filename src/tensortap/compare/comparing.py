@@ -23,8 +23,10 @@ from tensortap.compare.tensors import measure_tensors
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.kernels import summarize
 from tensortap.records import Comparison, Finding, Unmatched, Verdict
-from tensortap.store import Run, open_run
+from tensortap.store import Run
+from tensortap.store.formats import open_any
 
 __all__ = ["Request", "run_comparison"]
 
@@ -76,8 +78,8 @@ def run_comparison(request: Request) -> Comparison:
 def _match(
     reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
 ) -> _Matched:
-    left = Side(reference, _scope(request, theirs=False))
-    right = Side(candidate, _scope(request, theirs=True))
+    left = Side(reference, _scope(request, theirs=False, state_only=not candidate.on_disk))
+    right = Side(candidate, _scope(request, theirs=True, state_only=not reference.on_disk))
     alignment = align(left, right, renames if renames else None, _mapping(request.steps), _mapping(request.ranks))
     measures = prepare(left, right, alignment)
     open_pairs = measures.open
@@ -219,10 +221,10 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
 
 
 def _open(source: Source) -> Run:
-    return source if isinstance(source, Run) else open_run(source)
+    return source if isinstance(source, Run) else open_any(source, summarize)
 
 
-def _scope(request: Request, theirs: bool) -> Scope:
+def _scope(request: Request, theirs: bool, state_only: bool) -> Scope:
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
         if isinstance(value, Mapping):
             return list(value.values()) if theirs else list(value)
@@ -230,7 +232,7 @@ def _scope(request: Request, theirs: bool) -> Scope:
 
     # A pattern names the reference's modules; a renamed candidate is matched as a whole.
     modules = None if theirs and (request.rename or request.map_file) else request.modules
-    return Scope(modules, request.kinds, chosen(request.steps), chosen(request.ranks))
+    return Scope(modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only)
 
 
 def _mapping(value: Any) -> Mapping[int, int] | None:

@@ -47,7 +47,7 @@ def parted(
         )
     if key.kind == "grad_output" and first.inputs_matched is None:
         return (
-            f"The forward pass agrees, but the gradient that enters {name} at its output {off} in {where}: "
+            f"The forward pass agrees, but the gradient that enters the model at its output {off} in {where}: "
             "look at the loss and at how it is scaled."
         )
     target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tensortap.records import Key
 from tensortap.store import Run
+from tensortap.store.format import SCHEMA
 from tensortap.store.select import Filter
 
 __all__ = ["Names", "Scope", "Side"]
@@ -46,6 +47,8 @@ class Scope:
     kinds: str | Collection[str] | None = None
     steps: Collection[int] | None = None
     ranks: Collection[int] | None = None
+    state_only: bool = False
+    """Against a checkpoint: only parameters and buffers as they were before the first step that takes part."""
 
 
 class Side:
@@ -62,10 +65,14 @@ class Side:
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self._table = pa.concat_tables(tables) if tables else pa.table({})
+        self._table = (
+            pa.concat_tables(tables) if tables else SCHEMA.remove(SCHEMA.get_field_index("sketch")).empty_table()
+        )
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
         self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
+        if scope.state_only and len(self):
+            self._keep_state()
 
     def __len__(self) -> int:
         return len(self.row)
@@ -77,6 +84,18 @@ class Side:
         column = np.asarray(self._table.column(name).to_numpy())
         setattr(self, name, column)
         return column
+
+    def _keep_state(self) -> None:
+        """A checkpoint knows neither steps nor which of its tensors are buffers."""
+        state = np.isin(self._table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
+        state &= self.step == (self.step[state].min() if state.any() else 0)
+        self._table = self._table.filter(pa.array(state))
+        self.row, self.rank = self.row[state], self.rank[state]
+        for name in ("step", "micro"):
+            setattr(self, name, np.zeros(len(self), np.int64))
+        self.kind = Names(np.zeros(len(self), np.int64), ["param"])
+        for name in ("call",):
+            delattr(self, name)
 
     def names(self, column: str) -> Names:
         if not len(self):

@@ -206,6 +206,11 @@ class Structure:
         later = [r for child in around.children for r in child.of("grad_output") if self.seq[r] < self.seq[row]]
         return around.of("grad_output", "input", "output") + later
 
+    def enters_model(self, row: int) -> bool:
+        """Whether a gradient is the one at the root's own output, under whatever name it was met first."""
+        roots = self.calls_of_module.get((self.scope[row], ""), [])
+        return any(self.tensor[r] == self.tensor[row] for root in roots for r in root.of("grad_output"))
+
     def users(self, row: int, call: Call) -> list[Call]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
         tensors = {int(self.tensor[r]) for r in call.of("output") if self.path[r] == self.path[row].partition("~")[0]}

@@ -30,6 +30,8 @@ def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
     if kind == "input":
         around = call.parent if call is not None else None
         return Place(None if around is None else around.module, None if around is None else True)
+    if kind == "grad_output" and call is not None and structure.enters_model(row):
+        return Place("", None)
     if kind == "grad_output" and call is not None:
         return Place(_sender(row, call, structure, judgement), True if known else None)
     return Place(None, True if known else None)

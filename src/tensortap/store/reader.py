@@ -48,7 +48,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         if not folder.exists():
             raise RunNotFound(f"{folder} does not exist: no run to open.")
         if not folder.is_dir():
-            raise RunUnreadable(f"{folder} is a file, not the folder of a run.")
+            raise RunUnreadable(f"{folder} is a file, neither the folder of a run nor a checkpoint that is known.")
         ranks = sorted(int(m[1]) for entry in folder.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
         info = _run_info(folder, ranks)
     except PermissionError as error:
@@ -64,6 +64,9 @@ class Run:
     `nonfinite=True` means tensors with a NaN or an infinity, `kept=True` those whose bytes were kept;
     `rank` is one or several.
     """
+
+    on_disk = True
+    """Whether tensors are spans of files, which other processes can read too."""
 
     def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
         self.path = path
