@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import demo, show
+from tensortap.cli import compare, demo, show
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -48,6 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(show.show)
+app.command()(compare.compare)
 app.command()(demo.demo)
 
 

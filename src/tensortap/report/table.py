@@ -28,6 +28,8 @@ class Column:
     optional: int = 0
     """0 is always there; of the others, those with the greatest number go first."""
     style: str = ""
+    styles: Sequence[str] = ()
+    """One for each cell, if they differ."""
 
     @property
     def natural(self) -> int:
@@ -78,7 +80,8 @@ def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list
     for place in range(len(columns[0].cells)):
         row = Text(" " * indent)
         for at, (column, size) in enumerate(fitted):
-            row.append(_padded(column.cells[place], column, size) + " " * GAP * (at < len(fitted) - 1), column.style)
+            cell = _padded(column.cells[place], column, size) + " " * GAP * (at < len(fitted) - 1)
+            row.append(cell, column.styles[place] if column.styles else column.style)
         row.rstrip()
         rows.append(row)
     return rows

@@ -10,6 +10,7 @@ from itertools import pairwise
 from rich.cells import cell_len, chop_cells, set_cell_size
 
 __all__ = [
+    "apart",
     "clean",
     "count",
     "dtype",
@@ -17,7 +18,9 @@ __all__ = [
     "nbytes",
     "number",
     "numbers_in_short",
+    "percent",
     "plural",
+    "rough",
     "shape",
     "when",
     "wrap",
@@ -52,6 +55,42 @@ def number(value: float) -> str:
     if -4 <= power < 4:
         return f"{value:.{3 - power}f}"
     return f"{value:.0f}" if power == 4 else f"{digits}e{power}"
+
+
+def rough(value: float) -> str:
+    """Two significant digits: of an error people want the size.
+
+    >>> [rough(x) for x in (0.0, 0.25, 0.0125, 0.0041, 3.2e-6, 17.3, 1234.0)]
+    ['0', '0.25', '0.013', '4.1e-3', '3.2e-6', '17', '1.2e3']
+    """
+    if math.isnan(value) or math.isinf(value) or not value:
+        return number(value)
+    digits, exponent = f"{value:.1e}".split("e")
+    power = int(exponent)
+    return f"{float(f'{value:.1e}'):.{max(0, 1 - power)}f}" if -2 <= power < 3 else f"{digits}e{power}"
+
+
+def apart(left: float, right: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, four at least.
+
+    >>> apart(1.262, 1.25), apart(1.250011, 1.25)
+    (('1.262', '1.25'), ('1.25001', '1.25'))
+    """
+    for digits in range(4, 18):
+        texts = f"{left:.{digits}g}", f"{right:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def percent(share: float) -> str:
+    """
+    >>> [percent(x) for x in (0.0, 0.00001, 0.063, 0.9999, 1.0)]
+    ['0%', '<0.1%', '6.3%', '99.9%', '100%']
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f}%"
+    return f"{min(100 * share, 99.9):.1f}%" if share >= 0.0005 else "<0.1%"
 
 
 def count(value: int) -> str:

@@ -1,0 +1,83 @@
+"""For tests: an assertion that two runs match, and a fixture that captures into the test's own folder.
+
+The fixture is there wherever tensortap is installed; the assertion is imported:
+
+>>> from tensortap.pytest_plugin import assert_runs_match
+>>>
+>>> def test_my_attention(tensortap_capture):
+...     for name, model in (("old", old_model), ("new", new_model)):
+...         with tensortap_capture(model, name) as tap:
+...             model(batch).sum().backward()
+...             tap.step()
+...     assert_runs_match(tap.path.parent / "old", tap.path.parent / "new")
+
+pytest loads this module at every start, in projects that may never use it: nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from tensortap.capture.tap import Tap
+    from tensortap.records import Comparison
+
+__all__ = ["assert_runs_match", "tensortap_capture"]
+
+_FLAGS = {"rtol": "--rtol", "atol": "--atol", "map_file": "--map"}
+_REPEATED = {"rename": "--rename", "noise": "--noise", "kinds": "--kind", "modules": "--module", "ranks": "--rank"}
+
+
+class Capture(Protocol):
+    """What the fixture gives: `tensortap.capture` with a name instead of a path."""
+
+    def __call__(self, model: Any, name: str = "run", **options: Any) -> Tap: ...
+
+
+def assert_runs_match(reference: str | Path, candidate: str | Path, **options: Any) -> Comparison:
+    """Compare two runs with `tensortap.compare` and its options; fail if they diverge or have too little in common.
+
+    Returns the comparison, for further questions.
+    """
+    __tracebackhide__ = True
+    import tensortap
+    from tensortap.report.assertion import message
+
+    result: Comparison = tensortap.compare(reference, candidate, **options)
+    if result.verdict != "match":
+        raise AssertionError(message(result, _as_arguments(options)))
+    return result
+
+
+@pytest.fixture
+def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
+    """Capture into `tmp_path / name`; taps that the test left open are closed at its end."""
+    import tensortap
+
+    with ExitStack() as open_taps:
+
+        def capture(model: Any, name: str = "run", **options: Any) -> Tap:
+            tap = tensortap.capture(model, tmp_path / name, **options)
+            open_taps.callback(partial(tap.close, "finished", "closed at the end of the test"))
+            return tap
+
+        yield capture
+
+
+def _as_arguments(options: dict[str, Any]) -> list[str]:
+    """The options as the command line takes them, as far as it does."""
+    arguments = []
+    for name, flag in _FLAGS.items():
+        if options.get(name) is not None:
+            arguments += [flag, str(options[name])]
+    for name, flag in _REPEATED.items():
+        given = options.get(name) or ()
+        for each in [given] if isinstance(given, (str, Path)) else given:
+            arguments += [flag, str(each)]
+    return arguments

@@ -1,0 +1,45 @@
+"""Findings as plain objects with the names that the table's columns have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.records import Comparison, Finding
+from tensortap.report import pairs
+
+__all__ = ["finding_object", "first_row"]
+
+_NUMBERS = ("rel_l2", "rel_l2_bar", "cosine", "l2", "max_abs", "max_abs_index", "reference_value", "candidate_value")
+_MEASURED = ("elements", "equal", "exact", *_NUMBERS, "max_ulp", "mismatched")
+
+
+def finding_object(finding: Finding) -> dict[str, Any]:
+    """All that is known of a finding; None where nothing was measured.
+
+    `module` is the module whose record it is, as in the table; `container`, if not None, is the one to look at.
+    """
+    difference = finding.difference
+    measured = {name: None if difference is None else getattr(difference, name) for name in _MEASURED}
+    if measured["max_abs_index"] is not None:
+        measured["max_abs_index"] = list(measured["max_abs_index"])
+    return {
+        **finding.key._asdict(),
+        "rank": finding.rank,
+        "cls": finding.cls,
+        "container": finding.container,
+        "status": finding.status,
+        "inputs_matched": finding.inputs_matched,
+        "inputs_rel_l2": finding.inputs_rel_l2,
+        "tolerance": finding.tolerance,
+        "rule": finding.rule,
+        **measured,
+    }
+
+
+def first_row(comparison: Comparison) -> dict[str, Any] | None:
+    """The first divergence as a row of the table, and what only the finding knows."""
+    if comparison.first is None:
+        return None
+    at = pairs.place(comparison, comparison.first)
+    row = pairs.row_at(comparison, at) if at is not None else {}
+    return {**finding_object(comparison.first), **row}

@@ -1,0 +1,197 @@
+"""Pairs of a comparison as people look at them: which of the many rows to show, and each one's words.
+
+Every report that shows rows takes them from here, so that all of them speak alike. Rows are dicts with the columns of
+`Comparison.table`; a number that is not known is None there and NaN once `value` has read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.records import Comparison, Finding, shown
+from tensortap.report.wording import apart, clean, count, percent, rough, shape
+
+__all__ = [
+    "BAD",
+    "GLYPHS",
+    "around",
+    "bad_rows",
+    "detail",
+    "error",
+    "greatest",
+    "index",
+    "nearest",
+    "nonfinite",
+    "place",
+    "row_at",
+    "rows_of",
+    "said",
+    "share",
+    "tally",
+    "ulps",
+    "value",
+]
+
+Row = Mapping[str, Any]
+
+BAD = ("diverged", "nonfinite", "shape")
+GLYPHS = {
+    "equal": "=",
+    "close": "≈",
+    "diverged": "✖",
+    "nonfinite": "✖",
+    "shape": "✖",
+    "unjudged": "?",
+    "unmatched": "∅",
+}
+_WORDS = {"nonfinite": "NaN or Inf", "shape": "of another shape", "unjudged": "not judged"}
+_BIRTHS = {"nonfinite": "NaN born here", "shape": "shape born here"}
+_SHAPES = ("shape_reference", "shape_candidate")
+_IDENTITY = ("step", "micro", "phase", "module", "call", "kind", "path")
+
+
+# --- which rows ----------------------------------------------------------------------------------------------------
+def place(comparison: Comparison, finding: Finding | None) -> int | None:
+    """The number of a finding's row in the table."""
+    if finding is None:
+        return None
+    table, mask = comparison.table, None
+    for name, wanted in [("rank", finding.rank), *zip(_IDENTITY, finding.key, strict=True)]:
+        column = table.column(name)
+        same = pc.equal(column, pa.scalar(wanted, column.type))
+        mask = same if mask is None else pc.and_(mask, same)
+    at = pc.index(mask, True).as_py()
+    return at if at >= 0 else None
+
+
+def around(comparison: Comparison, at: int, before: int, after: int) -> list[int]:
+    """The row at `at` and its neighbours on the same rank; what one side lacks, the other may have."""
+    ranks = comparison.table.column("rank").to_numpy()
+    same = np.flatnonzero(ranks == ranks[at])
+    here = int(np.searchsorted(same, at))
+    missing_before, missing_after = max(0, before - here), max(0, here + after + 1 - len(same))
+    first, last = max(0, here - before - missing_after), here + after + missing_before
+    return [int(row) for row in same[first : last + 1]]
+
+
+def nearest(comparison: Comparison, most: int) -> list[int]:
+    """Rows that are nearest to what is allowed, or furthest beyond it; none of those that are equal."""
+    error, allowed = (_numbers(comparison, name) for name in ("rel_l2", "tolerance"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error > 0, error / allowed, 0.0)
+    order = np.argsort(-np.nan_to_num(ratio, nan=0.0, posinf=np.finfo(np.float64).max), kind="stable")[:most]
+    return [int(row) for row in order if ratio[row] > 0]
+
+
+def bad_rows(comparison: Comparison, most: int | None = None) -> list[int]:
+    """Rows that failed, in execution order."""
+    failed = pc.is_in(comparison.table.column("status"), value_set=pa.array(BAD))
+    return [int(row) for row in np.flatnonzero(failed.to_numpy(zero_copy_only=False))[:most]]
+
+
+def rows_of(comparison: Comparison, places: Sequence[int]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = comparison.table.take(pa.array(places, pa.int64())).to_pylist()
+    return found
+
+
+def row_at(comparison: Comparison, at: int) -> dict[str, Any]:
+    return rows_of(comparison, [at])[0]
+
+
+def _numbers(comparison: Comparison, name: str) -> npt.NDArray[np.float64]:
+    return np.asarray(comparison.table.column(name).to_numpy(), np.float64)
+
+
+# --- their words ---------------------------------------------------------------------------------------------------
+def value(row: Row, name: str) -> float:
+    """A number of a row; NaN if it is not known."""
+    found = row.get(name)
+    return math.nan if found is None else float(found)
+
+
+def error(row: Row) -> str:
+    """The relative error; an estimate has a ~ and its error bar: "4.1e-3", "~4.1e-3 ±7%"."""
+    size = value(row, "rel_l2")
+    if row["status"] == "equal":
+        return "0"
+    if row["status"] == "nonfinite":
+        return "–"  # over what is left finite it may well be 0, which would mislead
+    if row.get("exact", True) is not False or math.isnan(size):
+        return rough(size)
+    bar = value(row, "rel_l2_bar")
+    if math.isnan(bar):
+        return f"~{rough(size)}"
+    return f"~{rough(size)} ±" + (f"{100 * bar / size:.0f}%" if bar < size else rough(bar))
+
+
+def greatest(row: Row) -> str:
+    """The greatest difference."""
+    size = value(row, "max_abs")
+    return "" if math.isnan(size) or row["status"] in ("equal", "nonfinite") else rough(size)
+
+
+def index(row: Row) -> str:
+    """Where the greatest difference is: "0,3,17"."""
+    found = row.get("max_abs_index")
+    return ",".join(map(str, found)) if found and row["status"] != "equal" else ""
+
+
+def detail(row: Row) -> str:
+    """What is worth knowing of one pair beside its relative error."""
+    parts = []
+    if row.get("container") is not None:
+        parts.append(f"in the code of {clean(shown(row['container']))}, between the modules it calls")
+    if row["status"] == "shape":
+        sizes = ["unknown" if row.get(name) is None else shape(row[name]) for name in _SHAPES]
+        parts.append("{} in the reference, {} in the candidate".format(*sizes))
+    if row["status"] == "nonfinite":
+        parts.append(f"candidate: {nonfinite(row, 'candidate')}, reference: {nonfinite(row, 'reference')}")
+    if where := index(row):
+        ours, theirs = apart(value(row, "candidate_value"), value(row, "reference_value"))
+        parts.append(f"{ours} instead of {theirs} at index {where}")
+    if (off := share(row)) not in ("", "0%"):
+        parts.append(f"{off} of elements off")
+    if not math.isnan(ulp := value(row, "max_ulp")) and row["status"] == "diverged":
+        parts.append(f"{ulps(ulp)} ULP")
+    return "; ".join(parts)
+
+
+def ulps(ulp: float) -> str:
+    return "" if math.isnan(ulp) else rough(ulp) if ulp >= 1000 else f"{ulp:.0f}"
+
+
+def said(row: Row) -> str:
+    """The judgement, as a sign and a word: "≈ close", "✖ diverged", "✖ 12 NaN"; and where it began, "✖ born here ◀"."""
+    status, glyph = row["status"], GLYPHS.get(row["status"], "?")
+    if row.get("birth"):
+        return f"{glyph} {_BIRTHS.get(status, 'born here')} ◀"
+    if status == "nonfinite":
+        found = nonfinite(row, "candidate")
+        return f"{glyph} {found}" if found != "none" else f"{glyph} no {nonfinite(row, 'reference').split()[-1]}"
+    return f"{glyph} {clean(status)}"
+
+
+def nonfinite(row: Row, side: str) -> str:
+    """What one side has of it: "12 NaN", "3 NaN 2 Inf", "none"."""
+    counted = (("NaN", row.get(f"nan_{side}")), ("Inf", row.get(f"inf_{side}")))
+    return " ".join(f"{count(n)} {word}" for word, n in counted if n) or "none"
+
+
+def tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Status and words of each that there is: ("close", "≈ 310 close")."""
+    known = [name for name in GLYPHS if counts.get(name)]
+    known += [name for name in counts if name not in GLYPHS and counts[name]]
+    return [(name, f"{GLYPHS.get(name, '?')} {count(counts[name])} {_WORDS.get(name, clean(name))}") for name in known]
+
+
+def share(row: Row) -> str:
+    """Of the elements that are outside the tolerance."""
+    mismatched = value(row, "mismatched")
+    return "" if math.isnan(mismatched) else percent(mismatched)

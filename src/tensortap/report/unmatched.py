@@ -1,0 +1,77 @@
+"""Records that only one side has, grouped by name: hundreds of them mostly have one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import pyarrow.compute as pc
+
+from tensortap.records import Comparison, Unmatched, shown
+from tensortap.report.wording import clean, numbers_in_short, plural
+
+__all__ = ["UnmatchedGroup", "groups", "words"]
+
+_MOST = 6  # groups of a side before names are cut shorter to make fewer
+
+
+@dataclass(frozen=True)
+class UnmatchedGroup:
+    """Records of one side whose modules have alike names."""
+
+    side: str
+    name: str
+    """A module, or what several have in common: "layers.*.attn.q_norm", "encoder.…"."""
+    modules: int
+    tensors: int
+    steps: Sequence[int] = ()
+    """Empty if they are all the steps that were compared."""
+
+
+def groups(comparison: Comparison) -> list[UnmatchedGroup]:
+    """The largest first, the sides in turn: whoever shows only some of them shows both sides."""
+    compared_steps = set(pc.unique(comparison.table.column("step")).to_pylist())
+    found: list[list[UnmatchedGroup]] = []
+    for side in ("reference", "candidate"):
+        records = [each for each in comparison.unmatched if each.side == side]
+        alike = _alike({each.key.module for each in records})
+        label = {module: name for name, modules in alike.items() for module in modules}
+        by_name: dict[str, list[Unmatched]] = {}
+        for each in records:
+            by_name.setdefault(label[each.key.module], []).append(each)
+        of_side = [_group(side, name, here, compared_steps) for name, here in by_name.items()]
+        found.append(sorted(of_side, key=lambda group: -group.tensors))
+    return [group for turn in zip_longest(*found) for group in turn if group is not None]
+
+
+def _group(side: str, name: str, records: Sequence[Unmatched], compared: set[int]) -> UnmatchedGroup:
+    steps = {each.key.step for each in records}
+    modules = len({each.key.module for each in records})
+    return UnmatchedGroup(side, name, modules, len(records), sorted(steps) if steps != compared else ())
+
+
+def _alike(names: Collection[str]) -> dict[str, list[str]]:
+    """Names by what they have in common: the layer's number first, then the tail, until there are few groups."""
+    parts = {name: ["*" if part.isdecimal() else part for part in name.split(".")] for name in sorted(names)}
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for depth in range(max(map(len, parts.values()), default=0), 0, -1):
+        grouped = {}
+        for name, split in parts.items():
+            grouped.setdefault(tuple(split[:depth]), []).append(name)
+        if len(grouped) <= _MOST:
+            break
+    found: dict[str, list[str]] = {}
+    for prefix, members in grouped.items():
+        cut = any(len(parts[name]) > len(prefix) for name in members)
+        label = shown(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
+        found.setdefault(clean(label), []).extend(members)
+    return found
+
+
+def words(group: UnmatchedGroup) -> str:
+    """The group in a few words: "∅ reference only: layers.*.attn.q_norm (24 tensors)"."""
+    said = plural(group.tensors, "tensor")
+    if group.steps:
+        said += f", {'step' if len(group.steps) == 1 else 'steps'} {numbers_in_short(group.steps)}"
+    return f"∅ {group.side} only: {group.name} ({said})"
