@@ -34,7 +34,7 @@ from tensortap.store.span import _cut_off, _open
 
 __all__ = ["Engine", "Files", "Gather", "ProcessPool", "Serial", "Span", "Task", "batches", "choose", "work"]
 
-BATCH = 32 << 20
+BATCH = 64 << 20
 """Bytes of both sides that are worth handing out at once: a few milliseconds of work."""
 _POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
 _MOST_WORKERS = 16

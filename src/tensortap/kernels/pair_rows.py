@@ -169,6 +169,9 @@ def _integer_place(r_at: int, c_at: int, n: int, codes: Any, top: float) -> Any:
 def _join(out: Any, side: int, n: float, mean: float, m2: float) -> None:
     """Chan's formula: the moments of both from the moments of each."""
     before = out[side + _N]
+    if before == 0:  # not 0 times what may have overflowed
+        out[side + _N], out[side + _MEAN], out[side + _M2] = n, mean, m2
+        return
     total = before + n
     delta = mean - out[side + _MEAN]
     out[side + _M2] += m2 + delta * delta * (before / total * n)

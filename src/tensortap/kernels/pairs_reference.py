@@ -1,7 +1,8 @@
 """The definition of how far two tensors are apart, in plain NumPy. The compiled kernel is tested against this file.
 
 **Elements.** Both tensors have one shape; their dtypes may differ. Elements are as in `reference`: a complex
-tensor is its real view, one trailing dimension of 2 longer; a bool is 0 or 1. All sums are in float64.
+tensor is its real view, one trailing dimension of 2 longer; a bool is 0 or 1. All sums are in float64; squares that
+it cannot hold (of elements past 1e150, or differences below 1e-160) make them inf, NaN or 0.
 
 **Equal.** Of one dtype: all bits are equal. Of two: all values are equal as float64, NaN to NaN. 64-bit integers
 are compared and subtracted as integers, also int64 with uint64.

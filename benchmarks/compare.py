@@ -1,0 +1,189 @@
+"""What it costs to measure how far two runs are apart, with all bytes in the page cache.
+
+    python benchmarks/compare.py [--gb 4] [--rounds 5] [--folder /tmp]
+
+Two runs of kept tensors that differ slightly in every element, the worst case: our pass, NumPy's dot, norms, mean, std
+and var one after the other, and a loop that only reads the bytes. All ways take turns over the same files, so that a
+busy machine disturbs them alike; medians and ratios are printed, and the memory of the process at its highest above
+what it was before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.compare.engine import Serial, Span, Task
+from tensortap.kernels import pairs, summarize
+from tensortap.machine import cores
+from tensortap.records import Key, Record
+from tensortap.store import RunWriter, open_run
+
+TENSOR = 64 << 20  # bytes
+Array = npt.NDArray[Any]
+
+
+def write(path: Path, dtype: str, count: int, error: float) -> None:
+    """A run of `count` tensors; two runs with different errors have the same tensors but for these."""
+    n = TENSOR // dtypes.numpy_dtype(dtype).itemsize
+    rng = np.random.default_rng(0)
+    values, noise = rng.standard_normal(n, np.float32), rng.standard_normal(n, np.float32)
+    array = (values * (1 + np.float32(error) * noise)).astype(dtypes.numpy_dtype(dtype))
+    summary = summarize(array)
+    with RunWriter(path, info={}) as writer:
+        for i in range(count):
+            key = Key(0, 0, "forward", f"layers.{i}", 0, "output", "0")
+            where = writer.put(str(key), array, step=0)
+            writer.append(Record(key, 0, i, "Linear", dtype, array.shape, i, summary, where))
+
+
+def spans(path: Path) -> list[Span]:
+    with open_run(path) as run:
+        return [
+            Span(str(path / "rank_0" / record.location.file), record.dtype, record.shape, *record.location[1:])
+            for record in run.records()
+            if record.location is not None
+        ]
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def read(words: Array) -> Any:
+    total = np.uint64(0)
+    for i in range(words.size):
+        total += words[i]
+    return total
+
+
+def mapped(span: Span, dtype: Any) -> Array:
+    """A map that nobody keeps, so that each way pays for its own pages."""
+    count = span.nbytes // np.dtype(dtype).itemsize
+    return np.memmap(span.path, dtype, "r", span.offset, (count,))
+
+
+def only_read(tasks: list[Task]) -> None:
+    with ThreadPoolExecutor(cores()) as threads:
+        every = [span for task in tasks for span in (task.reference, task.candidate)]
+        list(threads.map(lambda span: read(mapped(span, np.uint64)), every))
+
+
+def ours(tasks: list[Task]) -> None:
+    for _, measure in Serial().run(tasks):
+        assert not measure.difference.equal
+
+
+def with_numpy(tasks: list[Task]) -> None:
+    """What is usually written: sums in float32, and nothing of where, how many, or how many units apart."""
+    for task in tasks:
+        r, c = (mapped(span, dtypes.numpy_dtype(span.dtype)) for span in (task.reference, task.candidate))
+        if task.reference.dtype != "float32":
+            r, c = r.astype(np.float32), c.astype(np.float32)
+        found = [float(np.dot(r, c))]
+        for side in (r, c):
+            found += [float(f(side)) for f in (np.linalg.norm, np.mean, np.std, np.var)]
+        assert np.isfinite(found).all()
+
+
+class Memory:
+    """How much more of the process's memory is in use than at the start, at most, pages of files included."""
+
+    def __enter__(self) -> Memory:
+        self._before, self.peak = self._now(), 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.002):
+            self.peak = max(self.peak, self._now() - self._before)
+
+    @staticmethod
+    def _now() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_turn(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each. The first round is not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for round_ in range(rounds + 1):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            if round_:
+                taken[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def measure_pairs(folder: Path, dtype: str, gigabytes: float, rounds: int) -> None:
+    count = max(int(gigabytes * 1e9 / 2 / TENSOR), 1)
+    for name, error in (("reference", 0.0), ("candidate", 1e-2)):
+        write(folder / name, dtype, count, error)
+    tasks = [Task(r, c) for r, c in zip(spans(folder / "reference"), spans(folder / "candidate"), strict=True)]
+    size = sum(task.nbytes for task in tasks) / 1e9
+    only_read(tasks)  # the first touch of a page of the cache is far slower than any later one
+    ours(tasks[:1])
+    with Memory() as memory:
+        ours(tasks)
+    taken = in_turn(
+        {"read": lambda: only_read(tasks), "ours": lambda: ours(tasks), "numpy": lambda: with_numpy(tasks)}, rounds
+    )
+    print(f"{dtype}: {size:.1f} GB in {len(tasks)} pairs of {TENSOR >> 20} MB, {cores()} cores, median of {rounds}")
+    for name, seconds in taken.items():
+        print(f"  {name:<6} {seconds:8.3f} s  {size / seconds:7.2f} GB/s")
+    print(f"  ours against NumPy      {taken['numpy'] / taken['ours']:6.1f} x")
+    print(f"  ours against reading    {100 * taken['read'] / taken['ours']:6.0f} %")
+    print(f"  memory at its highest   {memory.peak / 1e6:6.0f} MB above the start")
+    for name in ("reference", "candidate"):
+        shutil.rmtree(folder / name)
+
+
+def measure_sketches(rounds: int) -> None:
+    """The distances of 100,000 pairs of sketches, and no more than that."""
+    n = 100_000
+    rng = np.random.default_rng(0)
+    r = rng.standard_normal((n, 256), np.float32)
+    c, rows = r * np.float32(1.01), np.arange(n)
+    taken = in_turn({"sketches": lambda: float(pairs.sketch_differences(r, rows, c, rows)[0])}, rounds)  # type: ignore[dict-item]
+    print(f"sketches: {n} pairs in {1000 * taken['sketches']:.0f} ms")
+
+
+def measure_summaries(folder: Path, rounds: int) -> None:
+    """Comparing two runs of 100,000 records of which only summaries were kept: not measured here yet."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--gb", type=float, default=4.0, help="of both runs together; must fit in the page cache")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--folder", type=Path, default=None, help="where the runs are written, and removed again")
+    options = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=options.folder))
+    try:
+        for dtype in ("float32", "bfloat16"):
+            measure_pairs(folder, dtype, options.gb, options.rounds)
+        measure_sketches(options.rounds)
+        measure_summaries(folder, options.rounds)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The first pair of a process: no wait is unexplained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+USE = "import numpy; from tensortap.kernels import pairs as p; a = numpy.ones(3); print(p.difference(a, a).reference.l2)"
+
+
+def test_without_any_cache_folder_it_compiles_and_says_so() -> None:
+    code = f"import numba.core.caching as c; c.CacheImpl._locator_classes = []; {USE}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.startswith("1.73")
+    assert done.stderr.count("compiling its pair kernel for 64-bit numbers") == 1
