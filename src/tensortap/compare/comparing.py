@@ -187,6 +187,8 @@ def _sentence(
         return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
     pair = next(iter(born))
     shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
+    if not left.run.on_disk and not right.run.on_disk:
+        return sentence.checkpoints(first, len(born), shapes)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
     return sentence.parted(first, changed if at_start else 0, shapes, len(left.ranks) > 1)

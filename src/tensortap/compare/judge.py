@@ -101,7 +101,9 @@ class _Judge:
 
     def _same(self, row: int, first: int) -> bool:
         ours, theirs = self.pairs.rel_l2[row], self.pairs.rel_l2[first]
-        return bool(abs(ours - theirs) <= 1e-3 * theirs) or (bool(np.isnan(ours)) and bool(np.isnan(theirs)))
+        if not np.isfinite(ours) or not np.isfinite(theirs):
+            return str(ours) == str(theirs)
+        return bool(abs(ours - theirs) <= 1e-3 * theirs)
 
     def _copy(self, row: int, first: int) -> None:
         """The very same tensor on both sides: what was said of it before."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tensortap.records import Finding, shown
 
-__all__ = ["matched", "parted", "too_little"]
+__all__ = ["checkpoints", "matched", "parted", "too_little"]
 
 
 def parted(
@@ -55,6 +55,12 @@ def parted(
         f"The forward pass agrees; the runs part in the backward of {name}: in {where}, the gradient that it sends "
         f"back to {target} {off}, while the gradient that it was given matches."
     )
+
+
+def checkpoints(first: Finding, differing: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """That two checkpoints are not the same."""
+    others = f" and {differing - 1:,} more" if differing > 1 else ""
+    return f"The checkpoints differ in {_full(first)}{others}; it {_off(first, shapes)}."
 
 
 def matched(counts: Mapping[str, int], worst: tuple[float, str] | None) -> str:

@@ -65,9 +65,7 @@ class Side:
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self._table = (
-            pa.concat_tables(tables) if tables else SCHEMA.remove(SCHEMA.get_field_index("sketch")).empty_table()
-        )
+        self._table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
         self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])

@@ -109,7 +109,7 @@ def _torch(path: Path) -> dict[str, Callable[[], Array]]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises anything from RuntimeError to pickle's own
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition(". ")[0].partition("\n")[0]
         raise RunUnreadable(
             f"{path} cannot be read as a state dict of tensors alone ({reason[:200]}). "
             "Save model.state_dict(), not the model."
