@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-USE = "import numpy; from tensortap.kernels import pairs as p; a = numpy.ones(3); print(p.difference(a, a).reference.l2)"
+USE = "import numpy; from tensortap.kernels import pairs; a = numpy.ones(3); print(pairs.difference(a, a))"
 
 
 def test_without_any_cache_folder_it_compiles_and_says_so() -> None:
     code = f"import numba.core.caching as c; c.CacheImpl._locator_classes = []; {USE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.startswith("1.73")
+    assert "equal=True" in done.stdout
     assert done.stderr.count("compiling its pair kernel for 64-bit numbers") == 1

@@ -13,7 +13,8 @@ found at the first such place. None of these elements takes part in the sums bel
 
 **Sums**, over the elements that are finite on both sides: l2 = |c - r|; rel_l2 = l2 / |r|, where 0 / 0 is 0 and
 x / 0 is inf; cosine = 1 - (l2² - (|r| - |c|)²) / (2 |r| |c|), so that tiny distances survive, held within [-1, 1].
-If one side is more than twice the other, that loses more than it saves, and cosine = r·c / (|r| |c|). Two tensors of zeros have a cosine of 1; if only one is zero, it is 0.
+If one side is more than twice the other, that loses more than it saves, and cosine = r·c / (|r| |c|).
+Two tensors of zeros have a cosine of 1; if only one is zero, it is 0.
 
 **Each side**, over its own elements: nan, posinf, neginf; over the finite ones: mean, std = sqrt(M2 / n) and l2,
 as in `reference`; where none is finite, mean and std are NaN and l2 is 0.
