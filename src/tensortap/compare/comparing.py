@@ -71,7 +71,7 @@ def run_comparison(request: Request) -> Comparison:
     matched = _match(reference, candidate, renames, request, request.progress)
     policy = Policy(request.rtol, request.atol, _noise(reference, matched, renames, request))
     structure = Structure(matched.reference, matched.alignment.reference)
-    judgement = judge(_pairs(matched), structure, policy)
+    judgement = judge(_pairs(matched), structure, policy, _moved(matched))
     return _conclude(matched, structure, judgement, policy, renames)
 
 
@@ -94,6 +94,7 @@ def _pairs(matched: _Matched) -> Pairs:
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
+    kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
     rel_l2 = measures.rel_l2.copy()
     rel_l2[measures.nonfinite | measures.reshaped] = np.inf
     return Pairs(
@@ -104,8 +105,27 @@ def _pairs(matched: _Matched) -> Pairs:
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
         dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
-        base=base[left.dtype.codes[rows], right.dtype.codes[partners]] if len(rows) else np.empty(0),
+        base=base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
+        if len(rows)
+        else np.empty(0),
     )
+
+
+def _moved(matched: _Matched) -> Callable[[int, int], float]:
+    """How far apart two records of the reference are, by their sketches."""
+    side, rows = matched.reference, matched.alignment.reference
+    cache: list[Any] = []
+
+    def moved(before: int, after: int) -> float:
+        cache[:] = cache or side.sketches()
+        matrix, which = cache
+        left, right = (int(which[rows[pair]]) for pair in (before, after))
+        norm = float(side.l2[rows[before]])
+        if left < 0 or right < 0 or not norm:
+            return 1.0
+        return float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
+
+    return moved
 
 
 def _dimensions(side: Side) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ raises no alarm, while a small mistake in a run that was exact so far does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,8 +53,9 @@ class Judgement:
 
 
 class _Judge:
-    def __init__(self, pairs: Pairs, structure: Structure, policy: Policy) -> None:
+    def __init__(self, pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> None:
         self.pairs = pairs
+        self.moved = moved
         self.structure = structure
         self.policy = policy
         count = len(pairs.rel_l2)
@@ -130,12 +131,23 @@ class _Judge:
                 allowed, rule = float("inf"), "rounding of what it sums"
         if kind == "param" and self.structure.number[row]:
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
-            gradients = [float(pairs.rel_l2[s]) for s in sources if self.structure.kind[s] == "param_grad"]
-            if (root := max(gradients, default=0.0) ** 0.5) > allowed and not any(self.wrong[s] for s in sources):
-                allowed, rule = root, "its gradient's noise, as an optimizer magnifies it"
+            noise = max(
+                (float(pairs.rel_l2[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0
+            )
+            share = min(1.0, 2 * noise**0.5) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
+            if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
+                allowed, rule = magnified, "its gradient's noise, as an optimizer magnifies it"
         if kind in ("output", "input") and (unseen := self._unseen_parameters(row)) > allowed:
             allowed, rule = unseen, "earlier gradients' noise in parameters that were not recorded"
         return allowed, rule
+
+    def _step_size(self, row: int) -> float:
+        """How far the optimizer moved a parameter of the reference, relative to its size."""
+        rank, step, _ = self.structure.scope[row]
+        before = self.structure.state.get(
+            (rank, step, self.structure.module[row], "param", self.structure.path[row], 0)
+        )
+        return 1.0 if before is None else self.moved(before, row)
 
     def _unseen_parameters(self, row: int) -> float:
         """Where parameters were not recorded, what the steps before may have made of their gradients' noise."""
@@ -153,6 +165,6 @@ class _Judge:
         return self._unrecorded[spot]
 
 
-def judge(pairs: Pairs, structure: Structure, policy: Policy) -> Judgement:
-    """Judge all pairs in execution order."""
-    return _Judge(pairs, structure, policy).run()
+def judge(pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> Judgement:
+    """Judge all pairs in execution order. `moved` tells how far apart two records of the reference are, relatively."""
+    return _Judge(pairs, structure, policy, moved).run()

@@ -43,7 +43,7 @@ def table_of(
         "shape_reference": reference.shapes.take(pa.array(left)),
         "shape_candidate": candidate.shapes.take(pa.array(right)),
         "status": judgement.status,
-        "birth": _marks(count, judgement.born),
+        "birth": _marks(count, list(births)),
         "container": _containers(count, births),
         "tolerance": judgement.tolerance,
         "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),

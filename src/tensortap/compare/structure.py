@@ -200,11 +200,28 @@ class Structure:
         users = self.users(row, call)
         if users:
             return [r for user in users for r in self._backward_of(user)]
-        around = call.parent
+        around = self.outermost(row, call).parent
         if around is None:  # the root's own: the loss made it from what the root returned
-            return call.of("output")
+            return self.outermost(row, call).of("output")
         later = [r for child in around.children for r in child.of("grad_output") if self.seq[r] < self.seq[row]]
         return around.of("grad_output", "input", "output") + later
+
+    def _returned(self, row: int, call: Call) -> set[int]:
+        """The tensors, by number, whose gradient a row is."""
+        path = self.path[row].partition("~")[0]
+        return {int(self.tensor[r]) for r in call.of("output") if self.path[r] == path}
+
+    def outermost(self, row: int, call: Call) -> Call:
+        """The call around that returns the very same tensor: the gradient there is this one."""
+        tensors = self._returned(row, call)
+        while call.parent is not None and any(int(self.tensor[r]) in tensors for r in call.parent.of("output")):
+            call = call.parent
+        return call
+
+    def _hands_on(self, call: Call) -> bool:
+        """Whether a call returns an input as it is: its users are that input's users, and counted there."""
+        given = {int(self.tensor[row]) for row in call.of("input")}
+        return any(int(self.tensor[row]) in given for row in call.of("output"))
 
     def enters_model(self, row: int) -> bool:
         """Whether a gradient is the one at the root's own output, under whatever name it was met first."""
@@ -213,9 +230,8 @@ class Structure:
 
     def users(self, row: int, call: Call) -> list[Call]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
-        tensors = {int(self.tensor[r]) for r in call.of("output") if self.path[r] == self.path[row].partition("~")[0]}
-        found = [user for tensor in tensors for user in self.consumers.get(tensor, ()) if user is not call]
-        found = [user for user in found if not _inside(call, user)]
+        found = [user for tensor in self._returned(row, call) for user in self.consumers.get(tensor, ())]
+        found = [user for user in found if user is not call and not _inside(call, user) and not self._hands_on(user)]
         outer = {id(user.parent) for user in found}
         return [user for user in found if id(user) not in outer]
 

@@ -61,6 +61,11 @@ class Policy:
         return max(EPSILON.get(name, 0.0) * _BASE.get(name, _BASE_OF_SHORT) for name in (left, right))
 
     @staticmethod
+    def lengthening(kind: str) -> float:
+        """A parameter's gradient is a sum over all positions of the batch, much longer than a layer's own sums."""
+        return 4.0 if kind == "param_grad" else 1.0
+
+    @staticmethod
     def passed_on(error: float) -> float:
         """For a record that was made from others with this error."""
         return _GAIN * error

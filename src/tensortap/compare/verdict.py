@@ -41,7 +41,8 @@ def _sender(row: int, call: Call, structure: Structure, judgement: Judgement) ->
     """Whose backward made the gradient at a call's output."""
     users = structure.users(row, call)
     if not users:
-        return None if call.parent is None else call.parent.module
+        around = structure.outermost(row, call).parent
+        return None if around is None else around.module
     wrong = [user for user in users if any(_is_wrong(r, judgement) for r in _own_gradients(user, structure))]
     if len(wrong) == 1:
         return wrong[0].module
@@ -70,6 +71,10 @@ def _is_wrong(row: int, judgement: Judgement) -> bool:
     return judgement.status[row] in ("diverged", "nonfinite", "shape")
 
 
+def _within(module: str, other: str) -> bool:
+    return not other or module.startswith(f"{other}.")
+
+
 def _common(modules: list[str], parents: list[Call | None]) -> str:
     """The innermost module around all of them."""
     names = [parent.module if parent is not None else "" for parent in parents]
@@ -92,8 +97,16 @@ def findings(
     """All births by their row, the earliest first."""
     rows = sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
     found = {}
+    culprits: dict[tuple[int, int, int], list[str]] = {}
     for row in rows[:_MOST]:
         place = place_of(row, structure, judgement)
+        module = structure.module[row] if place.container is None else place.container
+        if structure.kind[row] == "grad_output":
+            # What a module sends back to the code around it is recorded only further on: that code is not to blame.
+            known = culprits.setdefault(structure.scope[row], [])
+            if any(culprit != module and _within(culprit, module) for culprit in known):
+                continue
+            known.append(module)
         found[row] = Finding(
             key=key(row),
             rank=structure.scope[row][0],
