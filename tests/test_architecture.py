@@ -29,7 +29,7 @@ ROOMS = {
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON | {"", "capture", "compare", "store", "report", "demo"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "store", "errors", "records"},
+    "__init__": {"capture", "compare", "kernels", "store", "errors", "records"},
 }
 
 

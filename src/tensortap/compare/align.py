@@ -30,7 +30,7 @@ class Renames:
         """From 'PATTERN=REPLACEMENT' texts."""
         patterns = []
         for rule in rules:
-            pattern, equals, replacement = rule.partition("=")
+            pattern, equals, replacement = rule.rpartition("=")  # a pattern may have one, as in (?=...)
             if not equals:
                 raise UsageError(f"rename {rule!r} has no '=': write 'PATTERN=REPLACEMENT', like '^model\\.='")
             try:

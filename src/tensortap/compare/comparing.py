@@ -85,7 +85,10 @@ def _match(
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    for pair, measure in measure_tensors(left, right, alignment, open_pairs[whole], request.workers, progress):
+    tolerances = (request.rtol, request.atol)
+    for pair, measure in measure_tensors(
+        left, right, alignment, open_pairs[whole], tolerances, request.workers, progress
+    ):
         measures.take(pair, measure)
     return _Matched(left, right, alignment, measures)
 

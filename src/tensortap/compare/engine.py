@@ -30,7 +30,7 @@ from tensortap.kernels import pairs
 from tensortap.kernels.pairs import PairMeasure
 from tensortap.machine import cores
 from tensortap.records import Location
-from tensortap.store.span import _cut_off, _open
+from tensortap.store.span import cut_off, open_span_file
 
 __all__ = ["Engine", "Files", "Gather", "ProcessPool", "Serial", "Span", "Task", "batches", "choose", "work"]
 
@@ -229,10 +229,10 @@ class Files:
 
 def _mapped(span: Span) -> mmap.mmap:
     path = Path(span.path)
-    descriptor = _open(path)
+    descriptor = open_span_file(path)
     try:
         if os.fstat(descriptor).st_size < span.offset + span.nbytes:
-            raise _cut_off(path, Location(path.name, span.offset, span.nbytes))
+            raise cut_off(path, Location(path.name, span.offset, span.nbytes))
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error

@@ -125,7 +125,9 @@ def estimate(
         closeness = 1 - (apart**2 - (ours - theirs) ** 2) / (2 * ours * theirs)
     measures.rel_l2[pairs] = relative
     measures.rel_l2_bar[pairs] = _ERROR_BAR * relative + _ROUNDING
-    measures.cosine[pairs] = np.where(ours * theirs > 0, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, 0.0))
+    # Where the norms are far apart, the error of the distance is larger than all that the angle adds to it.
+    told = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
+    measures.cosine[pairs] = np.where(told, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
     measures.l2_difference[pairs] = apart
 
 

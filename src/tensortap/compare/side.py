@@ -191,7 +191,12 @@ class Side:
         return matrix, np.concatenate(which) if which else np.empty(0, np.int64)
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
-        """(file, offset, bytes) of records whose bytes are there; the file with its rank's folder."""
+        """(path, offset, bytes) of records whose bytes are there."""
         taken = self._table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
-        files = [f"rank_{rank}/{file}" for rank, file in zip(self.rank[rows].tolist(), taken["file"], strict=True)]
+        ranks = self.rank[rows].tolist()
+        files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
         return list(zip(files, taken["offset"], taken["nbytes"], strict=True))
+
+    def array(self, row: int) -> npt.NDArray[Any]:
+        """The tensor of one record."""
+        return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))

@@ -175,7 +175,9 @@ class Structure:
             own = call.of("input") + [r for child in call.children for r in child.of("output")]
             return own + self.parameters_of.get((rank, step, call.module), [])
         if kind == "grad_input":
-            return self._backward_of(call)
+            return self._backward_of(call) + [
+                r for child in call.children for r in child.of("grad_output", "grad_input")
+            ]
         return self._behind(row, call)
 
     def _a_step_before(self, row: int) -> list[int]:
@@ -203,7 +205,7 @@ class Structure:
         around = self.outermost(row, call).parent
         if around is None:  # the root's own: the loss made it from what the root returned
             return self.outermost(row, call).of("output")
-        later = [r for child in around.children for r in child.of("grad_output") if self.seq[r] < self.seq[row]]
+        later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
     def _returned(self, row: int, call: Call) -> set[int]:

@@ -1,17 +1,24 @@
-"""Pairs of whole tensors, measured where they lie on disk."""
+"""Pairs of whole tensors, measured where they lie; the same two tensors once, however many records saw them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Alignment
+from tensortap.compare.engine import ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
 from tensortap.kernels.pairs import PairMeasure, difference
 
-__all__ = ["measure_tensors"]
+__all__ = ["Tolerances", "measure_tensors"]
+
+Tolerances = tuple[float | None, float | None]
+"""rtol and atol that decide which elements count as mismatched; None is the usual one of the dtypes."""
+Progress = Callable[[int, int], None]
 
 
 def measure_tensors(
@@ -19,19 +26,54 @@ def measure_tensors(
     candidate: Side,
     alignment: Alignment,
     pairs: npt.NDArray[Any],
-    workers: int | None,
-    progress: Callable[[int, int], None] | None,
+    tolerances: Tolerances = (None, None),
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, PairMeasure]]:
-    """Measure pairs, the same two tensors only once however many records saw them."""
-    known: dict[tuple[int, int], PairMeasure] = {}
-    for pair in pairs.tolist():
-        left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
-        spot = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
-        if spot not in known:
-            known[spot] = difference(_load(reference, left), _load(candidate, right))
-        yield pair, known[spot]
+    """(pair, how far it is apart), as they are done. Close the iterator to stop early."""
+    left, right = alignment.reference[pairs], alignment.candidate[pairs]
+    same: dict[tuple[int, int], list[int]] = defaultdict(list)
+    tensors = zip(reference.tensor_id[left].tolist(), candidate.tensor_id[right].tolist(), strict=True)
+    for place, two in enumerate(tensors):
+        same[two].append(place)
+    groups = list(same.values())
+    first = np.array([group[0] for group in groups], np.int64)
+    if reference.run.on_disk and candidate.run.on_disk:
+        measured = _on_disk(reference, candidate, left[first], right[first], tolerances, workers, progress)
+    else:
+        measured = _in_memory(reference, candidate, left[first], right[first], tolerances)
+    for number, measure in measured:
+        for place in groups[number]:
+            yield int(pairs[place]), measure
 
 
-def _load(side: Side, row: int) -> Any:
-    record = side.run._index(int(side.rank[row])).records(side.row[row : row + 1])[0]
-    return side.run.load(record)
+def _on_disk(
+    reference: Side,
+    candidate: Side,
+    left: npt.NDArray[np.int64],
+    right: npt.NDArray[np.int64],
+    tolerances: Tolerances,
+    workers: int | None,
+    progress: Progress | None,
+) -> Iterator[tuple[int, PairMeasure]]:
+    tasks = [
+        Task(*spans, rtol=tolerances[0], atol=tolerances[1])
+        for spans in zip(_spans(reference, left), _spans(candidate, right), strict=True)
+    ]
+    whole = sum(task.nbytes for task in tasks)
+    engine = choose(tasks) if workers is None else Serial() if workers <= 1 else ProcessPool(workers)
+    return engine.run(tasks, None if progress is None else lambda done: progress(done, whole))
+
+
+def _in_memory(
+    reference: Side, candidate: Side, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64], tolerances: Tolerances
+) -> Iterator[tuple[int, PairMeasure]]:
+    for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
+        arrays = reference.array(ours), candidate.array(theirs)
+        yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1])
+
+
+def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:
+    dtypes = side.dtype.at(rows)
+    for row, dtype, (path, offset, nbytes) in zip(rows.tolist(), dtypes, side.locations(rows), strict=True):
+        yield Span(path, dtype, side.shape(row), offset, nbytes)

@@ -32,5 +32,6 @@ def borrow_threads(library: str | None, threads: int) -> None:
 
 def release() -> None:
     """End the idle helper threads; the next summary starts them again."""
-    if (cpu := sys.modules.get("tensortap.kernels.cpu")) is not None:
-        cpu.release()
+    for name in ("cpu", "pairs"):
+        if (loaded := sys.modules.get(f"tensortap.kernels.{name}")) is not None:
+            loaded.release()

@@ -140,6 +140,14 @@ class Run:
         place = self._keys[spot].get(Key(*key))
         return None if place is None else self._index(rank).records(np.array([place]))[0]
 
+    def at(self, rank: int, row: int) -> Record:
+        """The record in that row of `index(rank)`."""
+        return self._index(rank).records(np.array([row]))[0]
+
+    def file(self, rank: int, name: str) -> Path:
+        """Where a file that a rank's index names is, or will be once it is finished."""
+        return self._spans.path_of(rank, name)
+
     def load(self, record: Record) -> npt.NDArray[Any]:
         """The tensor's values, read-only: a view of the file where its alignment allows, else a copy."""
         return as_array(self._spans.view(record), record.dtype, record.shape)

@@ -18,7 +18,7 @@ from tensortap.errors import RunUnreadable, UsageError
 from tensortap.records import Location, Record
 from tensortap.store.format import PARTIAL, SHARD_NAME, rank_name
 
-__all__ = ["Spans", "as_array"]
+__all__ = ["Spans", "as_array", "cut_off", "open_span_file"]
 
 _MOST_MAPPED = 32
 
@@ -47,19 +47,25 @@ class Spans:
         """The bytes, copied: for a pass over a whole run with no more than one tensor in memory."""
         file, span = self._where(record)
         data = bytearray(span.nbytes)
-        fd = _open(file)
+        fd = open_span_file(file)
         try:
             at = 0
             while at < span.nbytes:
                 count = os.preadv(fd, [memoryview(data)[at:]], span.offset + at)
                 if not count:
-                    raise _cut_off(file, span)
+                    raise cut_off(file, span)
                 at += count
         except OSError as error:
             raise RunUnreadable(f"{file} cannot be read: {error.strerror}") from error
         finally:
             os.close(fd)
         return memoryview(data).toreadonly()
+
+    def path_of(self, rank: int, name: str) -> Path:
+        """The file of a span. The index may come from anywhere: it must not name files elsewhere."""
+        if not SHARD_NAME.fullmatch(name):
+            raise RunUnreadable(f"{self._path}: the index of rank {rank} is damaged; it names a file {name!r}.")
+        return self._path / rank_name(rank) / name
 
     def close(self) -> None:
         self._maps.clear()
@@ -71,18 +77,16 @@ class Spans:
                 f"{record.key} (rank {record.rank}): only the summary was kept. "
                 'Capture with keep="tensors" to have the values.'
             )
-        # The index may come from anywhere: it must not name files elsewhere.
-        sound = SHARD_NAME.fullmatch(span.file) and span.offset >= 0
         expected = prod(record.shape) * dtypes.numpy_dtype(record.dtype).itemsize
-        if not sound or span.nbytes != expected:
+        if span.offset < 0 or span.nbytes != expected:
             raise RunUnreadable(f"{record.key} (rank {record.rank}): the index is damaged; it says {span}.")
-        return self._path / rank_name(record.rank) / span.file, span
+        return self.path_of(record.rank, span.file), span
 
     def _map(self, file: Path, span: Location) -> mmap.mmap:
-        fd = _open(file)
+        fd = open_span_file(file)
         try:
             if os.fstat(fd).st_size < span.offset + span.nbytes:
-                raise _cut_off(file, span)
+                raise cut_off(file, span)
             return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise RunUnreadable(f"{file} cannot be read: {error.strerror}") from error
@@ -103,7 +107,7 @@ def as_array(view: memoryview, dtype: str, shape: tuple[int, ...]) -> npt.NDArra
     return array
 
 
-def _open(file: Path) -> int:
+def open_span_file(file: Path) -> int:
     # The last one again: it may be finished, and so renamed, between the first look and the second.
     for path in (file, file.with_name(file.name + PARTIAL), file):
         if path.exists():
@@ -121,7 +125,7 @@ def _opened(path: Path) -> int:
         raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _cut_off(file: Path, span: Location) -> RunUnreadable:
+def cut_off(file: Path, span: Location) -> RunUnreadable:
     return RunUnreadable(
         f"{file} is cut off: bytes {span.offset} to {span.offset + span.nbytes} are not there. Was it copied whole?"
     )
