@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ __all__ = ["Request", "run_comparison"]
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
 _LEAST_SHARE = 0.1
+_FIRST_PART = 256
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,30 @@ def _match(
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
+    found = _Matched(left, right, alignment, measures)
     tolerances = (request.rtol, request.atol)
-    for pair, measure in measure_tensors(
-        left, right, alignment, open_pairs[whole], tolerances, request.workers, progress
-    ):
-        measures.take(pair, measure)
-    return _Matched(left, right, alignment, measures)
+    stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
+    for part in _parts(open_pairs[whole], stops):
+        for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
+            measures.take(pair, measure)
+        if stops and _parted(found, int(part[-1]) + 1, request):
+            break
+    return found
+
+
+def _parts(pairs: npt.NDArray[np.int64], until_first: bool) -> Iterator[npt.NDArray[np.int64]]:
+    """All at once, or in execution order in parts that grow, with a look at what was found in between."""
+    size = _FIRST_PART if until_first else max(1, len(pairs))
+    while len(pairs):
+        yield pairs[:size]
+        pairs, size = pairs[size:], 2 * size
+
+
+def _parted(matched: _Matched, end: int, request: Request) -> bool:
+    """Whether the runs have parted among the first pairs."""
+    structure = Structure(matched.reference, matched.alignment.reference[:end])
+    policy = Policy(request.rtol, request.atol)
+    return bool(judge(_pairs(matched).first(end), structure, policy, _moved(matched)).born)
 
 
 def _pairs(matched: _Matched) -> Pairs:

@@ -8,7 +8,7 @@ raises no alarm, while a small mistake in a run that was exact so far does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
+
+    def first(self, count: int) -> Pairs:
+        return Pairs(*(getattr(self, column.name)[:count] for column in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -225,10 +225,11 @@ class Structure:
         given = {int(self.tensor[row]) for row in call.of("input")}
         return any(int(self.tensor[row]) in given for row in call.of("output"))
 
-    def enters_model(self, row: int) -> bool:
-        """Whether a gradient is the one at the root's own output, under whatever name it was met first."""
+    def at_root(self, row: int) -> int | None:
+        """The row of the root's own output gradient, if this is that very tensor under the name it was met by first."""
         roots = self.calls_of_module.get((self.scope[row], ""), [])
-        return any(self.tensor[r] == self.tensor[row] for root in roots for r in root.of("grad_output"))
+        same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
+        return same[0] if same else None
 
     def users(self, row: int, call: Call) -> list[Call]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""

@@ -30,8 +30,8 @@ def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
     if kind == "input":
         around = call.parent if call is not None else None
         return Place(None if around is None else around.module, None if around is None else True)
-    if kind == "grad_output" and call is not None and structure.enters_model(row):
-        return Place("", None)
+    if kind == "grad_output" and structure.at_root(row) is not None:
+        return Place(None, None)
     if kind == "grad_output" and call is not None:
         return Place(_sender(row, call, structure, judgement), True if known else None)
     return Place(None, True if known else None)
@@ -98,7 +98,9 @@ def findings(
     rows = sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
     found = {}
     culprits: dict[tuple[int, int, int], list[str]] = {}
-    for row in rows[:_MOST]:
+    for born in rows[:_MOST]:
+        at_root = structure.at_root(born) if structure.kind[born] == "grad_output" else None
+        row = born if at_root is None else at_root
         place = place_of(row, structure, judgement)
         module = structure.module[row] if place.container is None else place.container
         if structure.kind[row] == "grad_output":
@@ -117,6 +119,6 @@ def findings(
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != structure.module[row] else None,
-            inputs_rel_l2=judgement.sources_error[row],
+            inputs_rel_l2=judgement.sources_error[born],
         )
     return found
