@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.side import Names, Side
 from tensortap.errors import UsageError
+from tensortap.records import shown
 
 __all__ = ["Alignment", "Renames", "align", "suggest"]
 
 Ints = npt.NDArray[np.int64]
+_MOST_RULES = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Renames:
                 patterns.append((re.compile(pattern), replacement))
             except re.error as error:
                 raise UsageError(f"rename {rule!r}: {pattern!r} is no regular expression: {error}") from error
+            _check_template(rule, patterns[-1][0], replacement)
+        if exact is not None:
+            exact = {_plain(old): _plain(new) for old, new in exact.items()}
         return cls(tuple(patterns), exact)
 
     def __bool__(self) -> bool:
@@ -48,6 +55,21 @@ class Renames:
         for pattern, replacement in self.patterns:
             name = pattern.sub(replacement, name)
         return name
+
+
+def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> None:
+    """That the replacement means something is told before any name is met that it would apply to."""
+    try:
+        re.compile(f"{pattern.pattern}|", pattern.flags).sub(replacement, "")  # matches, with every group empty
+    except (re.error, IndexError) as error:
+        raise UsageError(
+            f"rename {rule!r}: {replacement!r} is no replacement for {pattern.pattern!r}: {error}"
+        ) from error
+
+
+def _plain(name: str) -> str:
+    """The root is shown as "(root)", and may be written so."""
+    return "" if name == shown("") else name
 
 
 @dataclass(frozen=True)
@@ -79,6 +101,8 @@ def align(
         _shared(reference.module, modules),
     ]
     left, right = _joined(pairs)
+    # One identity should not come twice. Where it does, the first goes with the first, the second with the second.
+    left, right = _joined([(left, right), (_occurrences(left), _occurrences(right))])
     order = np.argsort(right, kind="stable")
     spot = np.searchsorted(right[order], left)
     inside = np.minimum(spot, max(0, len(order) - 1))
@@ -94,8 +118,21 @@ def _shifted(numbers: Ints, mapping: Mapping[int, int] | None) -> Ints:
     if mapping is None:
         return numbers
     back = {theirs: ours for ours, theirs in mapping.items()}
+    if len(back) < len(mapping):
+        twice = next(theirs for ours, theirs in mapping.items() if back[theirs] != ours)
+        raise UsageError(f"{twice} of the candidate is to be compared with several of the reference: say one of them")
     values, inverse = np.unique(numbers, return_inverse=True)
     return np.array([back.get(int(value), -1 - int(value)) for value in values], np.int64)[inverse]
+
+
+def _occurrences(identity: Ints) -> Ints:
+    """For each row, how many before it have the same identity."""
+    order = np.argsort(identity, kind="stable")
+    ordered = identity[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
+    found = np.empty(len(identity), np.int64)
+    found[order] = np.arange(len(identity)) - np.repeat(first, np.diff(first, append=len(identity)))
+    return found
 
 
 def _shared(left: Names, right: Names) -> tuple[Ints, Ints]:
@@ -127,46 +164,83 @@ def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 
 
 def suggest(reference: Side, candidate: Side) -> list[str]:
-    """Renames that would make the candidate's names match the reference's: a prefix, or modules in the same order with
-    the same classes. The texts are ready for --rename."""
+    """Renames that would make the candidate's names match the reference's: a prefix, or other words for modules that
+    run in the same order with the same shapes. The texts are ready for --rename."""
     ours, theirs = set(reference.module.words) - {""}, set(candidate.module.words) - {""}
-    if not ours or not theirs:
-        return []
+    best, most = [], len(ours & theirs)
+    for rules in (_by_prefix(ours, theirs), *_by_order(reference, candidate)):
+        matched = len(ours & set(map(Renames.of(rules), theirs)))
+        if matched > most:
+            best, most = rules, matched
+    return best
+
+
+def _by_prefix(ours: set[str], theirs: set[str]) -> list[str]:
+    """One beginning of the names instead of another; either may be nothing."""
     prefixes: Counter[tuple[str, str]] = Counter()
     by_tail: dict[str, list[str]] = {}
     for name in ours:
-        parts = name.split(".")
-        for cut in range(min(3, len(parts))):
-            by_tail.setdefault(".".join(parts[cut:]), []).append(".".join(parts[:cut]))
+        for head, tail in _cuts(name):
+            by_tail.setdefault(tail, []).append(head)
     for name in theirs - ours:
-        parts = name.split(".")
-        for cut in range(min(3, len(parts))):
-            for prefix in by_tail.get(".".join(parts[cut:]), ()):
-                prefixes[".".join(parts[:cut]), prefix] += 1
-    if prefixes:
-        (old, new), count = prefixes.most_common(1)[0]
-        if old != new and count * 2 >= len(theirs - ours):
-            return [f"^{re.escape(old)}\\.={new}." if old and new else f"^{re.escape(old)}\\.=" if old else f"^={new}."]
-    return _by_order(reference, candidate)
-
-
-def _by_order(reference: Side, candidate: Side) -> list[str]:
-    """Modules that run in the same order with the same class and output shape, under other names."""
-
-    def outline(side: Side) -> list[tuple[str, str, tuple[int, ...]]]:
-        outputs = [row for row in range(min(len(side), 20_000)) if side.kind[row] in ("output", "param")]
-        seen: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for row in outputs:
-            seen.setdefault(side.module[row], (side.cls[row], side.shape(row)))
-        return [(name, cls, shape) for name, (cls, shape) in seen.items()]
-
-    ours, theirs = outline(reference), outline(candidate)
-    if len(ours) != len(theirs) or [o[1:] for o in ours] != [t[1:] for t in theirs]:
+        for head, tail in _cuts(name):
+            prefixes.update((head, other) for other in by_tail.get(tail, ()) if other != head)
+    if not prefixes:
         return []
-    renamed = {t[0]: o[0] for o, t in zip(ours, theirs, strict=True) if o[0] != t[0]}
-    words: Counter[tuple[str, str]] = Counter()
-    for old, new in renamed.items():
-        left, right = old.split("."), new.split(".")
-        if len(left) == len(right):
-            words.update((a, b) for a, b in zip(left, right, strict=True) if a != b)
-    return [f"\\b{re.escape(old)}\\b={new}" for (old, new), _ in words.most_common(5)]
+    (old, new), times = min(prefixes.items(), key=lambda item: (-item[1], len(item[0][0]) + len(item[0][1]), item[0]))
+    if times * 2 < len(theirs - ours):
+        return []
+    found = f"^{re.escape(old)}\\." if old else "^(?=.)"  # the root has no name, and gets none
+    return [f"{found}={new}." if new else f"{found}="]
+
+
+def _cuts(name: str) -> Iterator[tuple[str, str]]:
+    """A name's possible prefixes, with what is left of it."""
+    parts = name.split(".")
+    for cut in range(min(3, len(parts))):
+        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+
+
+def _by_order(reference: Side, candidate: Side) -> Iterator[list[str]]:
+    """Modules that run in the same order with the same output shape, under other names: by the words that differ, and
+    should those mean several things, by whole names."""
+    ours, theirs = _outline(reference), _outline(candidate)
+    if [shape for _, shape in ours] != [shape for _, shape in theirs]:
+        return
+    renamed = {old: new for (new, _), (old, _) in zip(ours, theirs, strict=True) if old != new and old and new}
+    words = Counter(words for old, new in renamed.items() for words in _other_words(old, new))
+    # Longer ones first: what is left of a name after a shorter one no longer matches.
+    chosen = sorted((two for two, _ in words.most_common(_MOST_RULES)), key=lambda two: -len(two[0]))
+    yield [f"\\b{re.escape(old)}\\b={new}" for old, new in chosen]
+    whole = list(dict.fromkeys(_numbered(old, new) for old, new in renamed.items()))
+    if len(whole) <= 2 * _MOST_RULES:
+        yield whole
+
+
+def _outline(side: Side) -> list[tuple[str, tuple[int, ...]]]:
+    seen: dict[str, tuple[int, ...]] = {}
+    for row in range(min(len(side), 20_000)):
+        if side.kind[row] in ("output", "param"):
+            seen.setdefault(side.module[row], side.shape(row))
+    return list(seen.items())
+
+
+def _other_words(old: str, new: str) -> Iterator[tuple[str, str]]:
+    """The parts of a name that differ from the other's. What was put in or left out is taken with its neighbour."""
+    left, right = old.split("."), new.split(".")
+    for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if what == "replace":
+            yield ".".join(left[i:j]), ".".join(right[k:m])
+        elif what != "equal":
+            before, after = (0, 1) if j < len(left) else (1, 0)
+            yield ".".join(left[max(0, i - before) : j + after]), ".".join(right[max(0, k - before) : m + after])
+
+
+def _numbered(old: str, new: str) -> str:
+    """A rule for a name, and for all that differ from it in numbers only."""
+    left, right = old.split("."), new.split(".")
+    if [part for part in left if part.isdecimal()] != [part for part in right if part.isdecimal()]:
+        return f"^{re.escape(old)}$={new}"
+    found = "\\.".join("(\\d+)" if part.isdecimal() else re.escape(part) for part in left)
+    group = count(1)
+    return f"^{found}$=" + ".".join(f"\\{next(group)}" if part.isdecimal() else part for part in right)

@@ -79,8 +79,8 @@ def run_comparison(request: Request) -> Comparison:
 def _match(
     reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
 ) -> _Matched:
-    left = Side(reference, _scope(request, theirs=False, state_only=not candidate.on_disk))
-    right = Side(candidate, _scope(request, theirs=True, state_only=not reference.on_disk))
+    left = Side(reference, _scope(request, None, state_only=not candidate.on_disk))
+    right = Side(candidate, _scope(request, renames, state_only=not reference.on_disk))
     alignment = align(left, right, renames if renames else None, _mapping(request.steps), _mapping(request.ranks))
     measures = prepare(left, right, alignment)
     open_pairs = measures.open
@@ -268,15 +268,15 @@ def _open(source: Source) -> Run:
     return source if isinstance(source, Run) else open_any(source, summarize)
 
 
-def _scope(request: Request, theirs: bool, state_only: bool) -> Scope:
+def _scope(request: Request, renames: Renames | None, state_only: bool) -> Scope:
+    """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
+
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
         if isinstance(value, Mapping):
-            return list(value.values()) if theirs else list(value)
+            return list(value) if renames is None else list(value.values())
         return value
 
-    # A pattern names the reference's modules; a renamed candidate is matched as a whole.
-    modules = None if theirs and (request.rename or request.map_file) else request.modules
-    return Scope(modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only)
+    return Scope(request.modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only, renames)
 
 
 def _mapping(value: Any) -> Mapping[int, int] | None:

@@ -37,7 +37,7 @@ class Measures:
     cosine: Floats
     l2_difference: Floats
     sides: dict[str, dict[str, Any]]
-    """Per side ("reference", "candidate"): elements, nan, inf, mean, std, l2."""
+    """Per side ("reference", "candidate"): elements, nan, inf, posinf, mean, std, l2."""
     differences: dict[int, Difference] = field(default_factory=dict)
     """What was measured on all elements, by pair."""
 
@@ -48,9 +48,12 @@ class Measures:
 
     @property
     def nonfinite(self) -> Bools:
-        """Pairs where one side has NaN or Inf in other numbers than the other."""
+        """Pairs where one side has other numbers of NaN or Inf than the other, or has them in other places."""
         ours, theirs = self.sides["reference"], self.sides["candidate"]
-        found: Bools = (ours["nan"] != theirs["nan"]) | (ours["inf"] != theirs["inf"])
+        found: Bools = np.zeros(len(self.equal), bool)
+        for name in ("nan", "inf", "posinf"):
+            found |= ours[name] != theirs[name]
+        found[[pair for pair, difference in self.differences.items() if _misplaced(difference)]] = True
         return found
 
     def take(self, pair: int, measure: PairMeasure) -> None:
@@ -63,7 +66,7 @@ class Measures:
         self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
         for name, side in (("reference", measure.reference), ("candidate", measure.candidate)):
             columns = self.sides[name]
-            columns["nan"][pair], columns["inf"][pair] = side.nan, side.posinf + side.neginf
+            columns["nan"][pair], columns["inf"][pair], columns["posinf"][pair] = side.nan, side.inf, side.posinf
             columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
 
     def difference(self, pair: int) -> Difference | None:
@@ -133,15 +136,20 @@ def estimate(
 
 def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:
     if not count:
-        return {name: np.empty(0) for name in ("elements", "nan", "inf", "mean", "std", "l2")}
+        return {name: np.empty(0) for name in ("elements", "nan", "inf", "posinf", "mean", "std", "l2")}
     return {
         "elements": side.elements[rows],
         "nan": side.nan[rows].copy(),
         "inf": side.posinf[rows] + side.neginf[rows],
+        "posinf": side.posinf[rows].copy(),
         "mean": side.mean[rows].copy(),
         "std": side.std[rows].copy(),
         "l2": side.l2[rows].copy(),
     }
+
+
+def _misplaced(found: Difference) -> bool:
+    return found.max_abs == np.inf and not np.isfinite([found.reference_value, found.candidate_value]).all()
 
 
 def _same_words(left: Iterable[str], right: Iterable[str]) -> list[list[bool]]:

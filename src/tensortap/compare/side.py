@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.records import Key
+from tensortap.records import Key, shown
 from tensortap.store import Run
 from tensortap.store.format import SCHEMA
 from tensortap.store.select import Filter
@@ -49,6 +50,20 @@ class Scope:
     ranks: Collection[int] | None = None
     state_only: bool = False
     """Against a checkpoint: only parameters and buffers as they were before the first step that takes part."""
+    rename: Callable[[str], str] | None = None
+    """What the patterns of `modules` mean is a name after this."""
+
+
+@dataclass(frozen=True)
+class _Meant:
+    """The names that patterns mean; "(root)" is the root, whose name is empty."""
+
+    patterns: Collection[str]
+    rename: Callable[[str], str] | None
+
+    def __contains__(self, name: object) -> bool:
+        known = str(name) if self.rename is None else self.rename(str(name))
+        return any(fnmatchcase(known, pattern) or shown(known) == pattern for pattern in self.patterns)
 
 
 class Side:
@@ -56,7 +71,9 @@ class Side:
 
     def __init__(self, run: Run, scope: Scope) -> None:
         self.run = run
-        chosen = Filter(module=scope.modules, kind=scope.kinds, step=scope.steps)
+        patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
+        meant = None if patterns is None else _Meant(patterns, scope.rename)
+        chosen = Filter(module=meant, kind=scope.kinds, step=scope.steps)
         everything = all(chosen is None for chosen in (scope.modules, scope.kinds, scope.steps))
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
         tables, rows = [], []
