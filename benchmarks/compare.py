@@ -26,11 +26,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+import tensortap
 from tensortap import dtypes
 from tensortap.compare.engine import Serial, Span, Task
 from tensortap.kernels import pairs, summarize
 from tensortap.machine import cores
-from tensortap.records import Key, Record
+from tensortap.records import Key, Record, Summary
 from tensortap.store import RunWriter, open_run
 
 TENSOR = 64 << 20  # bytes
@@ -165,19 +166,73 @@ def measure_sketches(rounds: int) -> None:
     print(f"sketches: {n} pairs in {1000 * taken['sketches']:.0f} ms")
 
 
-def measure_summaries(folder: Path, rounds: int) -> None:
-    """Comparing two runs of 100,000 records of which only summaries were kept: not measured here yet."""
+def measure_summaries(folder: Path, rounds: int, records: int = 100_000) -> None:
+    """Comparing two runs of many records of which only summaries were kept, against only loading their two indexes."""
+    paths = [folder / name for name in ("reference", "candidate")]
+    for path, off in zip(paths, (0.0, 1e-6), strict=True):
+        write_summaries(path, records, off)
+
+    def load() -> None:
+        for path in paths:
+            run = tensortap.open(path)
+            for name in run.index(0).column_names:
+                run.index(0).column(name).combine_chunks()
+            run.sketches(0)
+
+    ways = {"load": load, "compare": lambda: str(tensortap.compare(*paths))}
+    taken = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            if turn:
+                taken[name].append(time.perf_counter() - started)
+    ratio = statistics.median(c / b for c, b in zip(taken["compare"], taken["load"], strict=True))
+    print(
+        f"summaries: two runs of {records:,} records loaded in {statistics.median(taken['load']):.3f} s, "
+        f"compared in {statistics.median(taken['compare']):.3f} s: {ratio:.2f} times"
+    )
+
+
+def write_summaries(path: Path, records: int, off: float) -> None:
+    """A run of a 100-layer model, every tensor off by a little; inputs are the outputs before them."""
+    dice = np.random.default_rng(0)
+    sketches = dice.standard_normal((512, 256)).astype(np.float32)
+    noise = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
+    sketches += np.float32(off) * noise
+    with RunWriter(path, info={"framework": "none", "config": {}}) as writer:
+        seq = tensor = 0
+        for step in range(records // 2000):
+            for block in range(100):
+                for leaf in range(5):
+                    for kind, phase in (
+                        ("input", "forward"),
+                        ("output", "forward"),
+                        ("grad_output", "backward"),
+                        ("param_grad", "backward"),
+                    ):
+                        fresh = kind != "input" or not leaf
+                        tensor += fresh
+                        sketch = sketches[tensor % 512]
+                        summary = Summary(
+                            2**20, 0, 0, 0, 0, -4.0, 4.0, 0.0, 1.0, 8e5, 1000.0, tensor + int(off * 1e9), sketch
+                        )
+                        key = Key(step, 0, phase, f"layers.{block}.part{leaf}", 0, kind, "0")
+                        writer.append(Record(key, 0, seq, "Linear", "float32", (1024, 1024), tensor, summary))
+                        seq += 1
+            writer.end_step(step)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--gb", type=float, default=4.0, help="of both runs together; must fit in the page cache")
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--only-summaries", action="store_true")
     arguments.add_argument("--folder", type=Path, default=None, help="where the runs are written, and removed again")
     options = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=options.folder))
     try:
-        for dtype in ("float32", "bfloat16"):
+        for dtype in () if options.only_summaries else ("float32", "bfloat16"):
             measure_pairs(folder, dtype, options.gb, options.rounds)
         measure_sketches(options.rounds)
         measure_summaries(folder, options.rounds)

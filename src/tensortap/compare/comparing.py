@@ -245,7 +245,7 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
     if one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
         options = " ".join(f"--rename '{rule}'" for rule in rules)
         notes.append(f"many names are on one side only; try {options}")
-    if births and not matched.measures.exact.all():
+    if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     return notes
 

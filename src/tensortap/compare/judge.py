@@ -7,8 +7,10 @@ raises no alarm, while a small mistake in a run that was exact so far does.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from tensortap.compare.tolerance import Policy
 __all__ = ["Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
+_ROUNDING = "rounding of its dtype"
 
 
 @dataclass(frozen=True)
@@ -56,58 +59,65 @@ class Judgement:
 
 
 class _Judge:
+    """Walks through the pairs that are off by more than rounding. Numbers are in lists: it looks at few at a time."""
+
     def __init__(self, pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> None:
         self.pairs = pairs
         self.moved = moved
         self.structure = structure
         self.policy = policy
         count = len(pairs.rel_l2)
-        self.status = np.where(pairs.equal, "equal", "unjudged").astype(object)
-        self.tolerance = np.where(pairs.equal, pairs.base, 0.0)
-        self.rule: list[str] = ["bitwise"] * count
-        self.wrong = np.zeros(count, bool)
+        self.error: list[float] = pairs.rel_l2.tolist()
+        self.l2: list[float] = pairs.l2.tolist()
+        self.base: list[float] = pairs.base.tolist()
+        self.wrong = [False] * count
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
-        self._unrecorded: dict[tuple[int, str], float] = {}
+        self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
+        # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
+        self.open = ~pairs.equal & ~(pairs.rel_l2 <= pairs.base) & ~np.isnan(pairs.rel_l2)
+        if policy.fixed:
+            self.open = ~pairs.equal & ~np.isnan(pairs.rel_l2)
+        close = ~pairs.equal & ~self.open & ~np.isnan(pairs.rel_l2)
+        self.status: list[str] = np.select([pairs.equal, close], ["equal", "close"], "unjudged").tolist()
+        self.rule: list[str] = np.select([pairs.equal, close], ["bitwise", _ROUNDING], "nothing to go by").tolist()
+        self.tolerance = self.base.copy()
 
     def run(self) -> Judgement:
-        # What is equal needs no judging and, as a source, adds no error: only the others are walked through.
-        for row in np.flatnonzero(~self.pairs.equal).tolist():
+        for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
-        return Judgement(self.status.tolist(), self.tolerance, self.rule, self.born, self.sources_error)
+        return Judgement(self.status, np.array(self.tolerance), self.rule, self.born, self.sources_error)
 
     def _judge(self, row: int) -> None:
-        pairs, error = self.pairs, self.pairs.rel_l2[row]
-        first = int(self.structure.first_seen[row])
-        if first < row and not pairs.equal[first] and self._same(row, first):
+        error, first = self.error[row], self.structure.first_seen[row]
+        if first < row and self.open[first] and self._same(error, self.error[first]):
             self._copy(row, first)
             return
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
-        handed_on = any(self.wrong[source] for source in sources)
-        known = [float(pairs.rel_l2[s]) for s in sources if not self.wrong[s] and not np.isnan(pairs.rel_l2[s])]
-        came_in = max(known, default=0.0)
-        self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
-        if pairs.reshaped[row] or pairs.nonfinite[row]:
-            self.status[row] = "shape" if pairs.reshaped[row] else "nonfinite"
-        elif np.isnan(error):
-            return
+        wrong = self.wrong
+        handed_on = any(wrong[source] for source in sources)
+        came_in = max((self.error[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
+        if not handed_on or self.policy.fixed:
+            self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
+        else:
+            self.rule[row] = _ROUNDING
+        if self.pairs.reshaped[row] or self.pairs.nonfinite[row]:
+            self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
             self.status[row] = "close"
             return
         else:
             self.status[row] = "diverged"
-        self.wrong[row] = True
+        wrong[row] = True
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
 
-    def _same(self, row: int, first: int) -> bool:
-        ours, theirs = self.pairs.rel_l2[row], self.pairs.rel_l2[first]
-        if not np.isfinite(ours) or not np.isfinite(theirs):
-            return str(ours) == str(theirs)
-        return bool(abs(ours - theirs) <= 1e-3 * theirs)
+    @staticmethod
+    def _same(error: float, other: float) -> bool:
+        return error == other or abs(error - other) <= 1e-3 * other < float("inf")
 
     def _copy(self, row: int, first: int) -> None:
         """The very same tensor on both sides: what was said of it before."""
@@ -118,7 +128,7 @@ class _Judge:
         pairs, policy = self.pairs, self.policy
         if policy.fixed:
             return policy.fixed_tolerance(float(pairs.l2[row]), int(pairs.elements[row])), "rtol and atol as given"
-        allowed, rule = float(pairs.base[row]), "rounding of its dtype"
+        allowed, rule = self.base[row], _ROUNDING
         if policy.noise is not None and policy.noise[row] * policy.margin > allowed:
             allowed, rule = float(policy.noise[row] * policy.margin), "measured noise"
         if policy.passed_on(came_in) > allowed:
@@ -127,10 +137,10 @@ class _Judge:
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
-            summed = max((float(pairs.l2[s]) for s in sources if self.structure.kind[s] == "grad_output"), default=0.0)
-            if pairs.l2[row] > 0 and pairs.base[row] * summed / pairs.l2[row] > allowed:
-                allowed, rule = float(pairs.base[row] * summed / pairs.l2[row]), "rounding of what it sums"
-            elif not pairs.l2[row] and summed:
+            summed = max((self.l2[s] for s in sources if self.structure.kind[s] == "grad_output"), default=0.0)
+            if self.l2[row] > 0 and self.base[row] * summed / self.l2[row] > allowed:
+                allowed, rule = self.base[row] * summed / self.l2[row], "rounding of what it sums"
+            elif not self.l2[row] and summed:
                 allowed, rule = float("inf"), "rounding of what it sums"
         if kind == "param" and self.structure.number[row]:
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
@@ -158,14 +168,25 @@ class _Judge:
         module = self.structure.module[row]
         if (rank, step, module) in self.structure.parameters_of:
             return 0.0
-        spot = (step, module)
-        if spot not in self._unrecorded:
-            worst = 0.0
-            for (r, s, m, _), rows in self.structure.gradients_of.items():
-                if r == rank and s < step and m == module:
-                    worst = max(worst, *(float(np.nan_to_num(self.pairs.rel_l2[g])) for g in rows))
-            self._unrecorded[spot] = worst**0.5
-        return self._unrecorded[spot]
+        if not step:
+            return 0.0
+        if self._noise_of_gradients is None:
+            self._noise_of_gradients = self._collect_noise()
+        steps, worst = self._noise_of_gradients.get((rank, module), ((), ()))
+        before = bisect_left(steps, step)
+        return worst[before - 1] ** 0.5 if before else 0.0
+
+    def _collect_noise(self) -> dict[tuple[int, str], tuple[list[int], list[float]]]:
+        """By rank and module: the steps that have parameter gradients, and the worst error of any up to each."""
+        found: dict[tuple[int, str], dict[int, float]] = {}
+        for (rank, step, module, _), rows in self.structure.gradients_of.items():
+            steps = found.setdefault((rank, module), {})
+            errors = [min(1.0, self.error[row]) for row in rows if self.error[row] == self.error[row]]
+            steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
+        return {
+            spot: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
+            for spot, steps in found.items()
+        }
 
 
 def judge(pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> Judgement:

@@ -47,7 +47,8 @@ class Structure:
     def __init__(self, side: Side, rows: Ints) -> None:
         self._side = side
         self._rows = rows
-        self.tensor = side.tensor_id[rows]
+        self._tensors = side.tensor_id[rows]
+        self.tensor: list[int] = self._tensors.tolist()
         self.kind = [side.kind.words[code] for code in side.kind.codes[rows].tolist()]
         self.module = side.module.at(rows)
         self.path = side.path.at(rows)
@@ -55,12 +56,14 @@ class Structure:
         self.scope = list(zip(*scope, strict=True))
         self.number = side.call[rows].tolist()
         self.seq = side.seq[rows].tolist()
+        self._call_of: dict[int, Call] = {}
 
     @cached_property
-    def first_seen(self) -> Ints:
+    def first_seen(self) -> list[int]:
         """For each row, the first row with the same tensor."""
-        _, first, inverse = np.unique(self.tensor, return_index=True, return_inverse=True)
-        return np.asarray(first[inverse])
+        _, first, inverse = np.unique(self._tensors, return_index=True, return_inverse=True)
+        found: list[int] = first[inverse].tolist()
+        return found
 
     @cached_property
     def calls(self) -> dict[tuple[tuple[int, int, int], str, int], Call]:
@@ -73,6 +76,7 @@ class Structure:
             if call is None:
                 call = found[spot] = Call(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
             call.rows.setdefault(kind, []).append(row)
+            self._call_of[row] = call
             if kind in ("input", "output"):
                 call.end = max(call.end, self.seq[row])
         self._nest(found.values())
@@ -94,7 +98,7 @@ class Structure:
                     break
 
     def call_of(self, row: int) -> Call | None:
-        return self.calls.get((self.scope[row], self.module[row], self.number[row]))
+        return self._call_of.get(row) if self.calls else None
 
     @cached_property
     def consumers(self) -> dict[int, list[Call]]:
@@ -102,7 +106,7 @@ class Structure:
         found: dict[int, list[Call]] = defaultdict(list)
         for call in self.calls.values():
             for row in call.of("input"):
-                found[int(self.tensor[row])].append(call)
+                found[self.tensor[row]].append(call)
         return found
 
     @cached_property
@@ -211,19 +215,19 @@ class Structure:
     def _returned(self, row: int, call: Call) -> set[int]:
         """The tensors, by number, whose gradient a row is."""
         path = self.path[row].partition("~")[0]
-        return {int(self.tensor[r]) for r in call.of("output") if self.path[r] == path}
+        return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
     def outermost(self, row: int, call: Call) -> Call:
         """The call around that returns the very same tensor: the gradient there is this one."""
         tensors = self._returned(row, call)
-        while call.parent is not None and any(int(self.tensor[r]) in tensors for r in call.parent.of("output")):
+        while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
     def _hands_on(self, call: Call) -> bool:
         """Whether a call returns an input as it is: its users are that input's users, and counted there."""
-        given = {int(self.tensor[row]) for row in call.of("input")}
-        return any(int(self.tensor[row]) in given for row in call.of("output"))
+        given = {self.tensor[row] for row in call.of("input")}
+        return any(self.tensor[row] in given for row in call.of("output"))
 
     def at_root(self, row: int) -> int | None:
         """The row of the root's own output gradient, if this is that very tensor under the name it was met by first."""
