@@ -221,10 +221,9 @@ def _sentence(
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
     if first is None:
-        close = [pair for pair, status in enumerate(judgement.status) if status == "close"]
-        worst = max(close, key=lambda pair: matched.measures.rel_l2[pair], default=None)
-        if worst is None:
+        if not counts.get("close"):
             return sentence.matched(counts, None)
+        worst = int(np.argmax(np.where(np.array(judgement.status) == "close", matched.measures.rel_l2, -1.0)))
         key = left.key(int(alignment.reference[worst]))
         return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
     pair = next(iter(born))

@@ -47,21 +47,46 @@ class Structure:
     def __init__(self, side: Side, rows: Ints) -> None:
         self._side = side
         self._rows = rows
-        self._tensors = side.tensor_id[rows]
-        self.tensor: list[int] = self._tensors.tolist()
-        self.kind = [side.kind.words[code] for code in side.kind.codes[rows].tolist()]
-        self.module = side.module.at(rows)
-        self.path = side.path.at(rows)
-        scope = (side.rank[rows].tolist(), side.step[rows].tolist(), side.micro[rows].tolist())
-        self.scope = list(zip(*scope, strict=True))
-        self.number = side.call[rows].tolist()
-        self.seq = side.seq[rows].tolist()
         self._call_of: dict[int, Call] = {}
+
+    # Columns as lists, and only once somebody asks: a comparison in which all is right needs none of them.
+    @cached_property
+    def tensor(self) -> list[int]:
+        found: list[int] = self._side.tensor_id[self._rows].tolist()
+        return found
+
+    @cached_property
+    def kind(self) -> list[str]:
+        return self._side.kind.at(self._rows)
+
+    @cached_property
+    def module(self) -> list[str]:
+        return self._side.module.at(self._rows)
+
+    @cached_property
+    def path(self) -> list[str]:
+        return self._side.path.at(self._rows)
+
+    @cached_property
+    def scope(self) -> list[tuple[int, int, int]]:
+        """Rank, step and micro step."""
+        columns = (self._side.rank, self._side.step, self._side.micro)
+        return list(zip(*(column[self._rows].tolist() for column in columns), strict=True))
+
+    @cached_property
+    def number(self) -> list[int]:
+        found: list[int] = self._side.call[self._rows].tolist()
+        return found
+
+    @cached_property
+    def seq(self) -> list[int]:
+        found: list[int] = self._side.seq[self._rows].tolist()
+        return found
 
     @cached_property
     def first_seen(self) -> list[int]:
         """For each row, the first row with the same tensor."""
-        _, first, inverse = np.unique(self._tensors, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(self._side.tensor_id[self._rows], return_index=True, return_inverse=True)
         found: list[int] = first[inverse].tolist()
         return found
 
