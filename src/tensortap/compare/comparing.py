@@ -228,11 +228,16 @@ def _sentence(
         return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
     pair = next(iter(born))
     shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
+    counts_of = [matched.measures.sides[side] for side in ("reference", "candidate")]
+    ours, theirs = (
+        sentence.Tensor(shape, int(side["nan"][pair] + side["inf"][pair]))
+        for shape, side in zip(shapes, counts_of, strict=True)
+    )
     if not left.run.on_disk and not right.run.on_disk:
-        return sentence.checkpoints(first, len(born), shapes)
+        return sentence.checkpoints(first, len(born), (ours, theirs))
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
-    return sentence.parted(first, changed if at_start else 0, shapes, len(left.ranks) > 1)
+    return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1)
 
 
 def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:

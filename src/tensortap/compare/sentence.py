@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tensortap.records import Finding, shown
 
-__all__ = ["checkpoints", "matched", "parted", "too_little"]
+__all__ = ["Tensor", "checkpoints", "matched", "parted", "too_little"]
 
 
-def parted(
-    first: Finding, changed_parameters: int, shapes: tuple[tuple[int, ...], tuple[int, ...]], several: bool
-) -> str:
+class Tensor(NamedTuple):
+    """What a sentence says of one side's tensor."""
+
+    shape: tuple[int, ...]
+    nonfinite: int
+    """How many of its elements are NaN or Inf."""
+
+
+def parted(first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tensor], several: bool) -> str:
     """Where the runs part."""
     key = first.key
     where = (
@@ -20,7 +27,7 @@ def parted(
         + (f", micro step {key.micro}" if key.micro else "")
     )
     name = f"{shown(first.module)}" + (f" ({first.cls})" if first.container is None else "")
-    off = _off(first, shapes)
+    off = _off(first, tensors)
     if key.kind == "param" and key.call == 0 and changed_parameters:
         others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
         return f"The parameters already differed before the first step: {_full(first)}{others}; it {off}."
@@ -57,19 +64,21 @@ def parted(
     )
 
 
-def checkpoints(first: Finding, differing: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:
     """That two checkpoints are not the same."""
     others = f" and {differing - 1:,} more" if differing > 1 else ""
-    return f"The checkpoints differ in {_full(first)}{others}; it {_off(first, shapes)}."
+    return f"The checkpoints differ in {_full(first)}{others}; it {_off(first, tensors)}."
 
 
 def matched(counts: Mapping[str, int], worst: tuple[float, str] | None) -> str:
     """That they do not."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
     if not counts.get("close") and not counts.get("unjudged"):
-        text = f"The runs match: all {pairs:,} pairs are equal bit for bit"
+        all_of_them = f"all {pairs:,} pairs are" if pairs > 1 else "the one pair there is, is"
+        text = f"The runs match: {all_of_them} equal bit for bit"
     else:
-        text = f"The runs match: of {pairs:,} pairs, {counts.get('equal', 0):,} are equal bit for bit"
+        text = f"The runs match: of {pairs:,} pair{'s' if pairs > 1 else ''}, "
+        text += f"{counts.get('equal', 0):,} are equal bit for bit"
         text += f" and {counts.get('close', 0):,} within tolerance"
         if worst is not None:
             text += f" (at most {worst[0]:.1e} off, at {worst[1]})"
@@ -96,11 +105,18 @@ def _full(finding: Finding) -> str:
     return f"{name}.{finding.key.path}" if name else finding.key.path
 
 
-def _off(finding: Finding, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
+    ours, theirs = tensors
     if finding.status == "shape":
-        ours, theirs = ("×".join(map(str, shape)) or "scalar" for shape in shapes)
-        return f"has the shape {theirs} instead of {ours}"
+        before, now = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+        return f"has the shape {now} instead of {before}"
+    if finding.status == "nonfinite" and ours.nonfinite > theirs.nonfinite:
+        return "is finite where the reference's is not"
+    if finding.status == "nonfinite" and ours.nonfinite == theirs.nonfinite:
+        return "has other NaN or Inf than the reference's"
     if finding.status == "nonfinite":
         return "is not finite where the reference's is"
+    if finding.rel_l2 == float("inf"):
+        return "is not zero, as the reference's is"
     about = "" if finding.difference is None or finding.difference.exact else "about "
     return f"is off by {about}{finding.rel_l2:.1e} (relative L2)"
