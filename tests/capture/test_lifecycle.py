@@ -49,7 +49,7 @@ def test_plain_object_and_close_twice(run_path: Path) -> None:
     tap.close()
     tap.close()
     assert hooks_on(model) == 0 and tt.open(run_path).finished
-    with pytest.raises(tt.TensortapError, match="open a new tap"):
+    with pytest.raises(tt.TensortapError, match="start a new one"):
         tap.step()
 
 

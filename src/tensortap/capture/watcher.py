@@ -1,4 +1,4 @@
-"""Watches the calls and gradients of the chosen modules and hands every tensor to the recorder."""
+"""Watches the calls and gradients of the chosen modules and hands every tensor on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from tensortap.capture.clock import Call, Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened, open_arguments, open_value
-from tensortap.capture.recorder import Recorder
-from tensortap.capture.selection import Selection
+from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.shares import Shares
 from tensortap.capture.tree import Site, Tree
 from tensortap.frameworks.base import Edge, Framework, Remove
@@ -33,7 +32,7 @@ class Watcher:
         selection: Selection,
         clock: Clock,
         book: CoverageBook,
-        recorder: Recorder,
+        record: Callable[[Any, Key, Site, Keep], None],
     ) -> None:
         self._framework = framework
         self._tree = tree
@@ -42,7 +41,7 @@ class Watcher:
         self._keep = {name: selection.keep_of(name) for name in self._sites}
         self._clock = clock
         self._book = book
-        self._recorder = recorder
+        self._hand_on = record
         self._shares = Shares(framework)
         self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
         self._pieces: dict[Key, tuple[Site, Any]] = {}
@@ -217,4 +216,4 @@ class Watcher:
         if reason := self._framework.unreadable(tensor):
             self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
             return
-        self._recorder.record(tensor, key, site, self._keep[site.name])
+        self._hand_on(tensor, key, site, self._keep[site.name])

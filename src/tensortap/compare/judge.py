@@ -22,6 +22,7 @@ __all__ = ["Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
+_GRADIENTS = ("grad_output", "grad_input", "param_grad")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,15 @@ class _Judge:
         if policy.passed_on(came_in) > allowed:
             allowed, rule = policy.passed_on(came_in), "error that came in"
         kind = self.structure.kind[row]
+        if kind in _GRADIENTS:
+            # Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps: of activations that are
+            # off by e, about a share of e does, which moves the gradient by the root of it.
+            activations = [s for s in sources if self.structure.kind[s] in ("input", "output") and not self.wrong[s]]
+            forward = max((self.error[s] for s in activations if self.error[s] == self.error[s]), default=0.0)
+            if 2 * forward**0.5 > allowed:
+                allowed, rule = 2 * forward**0.5, "error of the activations"
+            if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:
+                allowed, rule = coarse, "rounding of the activations' dtype"
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
