@@ -89,27 +89,43 @@ def _match(
     found = _Matched(left, right, alignment, measures)
     tolerances = (request.rtol, request.atol)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
-    for part in _parts(open_pairs[whole], stops):
+    for part, last in _parts(found, open_pairs[whole], stops):
         for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
             measures.take(pair, measure)
-        if stops and _parted(found, int(part[-1]) + 1, request):
+        if stops and _parted(found, last, request):
             break
     return found
 
 
-def _parts(pairs: npt.NDArray[np.int64], until_first: bool) -> Iterator[npt.NDArray[np.int64]]:
-    """All at once, or in execution order in parts that grow, with a look at what was found in between."""
-    size = _FIRST_PART if until_first else max(1, len(pairs))
-    while len(pairs):
-        yield pairs[:size]
-        pairs, size = pairs[size:], 2 * size
+def _parts(
+    matched: _Matched, pairs: npt.NDArray[np.int64], until_first: bool
+) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """All at once, or in execution order over all ranks in parts that grow, each with the pair it goes up to. What
+    another pair saw of the same two tensors goes with them."""
+    if not until_first:
+        yield pairs, -1
+        return
+    left, right = matched.alignment.reference[pairs], matched.alignment.candidate[pairs]
+    order = np.lexsort((matched.reference.seq[left], matched.reference.step[left]))
+    tensors = np.stack([matched.reference.tensor_id[left], matched.candidate.tensor_id[right]])[:, order]
+    pairs, same = pairs[order], np.unique(tensors, axis=1, return_inverse=True)[1].reshape(-1)
+    begin, size, done = 0, _FIRST_PART, np.zeros(len(pairs), bool)
+    while begin < len(pairs):
+        part = np.isin(same, same[begin : begin + size]) & ~done
+        done |= part
+        yield pairs[part], int(pairs[: begin + size][-1])
+        begin, size = begin + size, 2 * size
 
 
-def _parted(matched: _Matched, end: int, request: Request) -> bool:
-    """Whether the runs have parted among the first pairs."""
-    structure = Structure(matched.reference, matched.alignment.reference[:end])
-    policy = Policy(request.rtol, request.atol)
-    return bool(judge(_pairs(matched).first(end), structure, policy, _moved(matched)).born)
+def _parted(matched: _Matched, last: int, request: Request) -> bool:
+    """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
+    side, rows = matched.reference, matched.alignment.reference
+    born = judge(_pairs(matched), Structure(side, rows), Policy(request.rtol, request.atol), _moved(matched)).born
+
+    def when(pair: int) -> tuple[int, int]:
+        return int(side.step[rows[pair]]), int(side.seq[rows[pair]])
+
+    return any(when(pair) <= when(last) for pair in born)
 
 
 def _pairs(matched: _Matched) -> Pairs:

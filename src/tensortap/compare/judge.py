@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -41,9 +41,6 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
-
-    def first(self, count: int) -> Pairs:
-        return Pairs(*(getattr(self, column.name)[:count] for column in fields(self)))
 
 
 @dataclass(frozen=True)
