@@ -1,4 +1,4 @@
-"""`tensortap demo`: a real run, where it goes, and what happens without torch."""
+"""`tensortap demo`: two real runs, what it says about them, where they go, and what happens without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from showing import call
 
 import tensortap
-from tensortap.cli.demo import _free
+from tensortap.cli.demo import _OTHERS, _free
+from tensortap.demo.mistakes import MISTAKES
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -17,34 +18,99 @@ Capsys = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _somewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_demo_leaves_a_run_and_shows_it(capsys: Capsys) -> None:
+def words(text: str) -> str:
+    """However it was wrapped."""
+    return " ".join(text.split())
+
+
+def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
     pytest.importorskip("torch")
     said = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
+    assert (said.code, said.err) == (0, "")
+    order = ["twice", "loss reference candidate", "last", "✖ The runs part in layers.2.norm2 (Norm)", "born here"]
+    order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly that module.", "Next:", "Or in Python:"]
+    told = words(said.out)
+    places = [told.index(part) for part in order]
+    assert places == sorted(places)
+    assert max(map(len, said.out.splitlines())) <= 80
+    for name in ("reference", "candidate"):
+        run = tensortap.open(f"runs/demo/{name}")
+        assert run.finished
+        assert run.steps == [0, 1]
+        assert not list(run.records(nonfinite=True))
+
+
+def test_the_commands_it_ends_with_work(capsys: Capsys) -> None:
+    pytest.importorskip("torch")
+    said = call(capsys, "demo", "--steps", "1", "--mistake", "gelu-tanh", "--out", "my runs")
+    lines = [line.strip() for line in said.out.splitlines()]
+    commands = [line for line in lines[lines.index("Next:") :] if line.startswith("tensortap")]
+    assert "tensortap show 'my runs/candidate' --module layers.3.mlp.act" in commands
+    import shlex
+
+    for command in commands[:3]:
+        assert call(capsys, *shlex.split(command)[1:]).code == ("compare" in command), command
+    assert Path("demo.json").stat().st_size
+    code = "\n".join(lines[lines.index("Or in Python:") + 1 :])
+    exec(code, {})
+    assert "layers.3.mlp.act" in capsys.readouterr().out
+
+
+def test_runs_without_a_mistake_match(capsys: Capsys) -> None:
+    pytest.importorskip("torch")
+    said = call(capsys, "demo", "--steps", "2", "--mistake", "none")
     assert said.code == 0
-    assert "step 1   loss" in said.out
-    assert "Decoder" in said.out
-    assert "all bytes kept" in said.out
-    assert "tensortap show runs/demo --nonfinite" in said.out
-    run = tensortap.open("runs/demo")
-    assert run.finished
-    assert run.steps == [0, 1]
-    assert not list(run.records(nonfinite=True))
+    assert "✔ The runs match" in said.out
+    assert "The losses are equal to the last bit." in said.out
+    assert "Nothing was planted, and nothing was found." in said.out
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+def test_a_random_mistake_is_told_after_the_verdict(capsys: Capsys) -> None:
+    pytest.importorskip("torch")
+    said = call(capsys, "demo", "--steps", "1", "--mistake", "random")
+    assert said.code == 0
+    before, _, after = words(said.out).partition("Planted: ")
+    assert not any(name in before for name in MISTAKES if name != "nan")
+    assert after.split()[0] in MISTAKES
+    assert "names exactly that module." in after
+
+
+def test_the_list(capsys: Capsys) -> None:
+    said = call(capsys, "demo", "--list")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert [line.split()[0] for line in lines] == [*MISTAKES, *_OTHERS]
+    assert max(map(len, lines)) <= 80
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("norm", "did you mean norm-epsilon? "), ("gelu-tan", "did you mean gelu-tanh? "), ("qqq", "; --list"), ("", ";")],
+)
+def test_an_unknown_mistake(capsys: Capsys, name: str, hint: str) -> None:
+    said = call(capsys, "demo", "--mistake", name)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"tensortap: --mistake {name}: no such mistake")
+    assert hint in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
     torch = pytest.importorskip("torch")
     from tensortap.demo.model import train
 
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     seen: list[tuple[int, float]] = []
     first = train("a", steps=2, on_step=lambda step, loss: seen.append((step, loss)))
     assert train("b", steps=2) == first
     assert train("c", steps=2, seed=1) != first
     assert seen == list(enumerate(first))
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
     digests = [[(r.key, r.summary.digest) for r in tensortap.open(name)] for name in ("a", "b")]
     assert digests[0] == digests[1]
 
@@ -56,12 +122,21 @@ def test_the_next_free_folder() -> None:
     assert _free(Path("runs/demo")) == Path("runs/demo-3")
 
 
-def test_a_run_is_not_replaced_unasked(capsys: Capsys) -> None:
-    Path("mine").mkdir()
-    Path("mine/run.json").write_text("{}")
+@pytest.mark.parametrize("there", ["mine/reference", "mine/candidate"])
+def test_a_run_is_not_replaced_unasked(capsys: Capsys, there: str) -> None:
+    Path(there).mkdir(parents=True)
+    Path(there, "run.json").write_text("{}")
     said = call(capsys, "demo", "--out", "mine")
     assert (said.code, said.out) == (2, "")
-    assert "--overwrite" in said.err
+    assert f"{there} has a run already: --overwrite" in said.err
+
+
+def test_runs_do_not_go_into_a_run(capsys: Capsys) -> None:
+    Path("mine").mkdir()
+    Path("mine/run.json").write_text("{}")
+    said = call(capsys, "demo", "--out", "mine", "--overwrite")
+    assert (said.code, said.out) == (2, "")
+    assert "mine is a run itself" in said.err
 
 
 @pytest.mark.parametrize("options", [["--keep", "all"], ["--steps", "0"]])
@@ -74,6 +149,7 @@ def test_wrong_usage(capsys: Capsys, options: list[str]) -> None:
 def test_without_torch_it_says_what_to_install(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tensortap.demo.model", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
+    assert call(capsys, "demo", "--list").code == 0
     said = call(capsys, "demo")
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1

@@ -1,66 +1,121 @@
-"""`tensortap demo`: train a small model with a tap on it, and show the run."""
+"""`tensortap demo`: train a small model twice, once with a mistake in it, and name the layer that has it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tensortap.demo.mistakes import Mistake
+    from tensortap.records import Comparison
 
 __all__ = ["demo"]
 
 DEFAULT = Path("runs/demo")
-STEPS = 12
-_NEXT = (
-    ('show {run} --module "layers.0.*" --step 0', "one layer"),
-    ("show {run} --kind param_grad --sort -l2", "the largest gradients"),
-    ("show {run} --nonfinite", "every NaN and infinity"),
-    ("show {run} --json", "all of it, for programs"),
-)
+STEPS = {"summary": 32, "tensors": 8}  # all bytes of a step are 13 MB
+MISTAKE = "norm-epsilon"
+_OTHERS = {"none": "no mistake: the runs match", "random": "any of these; which one is told after the verdict"}
 
 
 def demo(
+    mistake: Annotated[
+        str, typer.Option(metavar="NAME", help="What is wrong in the candidate: see --list; or random, or none.")
+    ] = MISTAKE,
+    list_: Annotated[bool, typer.Option("--list", help="Print all mistakes, and train nothing.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Folder for the run.  [default: {DEFAULT}, or the next that is free]"),
+        typer.Option(metavar="DIR", help=f"Folder for both runs.  [default: {DEFAULT}, or the next that is free]"),
     ] = None,
     keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, or tensors to keep all bytes too.")] = "summary",
-    steps: Annotated[int, typer.Option(metavar="N", help="Training steps.")] = STEPS,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help=f"Training steps.  [default: {STEPS['summary']}, or {STEPS['tensors']} with tensors]"
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are there already.")] = False,
 ) -> None:
-    """Train a small torch model on the CPU, tapped, and show what was seen. Takes a few seconds.
+    """Train a small torch model twice on the CPU, once with a mistake in one layer; compare the runs; name the layer.
+
+    Takes some seconds. Ends with 0 although the runs diverge.
 
     \b
     Example:
       tensortap demo
-      tensortap demo --out runs/tiny --keep tensors --overwrite
+      tensortap demo --mistake random
+      tensortap demo --mistake gelu-tanh --out runs/gelu --keep tensors
     """
-    from tensortap.cli import screen
-    from tensortap.cli.gather import Choice
-    from tensortap.cli.show import print_page
-    from tensortap.demo import trainer
-    from tensortap.errors import RunExists, UsageError
+    from rich.text import Text
 
-    if keep not in ("summary", "tensors"):
-        raise UsageError(f"--keep {keep}: known are summary, tensors")
+    import tensortap
+    from tensortap.cli import screen
+    from tensortap.demo import curves, trainer
+    from tensortap.errors import UsageError
+    from tensortap.report import comparison_page
+
+    if list_:
+        _print_list()
+        return
+    if keep not in STEPS:
+        raise UsageError(f"--keep {keep}: known are {', '.join(STEPS)}")
+    steps = STEPS[keep] if steps is None else steps
     if steps < 1:
         raise UsageError(f"--steps {steps}: it takes at least one")
-    run = out or (DEFAULT if overwrite else _free(DEFAULT))
-    if (run / "run.json").exists() and not overwrite:
-        raise RunExists(f"{run} has a run already: --overwrite replaces it, or choose another --out")
+    planted = _meant(mistake)
+    reference, candidate = _paths(out, overwrite)
     with screen.waiting("loading torch"):
         train = trainer()
-    typer.echo(f"Training a two-layer decoder on a few sentences, tapped into {run}\n")
-    with screen.losses(steps) as on_step:
-        train(run, steps=steps, keep=keep, overwrite=overwrite, on_step=on_step)
-    typer.echo()
-    print_page(run, Choice(), limit=12)
-    commands = [f"tensortap {command.format(run=_quoted(run))}" for command, _ in _NEXT]
-    longest = max(map(len, commands))
-    typer.echo("\nNext:")
-    for command, (_, why) in zip(commands, _NEXT, strict=True):
-        typer.echo(f"  {command.ljust(longest)}  # {why}")
+    _say(f"Training a four-layer decoder twice: same start, same data, every tensor tapped. {_announced(mistake)}")
+    with _bars(steps) as bar:
+        right = train(reference, steps=steps, keep=keep, overwrite=overwrite, on_step=bar("reference"))
+        plant = None if planted is None else planted.plant
+        wrong = train(candidate, steps=steps, keep=keep, overwrite=overwrite, on_step=bar("candidate"), plant=plant)
+    screen.print_lines([Text(), *curves.draw(right, wrong, screen.width() or 80), Text()])
+    _say(curves.apart(right, wrong))
+    with screen.waiting("comparing"):
+        result = tensortap.compare(reference, candidate)
+    screen.print_lines([Text(), *comparison_page.render(comparison_page.build(result), screen.width()), Text()])
+    _print_solution(planted, result)
+    _print_next(reference, candidate, result)
+
+
+# --- argv ----------------------------------------------------------------------------------------------------------
+def _meant(name: str) -> Mistake | None:
+    import difflib
+    import secrets
+
+    from tensortap.demo.mistakes import MISTAKES
+    from tensortap.errors import UsageError
+
+    if name == "none":
+        return None
+    if name == "random":
+        return secrets.choice(list(MISTAKES.values()))  # takes no number from any generator that a run may use
+    if name not in MISTAKES:
+        close = [other for other in MISTAKES if name and name in other]
+        close = close or difflib.get_close_matches(name, [*MISTAKES, *_OTHERS], 3, 0.5)
+        hint = f"did you mean {' or '.join(close[:3])}? " if close else ""
+        raise UsageError(f"--mistake {name}: no such mistake; {hint}--list prints them all")
+    return MISTAKES[name]
+
+
+def _paths(out: Path | None, overwrite: bool) -> tuple[Path, Path]:
+    """Where the reference and the candidate go."""
+    from tensortap.errors import RunExists
+
+    folder = out or (DEFAULT if overwrite else _free(DEFAULT))
+    if (folder / "run.json").exists():
+        raise RunExists(f"{folder} is a run itself: choose another --out to put two runs into")
+    paths = folder / "reference", folder / "candidate"
+    for run in paths:
+        if (run / "run.json").exists() and not overwrite:
+            raise RunExists(f"{run} has a run already: --overwrite replaces it, or choose another --out")
+    return paths
 
 
 def _free(path: Path) -> Path:
@@ -70,7 +125,92 @@ def _free(path: Path) -> Path:
     return next(other for n in count(2) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
-def _quoted(path: Path) -> str:
+# --- what it says --------------------------------------------------------------------------------------------------
+def _say(text: str) -> None:
+    from tensortap.cli import screen
+    from tensortap.report.wording import wrap
+
+    for line in wrap(text, screen.width()):
+        typer.echo(line)
+
+
+def _print_list() -> None:
+    from tensortap.demo.mistakes import MISTAKES
+
+    lines = {name: mistake.what for name, mistake in MISTAKES.items()} | _OTHERS
+    longest = max(map(len, lines))
+    for name, what in lines.items():
+        typer.echo(f"{name.ljust(longest)}  {what}")
+
+
+def _announced(name: str) -> str:
+    if name == "none":
+        return "Nothing is wrong with the candidate."
+    return f"One layer of the candidate has a mistake: {'guess which' if name == 'random' else name}."
+
+
+def _print_solution(planted: Mistake | None, result: Comparison) -> None:
+    """What was planted, and whether the verdict is right about it."""
+    from rich.text import Text
+
+    from tensortap.cli import screen
+    from tensortap.records import shown
+    from tensortap.report.wording import wrap
+
+    named = None if result.first is None else result.first.module
+    place = "nothing" if named is None else shown(named)
+    right = named == (None if planted is None else planted.where)
+    if planted is None:
+        said = "Nothing was planted, and nothing was found." if right else f"Nothing was planted in {place}."
+    else:
+        said = f"Planted: {planted.name} in {planted.where} ({planted.what}). "
+        said += "The verdict names exactly that module." if right else f"The verdict names {place} instead."
+    screen.print_lines([Text(line, "bold green" if right else "bold red") for line in wrap(said, screen.width())])
+
+
+def _print_next(reference: Path, candidate: Path, result: Comparison) -> None:
+    import json
     import shlex
 
-    return shlex.quote(str(path))
+    from tensortap.cli import screen
+
+    module = "layers.0" if result.first is None else result.first.module
+    runs = shlex.join([str(reference), str(candidate)])
+    commands = {
+        f"tensortap show {shlex.quote(str(candidate))} --module {shlex.quote(module)}": "what the module did",
+        f"tensortap compare {runs} -v": "more rows",
+        f"tensortap compare {runs} --json demo.json": "for programs",
+        "tensortap demo --mistake random": "another one",
+    }
+    longest = max(map(len, commands))
+    room = screen.width()
+    explained = room is None or longest + max(map(len, commands.values())) + 6 <= room
+    typer.echo("\nNext:")
+    for command, why in commands.items():
+        typer.echo(f"  {command.ljust(longest)}  # {why}" if explained else f"  {command}")
+    typer.echo("\nOr in Python:")
+    typer.echo("  import tensortap")
+    typer.echo(f"  result = tensortap.compare({', '.join(json.dumps(str(run)) for run in (reference, candidate))})")
+    typer.echo("  print(result)  # and see result.first, result.births, result.table")
+
+
+@contextmanager
+def _bars(steps: int) -> Iterator[Callable[[str], Callable[[int, float], None]]]:
+    """A bar for each run, if somebody may be watching: `bar(name)` gives what a training calls with step and loss."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from tensortap.cli import screen
+
+    console = screen.console(stderr=True)
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(32),
+        TextColumn("{task.completed}/{task.total}  {task.fields[loss]}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def bar(name: str) -> Callable[[int, float], None]:
+            task = progress.add_task(name, total=steps, loss="")
+            return lambda step, loss: progress.update(task, completed=step + 1, loss=f"loss {loss:.4f}")
+
+        yield bar

@@ -1,4 +1,4 @@
-"""A two-layer decoder that learns to spell, trained for a few steps with a tap on it.
+"""A four-layer decoder that learns to spell, trained for a few steps with a tap on it.
 
 All there is to tensortap is the `with` line in `train`; the rest would be there anyway.
 """
@@ -7,8 +7,10 @@ All there is to tensortap is the `with` line in `train`; the rest would be there
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 
 import tensortap
 
-__all__ = ["Decoder", "train"]
+__all__ = ["KINDS", "Decoder", "optimizer_of", "train"]
 
+KINDS = ("input", "output", "grad_output", "param_grad", "param")
 TEXT = (
     "a tap is a small thing in a long pipe. it does not hold the water back, and it does not warm it; "
     "it only lets you see a little of what flows by. when two pipes should carry the same water and do not, "
@@ -27,27 +30,89 @@ TEXT = (
 ALPHABET = sorted(set(TEXT))
 
 
+class Norm(nn.Module):
+    """Scales to a root mean square of one, then feature by feature."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.eps = 1e-6
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class Rotary(nn.Module):
+    """Turns pairs of features by angles that grow with the position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = 10_000.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, width = x.shape[-2:]
+        angles = torch.arange(length)[:, None] * self.base ** (-torch.arange(0, width, 2) / width)
+        cos, sin = angles.cos(), angles.sin()
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+class Core(nn.Module):
+    """Attention proper: scores, mask, softmax, the weighted sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = width**-0.5
+        self.hidden = 1  # the first diagonal that is hidden: nothing sees what comes after it
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * self.scale
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(self.hidden)
+        return self.softmax(scores.masked_fill(future, float("-inf"))) @ v
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
+        self.rotary = Rotary()
+        self.core = Core(width // heads)
         self.out = nn.Linear(width, width)
 
+    def unpack(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (batch, head, position, feature)."""
+        q, k, v = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        q, k, v = self.unpack(self.qkv(x))
+        mixed = self.core(self.rotary(q), self.rotary(k), v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.down(self.act(self.up(x))))
 
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = Norm(width)
         self.attention = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm2 = Norm(width)
+        self.mlp = MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -57,25 +122,33 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Predicts each next letter from those before it."""
 
-    def __init__(self, letters: int, length: int, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+    def __init__(self, letters: int, width: int = 64, heads: int = 4, layers: int = 4) -> None:
         super().__init__()
         self.letters = nn.Embedding(letters, width)
-        self.places = nn.Embedding(length, width)
         self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, letters)
+        self.norm = Norm(width)
+        self.head = nn.Linear(width, letters, bias=False)
+        nn.init.normal_(self.letters.weight, std=0.2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.letters(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        x = self.letters(x)
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
 
 
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Adam with two groups: matrices decay, vectors do not."""
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is many] for many in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=3e-3)
+
+
 def train(
     out: str | Path,
     *,
-    steps: int = 12,
+    plant: Callable[[Any, Any], None] | None = None,
+    steps: int = 32,
     seed: int = 0,
     keep: str = "summary",
     overwrite: bool = False,
@@ -85,24 +158,40 @@ def train(
 ) -> list[float]:
     """Train a fresh model, tapped into the run `out`; the loss of each step. The same seed gives the same run.
 
-    >>> train("runs/demo", steps=3, on_step=lambda step, loss: print(step, loss))      # doctest: +SKIP
+    plant: gets the model and its optimizer before the first step, and may do harm: `demo.mistakes` has some.
+
+    >>> train("runs/a", steps=3, on_step=lambda step, loss: print(step, loss))      # doctest: +SKIP
     """
-    random = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):  # who calls this keeps their random numbers
-        torch.manual_seed(seed)
-        model = Decoder(len(ALPHABET), length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = torch.tensor([ALPHABET.index(letter) for letter in TEXT])
+    data = torch.Generator().manual_seed(seed)
     losses: list[float] = []
-    with tensortap.capture(model, out, keep=keep, optimizer=optimizer, overwrite=overwrite):
-        for step in range(steps):
-            starts = torch.randint(len(text) - length, (batch,), generator=random)
-            letters = torch.stack([text[start : start + length + 1] for start in starts.tolist()])
-            logits = model(letters[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), letters[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            on_step(step, losses[-1])
+    with _alone(seed):
+        model = Decoder(len(ALPHABET))
+        optimizer = optimizer_of(model)
+        if plant is not None:
+            plant(model, optimizer)
+        with tensortap.capture(model, out, keep=keep, kinds=KINDS, optimizer=optimizer, overwrite=overwrite):
+            for step in range(steps):
+                starts = torch.randint(len(text) - length, (batch,), generator=data)
+                letters = torch.stack([text[start : start + length + 1] for start in starts.tolist()])
+                logits = model(letters[:, :-1])
+                loss = F.cross_entropy(logits.flatten(0, 1), letters[:, 1:].flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                on_step(step, losses[-1])
     return losses
+
+
+@contextmanager
+def _alone(seed: int) -> Iterator[None]:
+    """Random numbers from `seed`, and one thread, which is fastest for so small a model; all is undone after it."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
