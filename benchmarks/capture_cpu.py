@@ -181,18 +181,21 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
     # Each round's ways ran one after the other: their ratio is taken within the round.
     base = [result["seconds"] for result in found["plain"]]
     memory = median("plain", "memory")
-    print(
-        f"{'way':10}{'s/step':>9}{'ratio':>8}{'GB kept':>9}{'files':>7}{'extra peak MB':>15}{'s/step over plain per GB':>26}"
-    )
+    line = "{:10}{:>9}{:>8}{:>9}{:>7}{:>15}{:>18}".format
+    print(line("way", "s/step", "ratio", "GB kept", "files", "extra peak MB", "s over plain/GB"))
     for name, results in found.items():
         ratio = statistics.median(r["seconds"] / b for r, b in zip(results, base, strict=True))
         over = median(name, "seconds") - median("plain", "seconds")
-        kept_gb = median(name, "bytes") / 1e9
-        per_gb = f"{over / kept_gb:.2f}" if kept_gb > 0.1 else "-"
-        extra = (median(name, "memory") - memory) / 1e6
-        print(
-            f"{name:10}{median(name, 'seconds'):9.3f}{ratio:8.3f}{kept_gb:9.3f}{median(name, 'files'):7.0f}{extra:15.0f}{per_gb:>26}"
+        gigabytes = median(name, "bytes") / 1e9
+        numbers = (
+            f"{median(name, 'seconds'):.3f}",
+            f"{ratio:.3f}",
+            f"{gigabytes:.3f}",
+            f"{median(name, 'files'):.0f}",
+            f"{(median(name, 'memory') - memory) / 1e6:.0f}",
+            f"{over / gigabytes:.2f}" if gigabytes > 0.1 else "-",
         )
+        print(line(name, *numbers))
     looked, seen = median("summary", "looked"), median("summary", "seen")
     print(
         f"summary: {seen / 1e9:.2f} GB of tensors seen a step, {looked / 1e9:.2f} GB of them looked at "
