@@ -81,7 +81,8 @@ def _match(
 ) -> _Matched:
     left = Side(reference, _scope(request, None, state_only=not candidate.on_disk))
     right = Side(candidate, _scope(request, renames, state_only=not reference.on_disk))
-    alignment = align(left, right, renames if renames else None, _mapping(request.steps), _mapping(request.ranks))
+    steps = _mapping(request.steps) if reference.on_disk and candidate.on_disk else None
+    alignment = align(left, right, renames if renames else None, steps, _mapping(request.ranks))
     measures = prepare(left, right, alignment)
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.errors import RunUnreadable
 from tensortap.records import Summary
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) 
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
     from tensortap.store.reader import open_run
 
-    if is_checkpoint(Path(path)):
-        return open_checkpoint(Path(path), summarize)
-    return open_run(path)
+    try:
+        checkpoint = is_checkpoint(Path(path))
+    except OSError as error:
+        raise RunUnreadable(f"{path} cannot be opened: {error.strerror}.") from error
+    return open_checkpoint(Path(path), summarize) if checkpoint else open_run(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,26 @@ from tensortap import dtypes
 from tensortap.records import Key, Location, Record, Summary
 from tensortap.store.format import SCHEMA, encode
 from tensortap.store.reader import Run
+from tensortap.store.span import Spans
 from tensortap.store.table import Index
 
 __all__ = ["ArrayRun"]
 
 Array = npt.NDArray[Any]
+
+
+class _Bytes(Spans):
+    """The arrays' bytes, for all that asks for spans of a file."""
+
+    def __init__(self, path: Path, arrays: Sequence[Callable[[], Array]]) -> None:
+        super().__init__(path)
+        self._arrays = arrays
+
+    def view(self, record: Record) -> memoryview:
+        return np.ascontiguousarray(self._arrays[record.tensor]()).reshape(-1).view(np.uint8).data.toreadonly()
+
+    def read(self, record: Record) -> memoryview:
+        return memoryview(bytearray(self.view(record))).toreadonly()
 
 
 class ArrayRun(Run):
@@ -33,25 +48,25 @@ class ArrayRun(Run):
         arrays: Mapping[str, Callable[[], Array]],
         info: dict[str, Any],
         summarize: Callable[[Array], Summary],
+        notices: Sequence[str] = (),
     ) -> None:
         super().__init__(path, info, [0])
         self._names = list(arrays)
         self._arrays = list(arrays.values())
+        self._spans = _Bytes(path, self._arrays)
         self._summarize = summarize
+        self._said = list(notices)
 
     @property
     def finished(self) -> bool:
         return True
 
     @property
-    def notices(self) -> list[str]:  # nothing can be missing of what is one file
-        return []
+    def notices(self) -> list[str]:
+        return self._said
 
     def load(self, record: Record) -> Array:
         return self._arrays[record.tensor]()
-
-    def bytes_of(self, record: Record) -> memoryview:
-        return memoryview(np.ascontiguousarray(self.load(record)).view(np.uint8).reshape(-1).data)
 
     def _index(self, rank: int) -> Index:
         return self._records
