@@ -125,6 +125,7 @@ def test_not_a_model(run_path: Path) -> None:
         tt.capture(nn.Linear, run_path)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel would want the model on the GPUs")
 def test_wrappers_are_stripped(tmp_path: Path) -> None:
     plain, _ = tapped(net(), tmp_path / "plain")
     wrapped, _ = tapped(nn.DataParallel(net()), tmp_path / "wrapped")

@@ -225,7 +225,7 @@ def test_an_interrupted_put_leaves_no_hole(tmp_path):
 
     for last in (False, True):
         path = tmp_path / str(last)
-        with RunWriter(path, info={}, max_buffer=4096) as writer:
+        with RunWriter(path, info={}, max_buffer=4096, writers=1) as writer:
             fill(writer, 0, 2, 30)
             with pytest.raises(KeyboardInterrupt):
                 writer._shards[0].put(0, "broken", "uint8", (9000,), 9000, Interrupted())

@@ -89,7 +89,7 @@ def test_arrays_that_do_not_lie_plainly(tmp_path, max_buffer):
         np.asfortranarray(base),
         base.reshape(-1)[::-1],
     ]
-    with RunWriter(tmp_path / "a", info={}, max_buffer=max_buffer) as writer:
+    with RunWriter(tmp_path / "a", info={}, max_buffer=max_buffer, writers=1) as writer:
         for number, array in enumerate(arrays):
             writer.append(record(number, array, writer.put("same name", array, step=0)))
     run = open_run(tmp_path / "a")
@@ -213,7 +213,7 @@ def test_an_open_run_is_readable_while_it_is_written(tmp_path):
 def test_files_roll_over_when_the_header_is_full_or_the_file_large(tmp_path, monkeypatch):
     monkeypatch.setattr("tensortap.store.shard.FIRST_REGION", 256)
     monkeypatch.setattr("tensortap.store.shard.LARGEST_FILE", 50_000)
-    with RunWriter(tmp_path / "a", info={}) as writer:
+    with RunWriter(tmp_path / "a", info={}, writers=1) as writer:
         for number in range(300):
             array = np.full(100, number, np.int64)
             writer.append(record(number, array, writer.put(f"t{number}", array, step=number // 100)))

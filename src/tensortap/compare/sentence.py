@@ -81,7 +81,7 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None) -> str:
         text += f"{counts.get('equal', 0):,} are equal bit for bit"
         text += f" and {counts.get('close', 0):,} within tolerance"
         if worst is not None:
-            text += f" (at most {worst[0]:.1e} off, at {worst[1]})"
+            text += f" (at most {_number(worst[0])} off, at {worst[1]})"
         if counts.get("unjudged"):
             text += f"; {counts['unjudged']:,} could not be judged"
     if counts.get("unmatched"):
@@ -98,6 +98,14 @@ def too_little(reference: int, candidate: int, pairs: int) -> str:
         f"Too little in common to judge: of {reference:,} records of the reference and {candidate:,} of the candidate "
         f"only {pairs:,} have the same identity."
     )
+
+
+def _number(value: float) -> str:
+    """Two digits, and an exponent without padding: 1.5e-5, 0.42."""
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.2g}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def _full(finding: Finding) -> str:
@@ -119,4 +127,4 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
     if finding.rel_l2 == float("inf"):
         return "is not zero, as the reference's is"
     about = "" if finding.difference is None or finding.difference.exact else "about "
-    return f"is off by {about}{finding.rel_l2:.1e} (relative L2)"
+    return f"is off by {about}{_number(finding.rel_l2)} (relative L2)"
