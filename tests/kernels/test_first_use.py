@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from tensortap.kernels import cpu, summarize
+from tensortap.kernels import compiling, cpu, summarize
 
 COMPILING = "compiling its CPU kernel"
 USE = "import numpy as np; from tensortap.kernels import cpu; print(cpu.summarize(np.ones(3, np.float32)).l1)"
@@ -48,5 +48,5 @@ def test_a_full_cache_disk_costs_only_the_cache() -> None:
                 raise OSError(28, "No space left on device")
 
     compiler = Compiler()
-    cpu._load(compiler, ())
+    compiling.load(compiler, ())
     assert compiler.calls == 2

@@ -11,29 +11,27 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import event
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels import reference, rows
+from tensortap.kernels.compiling import announced, load
+from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.kernels.team import Team
-from tensortap.machine import cores
 from tensortap.records import Summary
 
 __all__ = ["borrow", "release", "summarize"]
 
 _log = logging.getLogger("tensortap")
 _CHUNK = rows.CHUNK_ROWS * reference.ROW
-_MOST_THREADS = 8  # that many saturate the memory of most machines, and a node runs several ranks
 _FIELDS = struct.Struct("=10dQ")
 
 Array = npt.NDArray[Any]
@@ -82,7 +80,7 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
     if layout.like.itemsize not in _ready:
         _compile(layout.like)
     chunks = (elements + _CHUNK - 1) // _CHUNK
-    helpers = min(threads or _CORES, chunks) - 1
+    helpers = min(threads or MOST_THREADS, chunks) - 1
     if chunks > 1:
         records, counter = np.empty(chunks * rows.RECORD), np.zeros(1, np.int64)
         records_at, counter_at = _address(records), _address(counter)
@@ -95,7 +93,7 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
         arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
         _team.run(layout.like, (*arguments, _CONSTANTS_AT), chunks)
     elif helpers > 0:
-        _share(work, helpers, keep=(array, records, counter))
+        _helpers.share(partial(_take_chunks, work, (array, records, counter)), helpers)
     else:
         _take_chunks(work)
     sketch = np.empty(reference.BUCKETS, np.float32)
@@ -107,7 +105,7 @@ def borrow(library: str, threads: int) -> None:
     """Let the calling thread's summaries run on the OpenMP threads of a framework; see `team`."""
     global _team
     try:
-        _team = Team(library, min(threads, _MOST_THREADS)) if threads > 1 else None
+        _team = Team(library, min(threads, MOST_THREADS)) if threads > 1 else None
     except (OSError, AttributeError) as error:
         _log.debug("cannot borrow the threads of %s: %s", library, error)
         _team = None
@@ -115,14 +113,11 @@ def borrow(library: str, threads: int) -> None:
 
 def release() -> None:
     """End the helper threads. The next large array starts new ones."""
-    global _pool
-    with _lock:
-        pool, _pool = _pool, None
-    if pool is not None:
-        pool.shutdown()
+    _helpers.release()
 
 
 def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> None:
+    """Do a thread's part. A helper holds `keep`, the memory that it reads and writes, should the caller be gone."""
     layout, source, elements, counter, records = work
     rows.run(
         source,
@@ -136,23 +131,6 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> 
         _scratch.address,
         _CONSTANTS_AT,
     )
-
-
-def _share(work: tuple[_Layout, int, int, int, int], helpers: int, keep: Any) -> None:
-    """Work with helpers. They hold `keep`, the memory that they read and write, should the caller be interrupted."""
-    global _pool
-    started = []
-    try:
-        with _lock:
-            if _pool is None:
-                _pool = ThreadPoolExecutor(_CORES, thread_name_prefix="tensortap-summary")
-            started = [_pool.submit(_take_chunks, work, keep) for _ in range(helpers)]
-    except RuntimeError:
-        pass  # the interpreter is shutting down and starts no more threads: alone, then
-    _take_chunks(work)
-    for helper in started:
-        if not helper.cancel():
-            helper.result()
 
 
 def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32]) -> Summary:
@@ -174,38 +152,12 @@ def _address(array: Array) -> int:
     return address
 
 
-class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
-    """Says that compiling takes a while; it is called only where numba's cache does not have the code yet."""
-
-    def on_start(self, started: Any) -> None:
-        if started.data["dispatcher"] is rows.run:
-            bits = started.data["args"][5].dtype.bitwidth
-            _log.warning("tensortap: compiling its CPU kernel for %d-bit numbers (once, then cached) …", bits)
-
-    def on_end(self, ended: Any) -> None:
-        pass
-
-
 def _compile(like: Array) -> None:
-    with event.install_listener("numba:compile", _Announce()):
+    with announced(rows.run, f"CPU kernel for {8 * like.itemsize}-bit numbers"):
         at = types.int64
-        _load(rows.run, (at,) * 5 + (types.float32[::1] if like is _NARROW else types.float64[::1],) + (at,) * 4)
-        _load(rows.finish, (at, at, types.float32[::1]))
+        load(rows.run, (at,) * 5 + (types.float32[::1] if like is _NARROW else types.float64[::1],) + (at,) * 4)
+        load(rows.finish, (at, at, types.float32[::1]))
     _ready.add(like.itemsize)
-
-
-def _load(function: Any, signature: Any) -> None:
-    """Compile, or take from numba's cache."""
-    try:
-        function.compile(signature)
-    except OSError as error:  # compiled, but the cache took no more: then for this process only
-        _log.debug("cannot cache compiled code: %s", error)
-        function.compile(signature)
-
-
-def _after_fork() -> None:
-    global _lock, _pool
-    _lock, _pool = threading.Lock(), None  # a child has none of its parent's threads
 
 
 def _layout(name: str) -> _Layout:
@@ -237,11 +189,7 @@ _TABLES: dict[str, npt.NDArray[np.float32]] = {}
 _LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
 _CONSTANTS = _constants()
 _CONSTANTS_AT = _address(_CONSTANTS)
-_CORES = min(cores(), _MOST_THREADS)
 _scratch = _Scratch()
 _ready: set[int] = set()
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+_helpers = Helpers("tensortap-summary")
 _team: Team | None = None
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -8,7 +8,6 @@ they are cut at multiples of `CHUNK`: `join` puts them together.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core import event
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels import cpu, pair_rows, sketch_pairs, ulps
+from tensortap.kernels.compiling import announced, load
 from tensortap.kernels.pairs_reference import PairMeasure, Side, cosine, part_name, relative, tolerances
 from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.records import Difference
@@ -43,7 +42,6 @@ __all__ = [
 CHUNK = pair_rows.CHUNK
 """Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
 
-_log = logging.getLogger("tensortap")
 _BLOCK = 16 * pair_rows.CHUNK  # elements that are copied at a time where they do not lie one after the other
 _AT = types.int64
 
@@ -162,7 +160,7 @@ def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None) -> P
     if len(records) > 1:
         records = records[np.argsort(records[:, 0], kind="stable")]
         if "finish" not in _ready:
-            cpu._load(pair_rows.finish, (types.float64[:, ::1],))
+            load(pair_rows.finish, (types.float64[:, ::1],))
             _ready.add("finish")
         pair_rows.finish(records)
     return _conclude(records[0], shape)
@@ -288,21 +286,9 @@ def _address(array: Array) -> int:
     return address
 
 
-class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
-    """Says that compiling takes a while; it is called only where numba's cache does not have the code yet."""
-
-    def on_start(self, started: Any) -> None:
-        if started.data["dispatcher"] is pair_rows.run:
-            bits = started.data["args"][2].dtype.bitwidth
-            _log.warning("tensortap: compiling its pair kernel for %d-bit numbers (once, then cached) …", bits)
-
-    def on_end(self, ended: Any) -> None:
-        pass
-
-
 def _compile(like: Array) -> None:
     layout = types.UniTuple(_AT, 4)
-    with event.install_listener("numba:compile", _Announce()):
+    with announced(pair_rows.run, f"pair kernel for {8 * like.itemsize}-bit numbers"):
         signature = (
             types.UniTuple(_AT, 2),
             _AT,
@@ -314,13 +300,13 @@ def _compile(like: Array) -> None:
             _AT,
             _AT,
         )
-        cpu._load(pair_rows.run, signature)
+        load(pair_rows.run, signature)
     _ready.add(like.itemsize)
 
 
 def _load_sketches() -> None:
     matrix, rows = types.float32[:, ::1], types.int64[::1]
-    cpu._load(sketch_pairs.apart, (matrix, rows, matrix, rows, _AT, types.float64[::1]))
+    load(sketch_pairs.apart, (matrix, rows, matrix, rows, _AT, types.float64[::1]))
     _ready.add("sketches")
 
 

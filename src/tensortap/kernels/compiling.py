@@ -1,0 +1,45 @@
+"""Compiled code: taken from numba's cache, or compiled with a word to the user, who would else wonder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core import event
+
+__all__ = ["announced", "load"]
+
+_log = logging.getLogger("tensortap")
+
+
+class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
+    """It is called only where numba's cache does not have the code yet."""
+
+    def __init__(self, function: Any, what: str) -> None:
+        self._function = function
+        self._what = what
+
+    def on_start(self, started: Any) -> None:
+        if started.data["dispatcher"] is self._function:
+            _log.warning("tensortap: compiling its %s (once, then cached) …", self._what)
+
+    def on_end(self, ended: Any) -> None:
+        pass
+
+
+@contextmanager
+def announced(function: Any, what: str) -> Iterator[None]:
+    """Say so if `function` has to be compiled in this block."""
+    with event.install_listener("numba:compile", _Announce(function, what)):
+        yield
+
+
+def load(function: Any, signature: Any) -> None:
+    """Compile for a signature, or take it from the cache."""
+    try:
+        function.compile(signature)
+    except OSError as error:  # compiled, but the cache took no more: then for this process only
+        _log.debug("cannot cache compiled code: %s", error)
+        function.compile(signature)
