@@ -1,4 +1,4 @@
-"""What others write, opened as a run: checkpoints. Each format is a file; this one tells them apart."""
+"""What others write, opened as a run: checkpoints, trees of .npy files. One file a format; here they are told apart."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ __all__ = ["open_any"]
 def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) -> Run:
     """Open a run, or whatever else lies at `path` and can be read as one. `summarize` is for what has no summaries."""
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
+    from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
+    from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
     from tensortap.store.reader import open_run
 
     try:
+        if is_npy_tree(Path(path)):
+            return open_npy_tree(Path(path), summarize)
+        if is_hdf5(Path(path)):
+            return open_hdf5(Path(path), summarize)
         checkpoint = is_checkpoint(Path(path))
     except OSError as error:
         raise RunUnreadable(f"{path} cannot be opened: {error.strerror}.") from error
