@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
     "output": (
         {"change": does("blocks.1.fc1", slightly_more)},
         *("blocks.1.fc1", "output", 0),
-        "The runs part in blocks.1.fc1 (Linear): in step 0, its output 0 is off by {about}1.0e-03 (relative L2), "
+        "The runs part in blocks.1.fc1 (Linear): in step 0, its output 0 is off by {about}1.0e-3 (relative L2), "
         "while its inputs match.",
     ),
     "later": (
@@ -76,20 +76,20 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
         {"change": scaled},
         *("blocks.1", "input", 0),
         "The runs part in the own code of blocks.1: in step 0, what it hands to blocks.1.fc2 (input 0) is off by "
-        "{about}1.0e-03 (relative L2), while all that it was made from matches.",
+        "{about}1.0e-3 (relative L2), while all that it was made from matches.",
     ),
     "backward": (
         {"change": does("blocks.1.act", Louder.apply)},
         *("blocks.1.act", "grad_input", 0),
         "The forward pass agrees; the runs part in the backward of blocks.1.act (Tanh): in step 0, the gradient that "
-        "it sends back to its input 0 is off by {about}1.0e-02 (relative L2), while the gradient that it was given "
+        "it sends back to its input 0 is off by {about}0.01 (relative L2), while the gradient that it was given "
         "matches.",
     ),
     "parameter's gradient": (
         {"change": gradient_of_one_weight},
         *("blocks.1.fc2", "param_grad", 0),
         "The forward pass agrees; the runs part in the backward of blocks.1.fc2 (Linear): in step 0, the gradient of "
-        "its weight is off by {about}1.0e-02",
+        "its weight is off by {about}0.01",
     ),
     "optimizer": (
         {"rate": 0.11},
@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
     "loss": (
         {"loss_scale": 1.01},
         *("", "grad_output", 0),
-        "The forward pass agrees, but the gradient that enters the model at its output is off by {about}1.0e-02 "
+        "The forward pass agrees, but the gradient that enters the model at its output is off by {about}0.01 "
         "(relative L2) in step 0: look at the loss",
     ),
     "nan": (

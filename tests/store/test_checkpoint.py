@@ -97,7 +97,7 @@ def test_every_kind_compares_with_every_other(tmp_path: Path, name: str) -> None
     other = tt.compare(ours, WRITERS[name](tmp_path / f"other {name}", state() | {"scale": torch.tensor(0.75)}))
     assert other.first is not None
     assert (other.verdict, other.first.key.path, len(other.births)) == ("diverged", "scale", 1)
-    assert str(other) == "The checkpoints differ in scale; it is off by 5.0e-01 (relative L2)."
+    assert str(other) == "The checkpoints differ in scale; it is off by 0.5 (relative L2)."
     assert (other.first.max_abs, other.first.difference.exact) == (0.25, True)  # type: ignore[union-attr]
 
 

@@ -102,7 +102,7 @@ def too_little(reference: int, candidate: int, pairs: int) -> str:
 
 def _number(value: float) -> str:
     """Two digits, and an exponent without padding: 1.5e-5, 0.42."""
-    if value == 0 or 0.01 <= abs(value) < 1000:
+    if value == 0 or 0.00995 <= abs(value) < 995:
         return f"{value:.2g}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
