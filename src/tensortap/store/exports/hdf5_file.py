@@ -1,0 +1,50 @@
+"""Groups and datasets in an HDF5 file: what a dump and an export have in common.
+
+A dataset is stored contiguously in a type that plain h5py knows; its attribute `dtype` says what the tensor had.
+None is an empty float32 dataset with the attribute `none`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.store.exports.plain import widen
+from tensortap.store.format import utf8
+
+__all__ = ["create_file", "link_name", "put", "set_attributes"]
+
+
+def create_file(path: Path) -> h5py.File:
+    """A new file in place of any old one. Whoever still has the old one open keeps what he sees."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return h5py.File(path, "w", track_order=True)  # ten thousand groups no longer sort by name
+
+
+def link_name(name: str) -> str:
+    """One part of a path in the file: only what HDF5 itself gives a meaning is percent-encoded."""
+    name = utf8(name).replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return "%2E" if name == "." else name or "%"
+
+
+def set_attributes(target: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        target.attrs[name] = utf8(value).replace("\0", "\\x00") if isinstance(value, str) else value
+
+
+def put(group: Any, name: str, array: npt.NDArray[Any] | None, attributes: Mapping[str, Any]) -> Any:
+    """Write one tensor, or that there was none."""
+    if array is None:
+        dataset = group.create_dataset(name, shape=(0,), dtype=np.float32)
+        set_attributes(dataset, {"none": True, **attributes})
+    else:
+        dataset = group.create_dataset(name, data=widen(array))
+        set_attributes(dataset, {"dtype": dtypes.name_of(array.dtype), **attributes})
+    return dataset

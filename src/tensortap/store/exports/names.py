@@ -1,0 +1,62 @@
+"""Names from models as parts of paths and files: a model may call a module anything, a file system may not."""
+
+from __future__ import annotations
+
+import hashlib
+from urllib.parse import quote
+
+from tensortap.records import Key, Record, shown
+from tensortap.store.format import rank_name, utf8
+
+__all__ = ["Unique", "encoded", "folder_of", "leaf_of", "title_of"]
+
+_LONGEST = 160
+_PLAIN = "()[],=+@~ "
+
+
+def encoded(name: str) -> str:
+    """One part of a path: separators, controls and all else that could mean something are percent-encoded.
+
+    >>> encoded("../x")
+    '%2E.%2Fx'
+    """
+    part = quote(utf8(name), safe=_PLAIN)
+    if part.startswith("."):  # neither a way up nor a hidden file
+        part = "%2E" + part[1:]
+    if len(part) > _LONGEST:  # file systems take 255 bytes; the manifest has the name in full
+        mark = hashlib.sha256(part.encode()).hexdigest()[:12]
+        part = f"{part[:_LONGEST].rstrip('%')}~{mark}"
+    return part
+
+
+def folder_of(record: Record) -> tuple[str, str, str]:
+    """Rank, step and module, as folders."""
+    return rank_name(record.rank), f"step_{record.key.step:06d}", encoded(shown(record.key.module))
+
+
+def leaf_of(key: Key) -> str:
+    """A tensor within its module and step, as a file without its ending."""
+    return encoded(f"micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}")
+
+
+def title_of(key: Key) -> str:
+    """A tensor within its step, for formats that take any name. State has the name that a state dict gives it."""
+    if key.phase == "state":
+        name = f"{key.module}.{key.path}" if key.module else key.path
+        return utf8(f"{name}/after" if key.call else name)
+    return utf8(f"{shown(key.module)}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}")
+
+
+class Unique:
+    """Tells names apart that came out alike: the later one gets a ~2."""
+
+    def __init__(self, *taken: str) -> None:
+        self._used = set(taken)
+
+    def __call__(self, name: str) -> str:
+        candidate, number = name, 1
+        while candidate in self._used:
+            number += 1
+            candidate = f"{name}~{number}"
+        self._used.add(candidate)
+        return candidate

@@ -1,0 +1,55 @@
+"""Element types that every reader knows: bfloat16 and fp8 travel as float32, which holds them exactly, and back.
+
+Bits matter, not only values: a NaN keeps its payload on the way there and back, so that digests survive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+
+__all__ = ["narrow", "widen"]
+
+Array = npt.NDArray[Any]
+
+
+def widen(array: Array) -> Array:
+    """The array itself, or as float32 if NumPy alone has no such type.
+
+    >>> widen(np.ones(2, dtypes.numpy_dtype("bfloat16"))).dtype.name
+    'float32'
+    """
+    name = dtypes.name_of(array.dtype)
+    if name == "bfloat16":
+        bits: Array = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32)
+        bits <<= np.uint32(16)
+        return bits.view(np.float32).reshape(array.shape)
+    if name.startswith("float8"):
+        return _values(name)[np.ascontiguousarray(array).view(np.uint8)].reshape(array.shape)
+    return array
+
+
+def narrow(array: Array, name: str) -> Array:
+    """What `widen` was given, bit for bit; `name` is the dtype that it had."""
+    dtype = dtypes.numpy_dtype(name)
+    if name == "bfloat16" and array.dtype == np.float32:
+        high: Array = np.ascontiguousarray(array).view(np.uint32) >> np.uint32(16)
+        return high.astype(np.uint16).view(dtype).reshape(array.shape)
+    if name.startswith("float8") and array.dtype == np.float32:
+        wide = np.ascontiguousarray(array)
+        narrowed = wide.astype(dtype).view(np.uint8)
+        hidden = (wide.view(np.uint32) & np.uint32(0xFF)).astype(np.uint8)
+        return np.where(np.isnan(wide), hidden, narrowed).view(dtype).reshape(array.shape)
+    return array.astype(dtype, copy=False)
+
+
+def _values(name: str) -> npt.NDArray[np.float32]:
+    """The float32 of each of the 256 codes. A NaN carries its code in its lowest bits."""
+    codes = np.arange(256, dtype=np.uint8)
+    values = codes.view(dtypes.numpy_dtype(name)).astype(np.float32)
+    quiet = np.uint32(0x7FC00000) | ((codes.astype(np.uint32) >> 7) << np.uint32(31)) | codes
+    return np.where(np.isnan(values), quiet.view(np.float32), values)
