@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import compare, demo, show
+from tensortap.cli import check_hooks, compare, demo, show
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -50,6 +50,7 @@ app = typer.Typer(
 app.command()(show.show)
 app.command()(compare.compare)
 app.command()(demo.demo)
+app.command()(check_hooks.check_hooks)
 
 
 def _version(wanted: bool) -> None:

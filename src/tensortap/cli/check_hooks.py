@@ -1,0 +1,34 @@
+"""`tensortap check-hooks`: statistics of two trees of saved tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["check_hooks"]
+
+
+def check_hooks(
+    path_a: Annotated[Path, typer.Argument(metavar="A", help="One tree; results go below it.", show_default=False)],
+    path_b: Annotated[Path, typer.Argument(metavar="B", help="The other tree.", show_default=False)],
+    plot: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help='Draw a column, like "cosine similarity", on the terminal.')
+    ] = None,
+    plot_out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="With --plot: a picture, too.")] = None,
+) -> None:
+    """Cosine similarity, mean, std and variance of the tensors that register_saving_hook saved in two runs.
+
+    Compares the files that both have and writes a table for each rank to A/tensors/compare_rst and A/grads/compare_rst.
+    Ends with 0 if anything was compared, 2 if something cannot be read or written, 3 if there is nothing in common.
+    For a verdict: tensortap compare A B.
+
+    \b
+    Example:
+      tensortap check-hooks tmp_tensors tmp_tensors_0
+      tensortap check-hooks tmp_tensors tmp_tensors_0 --plot cosine --plot-out cosine.png
+    """
+    from tensortap.compat import hook_result_checker
+
+    raise typer.Exit(hook_result_checker.run(path_a, path_b, plot, plot_out))

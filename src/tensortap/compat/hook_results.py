@@ -1,0 +1,167 @@
+"""Two folders of saved tensors in, a table and notes out: the numbers of the checker, and the files it writes.
+
+{A}/tensors/compare_rst/rank_0_rst.csv     COLUMNS, a row for each file that both sides have
+{A}/tensors/compare_rst/rank_0_notes.csv   NOTE_COLUMNS: what those columns cannot say
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.errors import StoreWriteError
+from tensortap.kernels.pairs import Side, difference
+from tensortap.report import output
+from tensortap.store.formats.npy_names import NpyName, files_in
+
+__all__ = ["COLUMNS", "NOTE_COLUMNS", "Note", "RankResult", "Row", "compare_rank", "pairs_of", "write"]
+
+COLUMNS = (
+    "tensor_name",
+    "cosine similarity",
+    "meanA",
+    "meanB",
+    "meanA - meanB",
+    "stdA",
+    "stdB",
+    "stdA - stdB",
+    "varA",
+    "varB",
+    "varA - varB",
+)
+NOTE_COLUMNS = ("tensor_name", "note", "A", "B")
+
+Row = tuple[Any, ...]
+"""In the order of COLUMNS: the name, then numbers."""
+Pairs = list[tuple[str, str]]
+_COUNTER = re.compile(r"_[0-9]+(?=[._@]|$)")
+
+
+class Note(NamedTuple):
+    """In the order of NOTE_COLUMNS."""
+
+    name: str
+    note: str
+    """only in A | only in B | shape | dtype | not finite | zero norm | unreadable | paired by order"""
+    a: str = ""
+    b: str = ""
+
+
+@dataclass(slots=True)
+class RankResult:
+    """What came out for one rank of the tensors or of the gradients."""
+
+    kind: str
+    rank: int
+    rows: list[Row] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def count(self, note: str) -> int:
+        return sum(each.note == note for each in self.notes)
+
+
+def pairs_of(folder_a: Path, folder_b: Path) -> tuple[Pairs, list[Note]]:
+    """The files that both sides have, in order, and notes on the others.
+
+    Paddle numbers its layers over the whole process, so two models built in one process share no name. Where nothing at
+    all is common, files are paired that have the same index and the same name but for such numbers.
+    """
+    a, b = files_in(folder_a), files_in(folder_b)
+    in_b = {file for file, _ in b}
+    pairs = [(file, file) for file, _ in a if file in in_b]
+    notes: list[Note] = []
+    if not pairs:
+        waiting = {_without_counters(name): file for file, name in b if name is not None}
+        pairs = [(file, waiting[key]) for file, name in a if name and (key := _without_counters(name)) in waiting]
+        notes += [Note(ours, "paired by order", ours, theirs) for ours, theirs in pairs]
+    paired_a, paired_b = {ours for ours, _ in pairs}, {theirs for _, theirs in pairs}
+    notes += [Note(file, "only in A") for file, _ in a if file not in paired_a]
+    notes += [Note(file, "only in B") for file, _ in b if file not in paired_b]
+    return pairs, notes
+
+
+def compare_rank(
+    result: RankResult, folder_a: Path, folder_b: Path, pairs: Pairs, done: Callable[[], None]
+) -> RankResult:
+    """Measure every pair; `done` is called after each."""
+    for name_a, name_b in pairs:
+        try:
+            a, b = _load(folder_a / name_a), _load(folder_b / name_b)
+            if a.shape != b.shape:
+                result.notes.append(Note(name_a, "shape", str(a.shape), str(b.shape)))
+            else:
+                _measure(result, name_a, a, b)
+        except (OSError, ValueError, EOFError) as error:  # not of a kind that can be read, or that can be measured
+            result.notes.append(Note(name_a, "unreadable", " ".join(str(error).split())))
+        done()
+    return result
+
+
+def write(folder: Path, result: RankResult) -> Path:
+    """Both files of a rank; the path of the first."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreWriteError(f"{folder} cannot be made: {error.strerror}") from error
+    path = folder / f"rank_{result.rank}_rst.csv"
+    _write_csv(path, COLUMNS, result.rows)
+    _write_csv(folder / f"rank_{result.rank}_notes.csv", NOTE_COLUMNS, result.notes)
+    return path
+
+
+def _without_counters(name: NpyName) -> NpyName:
+    return name._replace(name=_COUNTER.sub("_#", name.name))
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    return array
+
+
+def _measure(result: RankResult, name: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:
+    measure = difference(a, b)
+    sides = measure.reference, measure.candidate
+    finite = all(_bad(side) == 0 for side in sides)
+    cosine = measure.difference.cosine if finite else math.nan
+    numbers = zip(_moments(a, sides[0]), _moments(b, sides[1]), strict=True)
+    result.rows.append((name, cosine, *(value for x, y in numbers for value in (x, y, x - y))))
+    if a.dtype != b.dtype:
+        result.notes.append(Note(name, "dtype", str(a.dtype), str(b.dtype)))
+    if not finite:
+        result.notes.append(Note(name, "not finite", *(f"{s.nan} nan, {s.inf} inf" for s in sides)))
+    elif not all(side.l2 for side in sides):
+        result.notes.append(Note(name, "zero norm", *("yes" if side.l2 == 0 else "no" for side in sides)))
+
+
+def _moments(array: npt.NDArray[Any], side: Side) -> tuple[float, float, float]:
+    """Mean, std, var as NumPy has them: one NaN or infinity is not passed over but shows."""
+    if not _bad(side):
+        # Normalised tensors have a mean of next to nothing, of which people compare every digit: the kernel's error,
+        # though small beside the elements, would show in it. A plain sum of so few bits is mostly exact.
+        plain = array.size and array.dtype.kind in "fiub"
+        return float(np.mean(array, dtype=np.float64)) if plain else side.mean, side.std, side.var
+    if side.nan or (side.posinf and side.neginf):
+        return math.nan, math.nan, math.nan
+    return math.inf if side.posinf else -math.inf, math.nan, math.nan
+
+
+def _bad(side: Side) -> int:
+    return side.nan + side.inf
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(header)
+    table.writerows(rows)
+    with output.opened(path) as file:
+        file.writelines(output.encoded([text.getvalue()]))
