@@ -108,7 +108,7 @@ def _tell(name: str, type_of_output: str, entries: Entries, path: Path) -> None:
         found = [array for entry, array in entries.arrays.items() if entry == kind or entry.startswith(f"{kind}_")]
         for number, array in enumerate(found):
             print(f"{kind}_{number} shape {list(array.shape)} {array.dtype}")
-    with np.printoptions(threshold=64, edgeitems=2, precision=4):
+    with np.printoptions(threshold=64, edgeitems=1, precision=4):
         for kind, words in (
             ("grad_input", "Grad Input"),
             ("grad_output", "Grad Output"),
