@@ -67,7 +67,7 @@ class CoverageBook:
 
     def notice(self, text: str) -> None:
         """Something about the whole run."""
-        if text not in self._notices:
+        if text and text not in self._notices:
             self._notices[text] = None
             self.changed = True
 

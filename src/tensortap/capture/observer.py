@@ -81,6 +81,10 @@ class Observer:
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         selection.check_found(len(chosen), names, classes)
         self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen))
+        for site in chosen:
+            self._book.remark(site.name, self._framework.remarks(site.owner))
+        for wrapper in self._tree.wrappers:
+            self._book.notice(self._framework.remarks(wrapper))
         with ExitStack() as undo:  # a failure half-way takes back what was placed
             if open_sink is not None:  # opened last: arguments that cannot be meant leave nothing behind
                 self._sink = open_sink()

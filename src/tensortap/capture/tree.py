@@ -41,6 +41,7 @@ class Tree:
     def __init__(self, framework: Framework, model: Any, eager: bool = False) -> None:
         self.sites: list[Site] = []
         self.aliases: list[Alias] = []
+        self.wrappers: list[Any] = []
         self._framework = framework
         self._eager = eager
         self._known: dict[int, str] = {}
@@ -59,6 +60,7 @@ class Tree:
             inner = next((child for key, child in children if key == attribute), None)
             if inner is None:
                 break
+            self.wrappers.append(module)
             module = inner
         # What a compiled wrapper holds runs inside the graph: only the wrapper can be watched. Every other wrapper
         # calls what it holds, and that is the module the user wrote.

@@ -24,7 +24,7 @@ from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.kernels import summarize
-from tensortap.records import Comparison, Finding, Unmatched, Verdict
+from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
@@ -68,6 +68,9 @@ class _Matched:
 
 def run_comparison(request: Request) -> Comparison:
     renames = Renames.of(request.rename, _read_map(request.map_file))
+    kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
     reference, candidate = _open(request.reference), _open(request.candidate)
     matched = _match(reference, candidate, renames, request, request.progress)
     policy = Policy(request.rtol, request.atol, _noise(reference, matched, renames, request))
@@ -90,6 +93,8 @@ def _match(
     found = _Matched(left, right, alignment, measures)
     tolerances = (request.rtol, request.atol)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
+    if stops:
+        progress = None  # nobody knows how far it will go
     for part, last in _parts(found, open_pairs[whole], stops):
         for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
             measures.take(pair, measure)

@@ -118,6 +118,10 @@ class Torch:
             return "its fused inference path is off while it is tapped; results may move in the last digits"
         if type(module).__name__ == "DataParallel":
             return "the replicas that DataParallel makes on other devices are not tapped"
+        if type(module).__name__ == "DistributedDataParallel":
+            return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
+        if any(hasattr(parameter, "to_local") for parameter in module._parameters.values()):
+            return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
     # --- hooks -------------------------------------------------------------------------------------------------
