@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import check_hooks, compare, demo, show
+from tensortap.cli import check_hooks, compare, demo, export, show
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -48,6 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(show.show)
+app.command()(export.export)
 app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)

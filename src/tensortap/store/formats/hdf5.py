@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -53,14 +53,32 @@ def open_hdf5(path: Path, summarize: Callable[[Array], Summary]) -> Hdf5Run:
     epoch, step = (int(named[1]), int(named[2])) if named else (0, 0)
     attributes = {"epoch": epoch, "step": step, **attributes}
     info = {"format": "hdf5", "world": 1, **{k: v for k, v in attributes.items() if k not in ("format", "version")}}
-    return Hdf5Run(path, {"framework": "hdf5", "model": path.name, **info}, summarize)
+    ranks = attributes.get("ranks")
+    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+    return Hdf5Run(
+        path, {"framework": "hdf5", "model": path.name, **info}, summarize, ranks if known and ranks else [0]
+    )
+
+
+class _Found(NamedTuple):
+    """A dataset that stands for a tensor."""
+
+    order: int
+    place: int
+    """Within the order."""
+    name: str
+    key: Key
+    cls: str
+    rank: int
 
 
 class Hdf5Run(Run):
     """Datasets as records. Those stored as they are in memory are read from the file's own bytes, like a run's."""
 
-    def __init__(self, path: Path, info: dict[str, Any], summarize: Callable[[Array], Summary]) -> None:
-        super().__init__(path, info, [0])
+    def __init__(
+        self, path: Path, info: dict[str, Any], summarize: Callable[[Array], Summary], ranks: Sequence[int] = (0,)
+    ) -> None:
+        super().__init__(path, info, sorted(set(ranks)))
         self._summarize = summarize
         self._spans = _Datasets(path)
 
@@ -82,28 +100,30 @@ class Hdf5Run(Run):
     def _index(self, rank: int) -> Index:
         if rank not in self.ranks:
             raise RunNotFound(f"{self.path} has no rank {rank}.")
-        return self._read[0]
+        return self._read[0][rank]
 
     @cached_property
-    def _read(self) -> tuple[Index, list[str]]:
-        index = Index.__new__(Index)
-        index.rank, index.lost, index.missing, index.complete = 0, 0, False, self.finished
+    def _read(self) -> tuple[dict[int, Index], list[str]]:
         skipped: list[str] = []
+        step = self.info["step"] if isinstance(self.info.get("step"), int) else 0
+        indexes = {}
         with _opened(self.path) as file:
-            step = int(self.info["step"]) if isinstance(self.info.get("step"), int) else 0
-            found = sorted(_datasets(file, step, skipped), key=lambda each: each[:2])
-            records = list(self._described(file, found, skipped))
-        batches = [encode(records, [record.tensor == record.seq for record in records])] if records else []
-        index.rows = pa.Table.from_batches(batches, schema=SCHEMA)
-        return index, skipped
+            found = sorted(_datasets(file, step, skipped), key=lambda each: (each.order, each.place))
+            for rank in self.ranks:
+                records = list(self._described(file, rank, found, skipped))
+                indexes[rank] = index = Index.__new__(Index)
+                index.rank, index.lost, index.missing, index.complete = rank, 0, False, self.finished
+                batches = [encode(records, [r.tensor == r.seq for r in records])] if records else []
+                index.rows = pa.Table.from_batches(batches, schema=SCHEMA)
+        return indexes, skipped
 
-    def _described(
-        self, file: Any, found: list[tuple[int, int, str, Key, str]], skipped: list[str]
-    ) -> Iterator[Record]:
+    def _described(self, file: Any, rank: int, found: Sequence[_Found], skipped: list[str]) -> Iterator[Record]:
         used: set[Key] = set()
         known: dict[Any, int] = {}
         number = 0
-        for _, _, name, key, cls in found:
+        for _, _, name, key, cls, own in found:
+            if own != rank:
+                continue
             dataset = file[name]
             try:
                 array, stored_plainly = _values(dataset)
@@ -118,7 +138,7 @@ class Hdf5Run(Run):
             # where all elements are equal, as in a gradient of zeros.
             tensor = known.setdefault((dtype, array.shape, summary.digest), number)
             tensor = tensor if summary.min != summary.max else number
-            yield Record(_unique(key, used), 0, number, cls, dtype, array.shape, tensor, summary, location)
+            yield Record(_unique(key, used), rank, number, cls, dtype, array.shape, tensor, summary, location)
             number += 1
 
 
@@ -175,8 +195,8 @@ def _opened(path: Path) -> Any:
         raise RunUnreadable(f"{path} cannot be read as HDF5: {error}") from error
 
 
-def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[tuple[int, int, str, Key, str]]:
-    """(order, order within, name, key, class) of every dataset that stands for a tensor."""
+def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Found]:
+    """Every dataset that stands for a tensor."""
     names: list[str] = []
     file.visit(names.append)  # follows no links into other files
     for place, name in enumerate(names):
@@ -194,13 +214,15 @@ def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[tuple[int, i
         try:
             order, key, cls = _identity(name, said, step)
             seq = int(said["seq"]) if "seq" in said else None
+            rank = int(said.get("rank", 0))
         except (TypeError, ValueError):  # no dump has such a name, or such attributes
             skipped.append(name)
             continue
         if seq is not None:
-            yield seq, 0, name, key, cls
+            yield _Found(seq, 0, name, key, cls, rank)
         else:  # by group; within it as computed, not by name
-            yield order, place + (len(names) if key.kind == "grad_input" else 0), name, key, cls
+            later = len(names) if key.kind == "grad_input" else 0
+            yield _Found(order, place + later, name, key, cls, rank)
 
 
 def _identity(name: str, said: dict[str, Any], step: int) -> tuple[int, Key, str]:

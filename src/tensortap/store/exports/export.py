@@ -1,0 +1,146 @@
+"""Writes the kept tensors of any run in a format that others read: whole, or not at all."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tensortap.errors import RunExists, StoreWriteError, TensortapError, UsageError
+from tensortap.records import Record
+from tensortap.store.exports.manifest import MANIFEST, is_manifest
+from tensortap.store.exports.writers import WRITERS
+from tensortap.store.reader import Run
+from tensortap.store.select import Filter
+
+__all__ = ["FORMATS", "Exported", "export"]
+
+FORMATS = tuple(WRITERS)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    manifest: Path | None
+    """None where the file itself says what each tensor is."""
+    tensors: int
+    nbytes: int
+    skipped: int
+    """Records that were meant but have a summary only."""
+
+
+def export(
+    run: Run,
+    to: str,
+    out: str | Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    filters: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write the tensors that pass the filters (see `Run`) to `out`. One is in memory at a time.
+
+    >>> export(tensortap.open("runs/a"), "npz", "a.npz", filters={"kind": "output"})          # doctest: +SKIP
+    """
+    if to not in WRITERS:
+        raise UsageError(f"{to!r} is no format to export to; there are {', '.join(FORMATS)}")
+    target = Path(out)
+    _check_room(target, overwrite)
+    chosen = {name: value for name, value in (filters or {}).items() if name != "kept"}
+    wanted = [rank for rank in run.ranks if ranks is None or rank in ranks]
+    found, total, whole = _counted(run, wanted, chosen)
+    done, written = 0, 0
+
+    def advance(record: Record) -> None:
+        nonlocal done, written
+        written += 1
+        done += record.location.nbytes if record.location else 0
+        if progress is not None:
+            progress(done, whole)
+
+    with _staged(target, to) as staging:
+        writer = WRITERS[to](staging, run, wanted)
+        try:
+            for rank in wanted:
+                for step in _steps(run, chosen):
+                    records = list(run.records(rank=rank, **{**chosen, "step": step, "kept": True}))
+                    if records:
+                        writer.step(run, records, advance)
+        finally:
+            writer.close()
+    manifest = {"npz": _beside(target), "hdf5": None}.get(to, target / MANIFEST)
+    return Exported(target, manifest, written, done, total - found)
+
+
+def _steps(run: Run, filters: Mapping[str, Any]) -> list[int]:
+    wanted = filters.get("step")
+    if wanted is None:
+        return run.steps
+    return [step for step in run.steps if (step == wanted if isinstance(wanted, int) else step in wanted)]
+
+
+def _counted(run: Run, ranks: Sequence[int], filters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Records with tensors, all records, and the tensors' bytes."""
+    kept = total = nbytes = 0
+    for rank in ranks:
+        index = run.index(rank)
+        total += len(Filter(**filters).rows(index))
+        rows = Filter(**{**filters, "kept": True}).rows(index)
+        kept += len(rows)
+        nbytes += pc.sum(index.column("nbytes").take(rows)).as_py() or 0
+    return kept, total, nbytes
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f"{target.stem}.{MANIFEST}")
+
+
+def _check_room(target: Path, overwrite: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not overwrite:
+        raise RunExists(f"{target} exists already: choose another path, or say --overwrite (overwrite=True).")
+    if target.is_dir() and not is_manifest(target / MANIFEST):
+        raise RunExists(f"{target} is a folder that no export has left, so it is not replaced: choose another path.")
+
+
+@contextmanager
+def _staged(target: Path, to: str) -> Iterator[Path]:
+    """A place beside the target; what was written there takes the target's name in the end, or goes."""
+    staging = target.with_name(f".{secrets.token_hex(6)}.partial")
+    beside = staging.with_name(staging.name + MANIFEST)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        if target.is_dir() and not target.is_symlink():
+            old = target.with_name(f".{secrets.token_hex(6)}.old")
+            target.rename(old)
+            staging.rename(target)
+            shutil.rmtree(old)
+        else:
+            if target.exists() and staging.is_dir():
+                target.unlink()
+            staging.replace(target)
+        if beside.exists():
+            beside.replace(_beside(target))
+    except TensortapError:
+        raise
+    except OSError as error:
+        raise StoreWriteError(f"{target} could not be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+            if staging.is_dir():
+                shutil.rmtree(staging)
+            else:
+                staging.unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""The formats of an export. Each takes the records of one step of one rank and reads a tensor when it is due."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.records import Record, shown
+from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
+from tensortap.store.exports.manifest import MANIFEST, Manifest
+from tensortap.store.exports.names import Unique, folder_of, leaf_of, title_of
+from tensortap.store.exports.plain import widen
+from tensortap.store.format import rank_name
+from tensortap.store.header import Header, room_for
+from tensortap.store.reader import Run
+
+__all__ = ["WRITERS", "Advance", "Writer"]
+
+Advance = Callable[[Record], None]
+"""Called after each tensor."""
+
+
+class Writer(Protocol):
+    """One export in the making, at a place that nobody looks at yet."""
+
+    def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
+        """Records of one rank and step, in execution order."""
+
+    def close(self) -> None: ...
+
+
+class NpyTree:
+    """A folder: rank, step, module, and one .npy a tensor."""
+
+    def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
+        path.mkdir()
+        self._path = path
+        self._manifest = Manifest(path / MANIFEST)
+
+    def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
+        unique = Unique()
+        for record in records:
+            name = unique("/".join((*folder_of(record), leaf_of(record.key)))) + ".npy"
+            file = self._path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            array = widen(run.load(record))
+            with file.open("xb") as stream:
+                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
+            self._manifest.add(name, "", record, dtypes.name_of(array.dtype))
+            advance(record)
+
+    def close(self) -> None:
+        self._manifest.close()
+
+
+class Npz:
+    """One .npz; its manifest lies beside it, since whoever loads it expects arrays only."""
+
+    def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
+        self._zip = zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True)
+        self._manifest = Manifest(path.with_name(path.name + MANIFEST))
+        self._name = path.name
+
+    def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
+        unique = Unique()
+        for record in records:
+            name = unique("/".join((*folder_of(record), leaf_of(record.key))))
+            array: npt.NDArray[Any] = widen(run.load(record))
+            with self._zip.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
+            self._manifest.add("", name, record, dtypes.name_of(array.dtype))
+            advance(record)
+
+    def close(self) -> None:
+        self._manifest.close()
+        self._zip.close()
+
+
+class SafetensorsFolder:
+    """A folder with one .safetensors a step: all dtypes as they are."""
+
+    def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
+        path.mkdir()
+        self._path = path
+        self._several = len(ranks) > 1
+        self._manifest = Manifest(path / MANIFEST)
+
+    def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
+        name = f"step_{records[0].key.step:06d}.safetensors"
+        if self._several:
+            name = f"{rank_name(records[0].rank)}/{name}"
+            (self._path / name).parent.mkdir(exist_ok=True)
+        header = Header(sum(room_for(title_of(r.key), r.dtype, r.shape, 1 << 60) for r in records))
+        end = 0
+        for record in records:
+            begin, end = end, end + (record.location.nbytes if record.location else 0)
+            entry = header.plan(title_of(record.key), record.dtype, record.shape, begin, end)
+            assert entry is not None, "the region has room for every entry"
+            header.add(entry)
+            self._manifest.add(name, entry.name, record, record.dtype)
+        with (self._path / name).open("xb") as file:
+            file.write(header.pack())
+            for record in records:
+                file.write(run.bytes_of(record))
+                advance(record)
+
+    def close(self) -> None:
+        self._manifest.close()
+
+
+class Hdf5:
+    """One HDF5 file: a group a module; each dataset says in its attributes what it is. Opens as a run again."""
+
+    def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
+        self._several = len(ranks) > 1
+        self._unique: dict[str, Unique] = {}
+        self._file = create_file(path)
+        said = {"framework": str(run.info.get("framework", "")), "model": str(run.info.get("model", ""))}
+        set_attributes(self._file, {"format": "tensortap-export", "version": 1, "complete": run.finished, **said})
+        self._file.attrs["ranks"] = np.array(ranks, np.int64)
+
+    def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
+        for record in records:
+            key = record.key
+            module = link_name(shown(key.module))
+            group = self._file.require_group(module)
+            unique = self._unique.setdefault(module, Unique())
+            name = f"step_{key.step:06d}.micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}"
+            if self._several:
+                name = f"{rank_name(record.rank)}.{name}"
+            said = {**key._asdict(), "class": record.cls, "rank": record.rank, "seq": record.seq}
+            put(group, unique(link_name(name)), run.load(record), said)
+            advance(record)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+WRITERS: dict[str, Callable[[Path, Run, Sequence[int]], Writer]] = {
+    "hdf5": Hdf5,
+    "npy": NpyTree,
+    "npz": Npz,
+    "safetensors": SafetensorsFolder,
+}
