@@ -15,6 +15,7 @@ from tensortap.report import output
 __all__ = ["Series", "check", "png", "terminal"]
 
 _FORMATS = (".png", ".pdf", ".svg")
+_LARGEST = 1e300  # matplotlib's margins need some room above
 _ROWS = 10
 _NARROWEST, _WIDEST = 30, 120
 # A braille sign has 2 × 4 dots; the bit of each, by column and row.
@@ -47,14 +48,15 @@ def png(path: Path, series: Sequence[Series], title: str) -> None:
     figure = figures.Figure(figsize=(10, 3 * max(1, len(series))), layout="constrained")
     axes = figure.subplots(max(1, len(series)), squeeze=False)[:, 0]
     for axis, each in zip(axes, series, strict=False):
-        finite = [value if math.isfinite(value) else math.nan for value in each.values]
+        finite = [value if abs(value) < _LARGEST else math.nan for value in each.values]
         axis.plot(range(len(finite)), finite, marker=".", linewidth=0.8)
-        lost = [place for place, value in enumerate(each.values) if not math.isfinite(value)]
+        lost = [place for place, value in enumerate(each.values) if not abs(value) < _LARGEST]
         if lost:
             axis.plot(lost, [0.02] * len(lost), "rx", transform=axis.get_xaxis_transform(), label="not finite")
             axis.legend()
         axis.set_title(f"{each.label}: {title}")
         axis.set_xlabel("file, in order")
+        axis.ticklabel_format(axis="y", useOffset=False)  # a cosine of 0.99999 must not read as "0.0"
         axis.grid(alpha=0.3)
     with output.opened(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), metadata={})
@@ -66,7 +68,8 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     >>> print("\\n".join(terminal(Series("tensors", ["a", "b"], [0.0, 1.0]), "meanA", 40)))   # doctest: +SKIP
     """
     finite = [value for value in series.values if math.isfinite(value)]
-    lines = [f"{series.label}: {title}"]
+    lost = len(series.values) - len(finite)
+    lines = [f"{series.label}: {title}, {len(series.values)} files{f', {lost} not finite' if lost else ''}"]
     if not finite:
         return [*lines, "  no finite number to draw"]
     low, high = min(finite), max(finite)
@@ -78,8 +81,7 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     for number, row in enumerate(grid):
         label = labels[0] if number == 0 else labels[1] if number == len(grid) - 1 else ""
         lines.append(f"{label:>{margin}} ┤{''.join(chr(_BLANK + bits) for bits in row)}")
-    lost = len(series.values) - len(finite)
-    lines.append(f"{'':>{margin}} └{'─' * cells} {len(series.values)} files{f', {lost} not finite' if lost else ''}")
+    lines.append(f"{'':>{margin}} └{'─' * cells}")
     lowest = series.values.index(low)
     highest = series.values.index(high)
     lines.append(f"lowest  {low:.9g} at {series.names[lowest]}")

@@ -1,0 +1,292 @@
+"""The checker: its tables digit for digit, its notes, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensortap
+from tensortap.cli import main as tensortap_main
+from tensortap.compat.hook_result_checker import column_meant, main
+from tensortap.errors import MissingDependency, UsageError
+from tensortap.report import plot
+
+HEADER = "tensor_name,cosine similarity,meanA,meanB,meanA - meanB,stdA,stdB,stdA - stdB,varA,varB,varA - varB"
+Capsys = pytest.CaptureFixture[str]
+
+
+def name(index: int, layer: str = "fc", micro: int = 0) -> str:
+    return f"tensor_idx_{index}_layer_class_Linear_layer_name_{layer}_micro_step_{micro}.npy"
+
+
+def grad(index: int, parameter: str = "fc.w", micro: int = 0) -> str:
+    return f"grad_idx_{index}_of_param_name_{parameter}_micro_step_{micro}.npy"
+
+
+def put(root: Path, file: str, array: Any, kind: str = "tensors", rank: int = 0) -> None:
+    folder = root / kind / f"rank_{rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / file, array)
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def check(a: Path, b: Path, *more: str) -> int:
+    return main(["--pathA", str(a), "--pathB", str(b), *more])
+
+
+def table(root: Path, kind: str = "tensors", rank: int = 0, what: str = "rst") -> list[dict[str, str]]:
+    with (root / kind / "compare_rst" / f"rank_{rank}_{what}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def notes(root: Path, kind: str = "tensors") -> list[tuple[str, ...]]:
+    return [tuple(row.values()) for row in table(root, kind, what="notes")]
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "a", tmp_path / "b"
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
+def test_the_numbers_are_those_of_numpy(trees: tuple[Path, Path], dtype: Any) -> None:
+    a, b = trees
+    arrays = {}
+    for index, shape in enumerate([(), (7,), (33, 65), (300, 301)]):
+        ours = (random(*shape, seed=index) * 100 + 7).astype(dtype)
+        theirs = (ours * 1.25 + random(*shape, seed=9)).astype(dtype)
+        arrays[name(index)] = ours, theirs
+        put(a, name(index), ours)
+        put(b, name(index), theirs)
+    assert check(a, b) == 0
+    text = (a / "tensors/compare_rst/rank_0_rst.csv").read_text()
+    assert text.splitlines()[0] == HEADER
+    assert "\r" not in text
+    rows = table(a)
+    assert [row["tensor_name"] for row in rows] == list(arrays)
+    for row in rows:
+        x, y = (array.astype(np.float64).ravel() for array in arrays[row["tensor_name"]])
+        truth = {"cosine similarity": x @ y / np.linalg.norm(x) / np.linalg.norm(y)}
+        for word, function in (("mean", np.mean), ("std", np.std), ("var", np.var)):
+            truth |= {f"{word}A": function(x), f"{word}B": function(y), f"{word}A - {word}B": function(x) - function(y)}
+        for column, expected in truth.items():
+            assert float(row[column]) == pytest.approx(expected, rel=1e-9, abs=1e-12), column
+
+
+def test_the_mean_of_a_normalised_tensor_keeps_its_digits(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    array = random(64, 256)
+    array -= array.mean(-1, keepdims=True)
+    for root in trees:
+        put(root, name(0), array)
+    assert check(a, b) == 0
+    assert float(table(a)[0]["meanA"]) == pytest.approx(float(array.mean(dtype=np.float64)), rel=1e-9, abs=0)
+
+
+def test_rows_are_in_the_order_of_the_index(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    for root in trees:
+        for index in (10, 9, 100, 0, 1):
+            put(root, name(index, "z" if index == 0 else "a"), random(3))
+    assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a)] == [name(0, "z"), *(name(i, "a") for i in (1, 9, 10, 100))]
+
+
+def test_counters_that_start_again_are_ordered_by_micro_step(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    for root in trees:
+        for micro in range(2):
+            for index in range(2):
+                put(root, name(index, micro=micro), random(3))
+    assert check(a, b) == 0
+    found = [row["tensor_name"] for row in table(a)]
+    assert found == [name(0), name(1), name(0, micro=1), name(1, micro=1)]
+
+
+def test_gradients_and_ranks_have_tables_of_their_own(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    a, b = trees
+    for root in trees:
+        for rank in range(2):
+            put(root, name(0), random(3), rank=rank)
+            put(root, grad(0), random(3), "grads", rank)
+            put(root, name(1, "as_the_other_spelling"), random(3), "grads", rank)
+    put(a, name(0), random(3), rank=2)
+    for _ in range(2):  # the second time, the results of the first lie beside the ranks
+        assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a, "grads", 1)] == [grad(0), name(1, "as_the_other_spelling")]
+    assert len(table(a, "tensors", 1)) == 1
+    said = capsys.readouterr()
+    assert "only in A: rank_2" in said.out
+    assert "grads rank_1" in said.err  # the bars
+
+
+# --- what a table cannot say ---------------------------------------------------------------------------------------
+def test_only_the_intersection_is_compared_and_the_rest_is_told(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    a, b = trees
+    for root in trees:
+        put(root, name(0), random(3))
+    put(a, name(1), random(3))
+    put(b, name(2), random(3))
+    assert check(a, b) == 0
+    assert len(table(a)) == 1
+    assert notes(a) == [(name(1), "only in A", "", ""), (name(2), "only in B", "", "")]
+    assert "1 compared" in (said := capsys.readouterr().out)
+    assert "1 only in A; 1 only in B" in said
+
+
+def test_shapes_that_differ_are_not_compared(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    put(a, name(0), random(3, 8))
+    put(b, name(0), random(8, 3))
+    for root in trees:
+        put(root, name(1), random(2))
+    assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a)] == [name(1)]
+    assert notes(a) == [(name(0), "shape", "(3, 8)", "(8, 3)")]
+
+
+@pytest.mark.parametrize("bad", [[np.nan], [np.inf], [-np.inf], [np.inf, -np.inf]])
+def test_what_is_not_finite_shows_as_in_numpy(trees: tuple[Path, Path], bad: list[float]) -> None:
+    a, b = trees
+    array = random(10)
+    array[: len(bad)] = bad
+    put(a, name(0), array)
+    put(b, name(0), random(10))
+    assert check(a, b) == 0
+    (row,) = table(a)
+    with np.errstate(invalid="ignore"):
+        assert float(row["meanA"]) == pytest.approx(float(array.astype(np.float64).mean()), nan_ok=True)
+    assert np.isnan([float(row[c]) for c in ("cosine similarity", "stdA", "varA")]).all()
+    assert np.isfinite(float(row["stdB"]))
+    nan = int(np.isnan(array).sum())
+    assert notes(a) == [(name(0), "not finite", f"{nan} nan, {len(bad) - nan} inf", "0 nan, 0 inf")]
+
+
+def test_zeros_have_a_cosine(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    for root in trees:
+        put(root, name(0), np.zeros(4, np.float32))
+    put(a, name(1), np.zeros(4, np.float32))
+    put(b, name(1), random(4))
+    assert check(a, b) == 0
+    assert [row["cosine similarity"] for row in table(a)] == ["1.0", "0.0"]
+    assert notes(a) == [(name(0), "zero norm", "yes", "yes"), (name(1), "zero norm", "yes", "no")]
+
+
+def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    for root in trees:
+        for index in range(3):
+            put(root, name(index), random(3))
+    (a / "tensors/rank_0" / name(0)).write_bytes(b"\x93NUMPY")
+    np.save(b / "tensors/rank_0" / name(1), np.array([{}], object), allow_pickle=True)
+    assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a)] == [name(2)]
+    assert [(row[0], row[1]) for row in notes(a)] == [(name(0), "unreadable"), (name(1), "unreadable")]
+
+
+# --- how it ends ---------------------------------------------------------------------------------------------------
+def test_nothing_in_common(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    a, b = trees
+    put(a, name(0), random(3))
+    put(b, name(1), random(3))
+    assert check(a, b) == 3
+    assert "no file in common" in capsys.readouterr().err
+    assert not (a / "tensors/compare_rst").exists()
+    (empty := a.parent / "empty").mkdir()
+    assert check(a, empty) == 3
+
+
+def test_a_path_that_is_not_there(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    put(trees[0], name(0), random(3))
+    assert check(*trees) == 2
+    assert f"{trees[1]} is no folder" in capsys.readouterr().err
+
+
+def cli(capsys: Capsys, monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["tensortap", "check-hooks", *map(str, args)])
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        tensortap_main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_the_verb_does_the_same(trees: tuple[Path, Path], capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    for root in trees:
+        for index in range(50):
+            put(root, name(index), random(3, seed=index))
+    picture = trees[0].parent / "cosine.png"
+    rc, out, _ = cli(capsys, monkeypatch, *trees, "--plot", "meanA", "--plot-out", picture)
+    assert rc == 0
+    assert re.search("[\u2801-\u28ff]", out)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(table(trees[0])) == 50
+    assert cli(capsys, monkeypatch, *trees, "--plot", "median")[0] == 2
+    assert cli(capsys, monkeypatch, *trees, "--plot-out", picture)[0] == 2
+
+
+# --- pictures ------------------------------------------------------------------------------------------------------
+def test_columns_by_their_beginning() -> None:
+    assert column_meant("Cosine") == "cosine similarity"
+    assert column_meant("meanA") == "meanA"
+    assert column_meant("meana - meanb") == "meanA - meanB"
+    for text in ("mean", "", "median"):
+        with pytest.raises(UsageError, match="varA - varB"):
+            column_meant(text)
+
+
+def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"pip install 'tensortap\[plot\]'"):
+        plot.check(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0], [1.0] * 5, [0.0, float("nan"), 2.0], [-1.7e308, 1.7e308], [float("nan")], list(range(1000))]
+)
+def test_plots_of_all_sorts(tmp_path: Path, values: list[float]) -> None:
+    series = plot.Series("tensors", [str(i) for i in range(len(values))], values)
+    lines = plot.terminal(series, "meanA", 80)
+    assert all(len(line) <= 80 for line in lines)
+    plot.png(tmp_path / "a.png", [series], "meanA")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_line_that_rises_is_drawn_rising() -> None:
+    lines = plot.terminal(plot.Series("t", ["a", "b", "c", "d"], [0.0, 1.0, 2.0, 3.0]), "meanA", 80)
+    assert lines[1].startswith("3 ┤")
+    assert lines[10].startswith("0 ┤")
+    drawn = [line.partition("┤")[2] for line in lines[1:11]]
+    assert drawn[-1][0] != "\u2800"
+    assert drawn[0][1] != "\u2800"
+    assert drawn[0][0] == "\u2800"
+    assert drawn[-1][1] == "\u2800"
+
+
+# --- the page about it ---------------------------------------------------------------------------------------------
+def test_the_page_runs_as_written(tmp_path: Path) -> None:
+    page = (Path(tensortap.__file__).parents[2] / "docs" / "saving-hook.md").read_text()
+    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    commands = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].splitlines()
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    ends = []
+    for command in commands:
+        words = command.partition("  #")[0].split()
+        words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
+        ends.append(subprocess.run(words, cwd=tmp_path, check=False, capture_output=True).returncode)
+    assert ends == [0, 0, 1]  # the last says that they diverge
+    assert len(table(tmp_path / "tmp_tensors")) == 9
+    assert len(table(tmp_path / "tmp_tensors", "grads")) == 18
+    assert (tmp_path / "cosine.png").exists()
