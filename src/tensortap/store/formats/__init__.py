@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.errors import RunUnreadable
+from tensortap.errors import RunUnreadable, TensortapError
 from tensortap.records import Summary
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) 
         if is_hdf5(Path(path)):
             return open_hdf5(Path(path), summarize)
         checkpoint = is_checkpoint(Path(path))
+    except TensortapError:  # some of them are an OSError, too
+        raise
     except OSError as error:
         raise RunUnreadable(f"{path} cannot be opened: {error.strerror}.") from error
     return open_checkpoint(Path(path), summarize) if checkpoint else open_run(path)

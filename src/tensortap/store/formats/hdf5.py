@@ -7,7 +7,9 @@ A dataset's identity is in attributes of its own, its group's or the file's. A f
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -147,7 +149,7 @@ class _Datasets(Spans):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._spool: tempfile.TemporaryDirectory[str] | None = None
+        self._spool: Path | None = None
         self._spooled: dict[str, Path] = {}
 
     def view(self, record: Record) -> memoryview:
@@ -167,8 +169,10 @@ class _Datasets(Spans):
         if name == _HERE:
             return self._path
         if name not in self._spooled:
-            self._spool = self._spool or tempfile.TemporaryDirectory(prefix="tensortap-")
-            path = Path(self._spool.name) / f"{len(self._spooled)}.bin"
+            if self._spool is None:
+                self._spool = Path(tempfile.mkdtemp(prefix="tensortap-"))
+                self._remove = weakref.finalize(self, shutil.rmtree, self._spool, ignore_errors=True)
+            path = self._spool / f"{len(self._spooled)}.bin"
             path.write_bytes(self._bytes(name))
             self._spooled[name] = path
         return self._spooled[name]
@@ -177,7 +181,7 @@ class _Datasets(Spans):
         super().close()
         self._spooled.clear()
         if self._spool is not None:
-            self._spool.cleanup()
+            self._remove()
             self._spool = None
 
     def _bytes(self, name: str) -> memoryview:

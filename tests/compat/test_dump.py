@@ -1,0 +1,287 @@
+"""HookerAndDumper on both frameworks: the documented use, what is in the file, what is left when things go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support.tapping import hooks_on
+from tensortap.compat.dump import HookerAndDumper
+from tensortap.errors import RunNotFound
+
+Capsys = pytest.CaptureFixture[str]
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, wide: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(wide, 4, 1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, stride, 1, bias=False), nn.BatchNorm2d(4)
+        self.conv3, self.bn3 = nn.Conv2d(4, out, 1, bias=False), nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride != 1 or wide != out:
+            self.downsample = nn.Sequential(nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(y)))))
+        y += x if self.downsample is None else self.downsample(x)
+        return self.relu(y)
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    stem = (nn.Conv2d(3, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    layers = (nn.Sequential(Bottleneck(4, 8, 1), Bottleneck(8, 8, 1)), nn.Sequential(Bottleneck(8, 16, 2)))
+    return nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def dump(model: nn.Module, folder: Path, *args: Any, backward: bool = True, **options: Any) -> Path:
+    dumper = HookerAndDumper(f"{folder}/")
+    handle = dumper.register_hooks(model, 0, 3, **options)
+    result = model(*(args or (images(),)))
+    if backward:
+        result.sum().backward()
+    dumper.remove_hooks()
+    return handle.path
+
+
+def groups(path: Path, phase: str) -> dict[str, dict[str, Any]]:
+    """Datasets by module, of its first call."""
+    with h5py.File(path, "r") as file:
+        return {
+            str(group.attrs["module"]): {name: dataset[()] for name, dataset in group.items()}
+            for group in reversed(list(file.values()))
+            if group.attrs["phase"] == phase
+        }
+
+
+def test_the_documented_use(tmp_path: Path, capsys: Capsys) -> None:
+    model = resnet()
+    dumper = HookerAndDumper(file_path=f"{tmp_path}/new/folder/")
+    for step in range(5):
+        if step == 3:
+            dumper.register_hooks(model=model, epoch=0, step=3)
+        model(images()).sum().backward()
+        if step == 3:
+            dumper.remove_hooks()
+    path = tmp_path / "new/folder/0-epoch_3-step_dump.hdf5"
+    said = capsys.readouterr().out
+    assert "hooks registered on" in said and "(Conv2d)" in said
+    assert f"dumping to {path}" in said and "all hooks removed" in said and f"file closed: {path}" in said
+    assert hooks_on(model) == 0
+    contents = dumper.read_h5py_data()
+    shown = capsys.readouterr().out
+    assert contents["0000_Conv2d"]["feat_output"] == ("float32", (2, 4, 8, 8))
+    assert "0000_Conv2d" in shown and "feat_output  float32 [2, 4, 8, 8]" in shown
+    with h5py.File(path, "r") as f:
+        names: list[str] = []
+        f.visit(names.append)
+        assert list(f.keys()) == sorted(f.keys()) == list(contents)
+        last = next(key for key in reversed(f.keys()) if "BatchNorm2d" in key)
+        assert f[f"{last}/grad_input0"][:].shape == (2, 4, 8, 8)
+        assert f.attrs["complete"] and set(f.attrs) >= {"epoch", "step"}
+        assert {"module", "phase", "call", "class", "dtype"} <= set(f[last].attrs)
+        assert {"path", "dtype"} <= set(f[f"{last}/grad_input0"].attrs)
+
+
+def test_the_values_are_those_of_the_model(tmp_path: Path) -> None:
+    plain, dumped = resnet(), resnet()
+    path = dump(dumped, tmp_path)
+    forward, backward = groups(path, "forward"), groups(path, "backward")
+    plain(images()).sum().backward()
+    for one, two in zip(plain.parameters(), dumped.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+    assert set(forward) == {name for name, _ in plain.named_modules() if name}
+    assert (forward["2"]["feat_input0"] < 0).any() and (forward["2"]["feat_output"] >= 0).all()
+    assert np.array_equal(forward["1"]["feat_output"], forward["2"]["feat_input0"])
+    assert np.array_equal(backward["8"]["grad_output0"], np.ones((2, 5)))
+    weight = plain[8].weight.detach().numpy()
+    assert np.allclose(backward["8"]["grad_input0"], np.ones((2, 5)) @ weight, rtol=1e-5)
+    # The input of a block goes two ways: the share of each adds up to what the block sends back.
+    block = backward["5.0"]["grad_input0"]
+    assert np.allclose(
+        block, backward["5.0.conv1"]["grad_input0"] + backward["5.0.downsample"]["grad_input0"], atol=1e-5
+    )
+    assert backward["0"]["grad_input0"].shape == (0,) and backward["0"]["grad_input0"].dtype == np.float32
+
+
+def test_only_the_first_level(tmp_path: Path) -> None:
+    found = groups(dump(resnet(), tmp_path, recursive=False), "forward")
+    assert sorted(found) == [str(n) for n in range(9)]
+
+
+class Awkward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.inner((x, (x * 2, None)), None, scale=x + 1)
+        return out["sum"] + out["more"][0]
+
+
+class Inner(nn.Module):
+    def forward(self, pair: Any, nothing: None, scale: torch.Tensor) -> dict[str, Any]:
+        return {"sum": pair[0] + pair[1][0] * scale, "more": (scale * 2, None)}
+
+
+def test_nested_arguments_none_keywords_and_dicts(tmp_path: Path) -> None:
+    x = torch.randn(3, requires_grad=True)
+    path = dump(Awkward(), tmp_path, x)
+    with h5py.File(path, "r") as file:
+        forward = file["0000_Inner"]
+        paths = {name: forward[name].attrs["path"] for name in forward}
+        assert paths == {
+            **{f"feat_input{n}": p for n, p in enumerate(("0.0", "0.1.0", "0.1.1", "1", "scale"))},
+            **{f"feat_output{n}": p for n, p in enumerate(("sum", "more.0", "more.1"))},
+        }
+        assert forward["feat_input2"].shape == (0,) and forward["feat_input2"].attrs["none"]
+        assert np.array_equal(forward["feat_input4"][:], (x + 1).detach())
+        backward = file["0001_Inner"]
+        assert np.array_equal(backward["grad_input0"][:], np.ones(3))
+        assert backward["grad_input3"].shape == (0,)
+        assert np.allclose(backward["grad_input4"][:], (x * 2 + 2).detach())
+        assert np.array_equal(backward["grad_output1"][:], np.ones(3))
+
+
+class OneTuple(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * 2,)
+
+
+def test_a_tuple_of_one_has_a_number(tmp_path: Path) -> None:
+    with h5py.File(dump(nn.Sequential(OneTuple()), tmp_path, torch.ones(2), backward=False), "r") as file:
+        assert list(file["0000_OneTuple"]) == ["feat_input0", "feat_output0"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.bool])
+def test_dtypes_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.randn(64, dtype=torch.float64).to(dtype)
+    path = dump(nn.Sequential(nn.Identity()), tmp_path, x, backward=False)
+    with h5py.File(path, "r") as file:
+        dataset = file["0000_Identity/feat_output"]
+        assert dataset.attrs["dtype"] == str(dtype).removeprefix("torch.")
+        assert np.array_equal(dataset[:], (x.float() if dtype == torch.bfloat16 else x).numpy())
+    run = tt.open(path)
+    assert all(torch.equal(run.torch(record), x) for record in run)
+
+
+def test_rounds_have_files_of_their_own(tmp_path: Path, capsys: Capsys) -> None:
+    model, dumper = nn.Sequential(nn.Linear(2, 2)), HookerAndDumper(f"{tmp_path}/")
+    for step in range(3):
+        dumper.register_hooks(model, 1, step)  # never removed: the next one finishes it
+        model(torch.ones(1, 2))
+    dumper.remove_hooks()
+    dumper.remove_hooks()
+    assert "still registered: finishing" in capsys.readouterr().out
+    assert hooks_on(model) == 0
+    for step in range(3):
+        with h5py.File(tmp_path / f"1-epoch_{step}-step_dump.hdf5", "r") as file:
+            assert list(file) == ["0000_Linear"] and file.attrs["complete"]
+
+
+def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+    model, dumper = nn.Sequential(nn.Linear(2, 2)), HookerAndDumper(f"{tmp_path}/", is_screen_display=True)
+    with pytest.raises(RunNotFound):
+        dumper.read_h5py_data()
+    with dumper.register_hooks(model, 0, 0):
+        model(torch.ones(1, 2))
+        assert list(dumper.read_h5py_data()) == ["0000_Linear"]
+    assert hooks_on(model) == 0
+
+
+class Broken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no")
+
+
+def test_an_exception_leaves_no_hook_and_a_readable_file(tmp_path: Path) -> None:
+    model, dumper = nn.Sequential(nn.Linear(2, 2), Broken()), HookerAndDumper(f"{tmp_path}/")
+    with pytest.raises(RuntimeError, match="no"), dumper.register_hooks(model, 0, 0) as handle:
+        model(torch.ones(1, 2))
+    assert hooks_on(model) == 0
+    run = tt.open(handle.path)
+    assert not run.finished and "RuntimeError: no" in run.notices[0]
+    assert [r.key.module for r in run] == ["0", "0", "1"]
+
+
+def test_a_killed_dump_is_readable_and_says_so(tmp_path: Path) -> None:
+    script = f"""
+import os, torch
+from tensortap.compat.dump import HookerAndDumper
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+HookerAndDumper({str(tmp_path)!r} + "/").register_hooks(model, 0, 0)
+model(torch.ones(1, 2))
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False, capture_output=True).returncode == 9
+    path = tmp_path / "0-epoch_0-step_dump.hdf5"
+    with h5py.File(path, "r") as file:
+        assert list(file) == ["0000_Linear", "0001_ReLU"] and not file.attrs["complete"]
+    assert "not complete" in tt.open(path).notices[0]
+
+
+def test_plain_hooks(tmp_path: Path) -> None:
+    layer, dumper = nn.Linear(2, 3), HookerAndDumper(f"{tmp_path}/")
+    handles = [
+        layer.register_forward_hook(dumper.forward_hook_fn),
+        layer.register_full_backward_hook(dumper.backward_hook_fn),
+    ]
+    layer(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    dumper.backward_hook_fn(layer, (None,), (torch.ones(1, 3),))
+    for handle in handles:
+        handle.remove()
+    dumper.remove_hooks()
+    with h5py.File(tmp_path / "0-epoch_0-step_dump.hdf5", "r") as file:
+        assert list(file) == ["0000_Linear", "0001_Linear", "0002_Linear"]
+        assert list(file["0000_Linear"]) == ["feat_input0", "feat_output"]
+        assert list(file["0001_Linear"]) == ["grad_output0", "grad_input0"]
+        assert np.allclose(file["0001_Linear/grad_input0"], layer.weight.detach().sum(0), rtol=1e-5)
+        assert file["0002_Linear/grad_input0"].shape == (0,)
+
+
+def test_hostile_class_names(tmp_path: Path) -> None:
+    odd = type("a/../\x1b[2J%", (nn.ReLU,), {})
+    path = dump(nn.Sequential(odd()), tmp_path, torch.ones(2), backward=False)
+    with h5py.File(path, "r") as file:
+        assert list(file) == ["0000_a%2F..%2F\x1b[2J%25"]
+    assert next(iter(tt.open(path))).cls == "a/../\x1b[2J%"
+
+
+def test_a_leaf_is_its_own_module(tmp_path: Path) -> None:
+    assert list(groups(dump(nn.Linear(2, 2), tmp_path, torch.ones(1, 2)), "forward")) == [""]
+
+
+def test_paddle(tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle")
+    layers = paddle.nn
+    model = layers.Sequential(
+        layers.Conv2D(3, 4, 3), layers.ReLU(), layers.Sequential(layers.Flatten(), layers.Linear(144, 5))
+    )
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    dumper.register_hooks(model, 0, 3)
+    x = paddle.randn([2, 3, 8, 8])
+    model(x).sum().backward()
+    dumper.remove_hooks()
+    path = tmp_path / "0-epoch_3-step_dump.hdf5"
+    forward, backward = groups(path, "forward"), groups(path, "backward")
+    assert set(forward) == set(backward) == {"0", "1", "2", "2.0", "2.1"}
+    assert np.array_equal(forward["0"]["feat_input0"], x.numpy())
+    weight = model[2][1].weight.numpy()
+    assert np.allclose(backward["2.1"]["grad_input0"], np.ones((2, 5)) @ weight.T, rtol=1e-5)
+    assert backward["0"]["grad_input0"].shape == (0,)
