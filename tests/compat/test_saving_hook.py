@@ -220,6 +220,43 @@ def test_recomputation_counts_nothing_twice(tmp_path: Path, reentrant: bool, pip
     assert len(names(tmp_path / "t", "grads")) == 18
 
 
+def test_a_gradient_that_comes_in_pieces_is_saved_whole(tmp_path: Path) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            x = checkpoint(self.fc, x, use_reentrant=True)
+            return checkpoint(self.fc, x, use_reentrant=True)
+
+    model = register_saving_hook(Shared(), tmp_path / "t", "Linear")
+    for step in range(2):
+        model.zero_grad()
+        model(batch(step).requires_grad_()).square().sum().backward()
+    remove_saving_hook(model)  # or the end of the process: until then more might come
+    assert [(name, micro) for _, name, _, micro in sorted(short(tmp_path / "t", "grads"))] in (
+        [("fc.bias", 0), ("fc.weight", 0), ("fc.bias", 1), ("fc.weight", 1)],
+        [("fc.weight", 0), ("fc.bias", 0), ("fc.weight", 1), ("fc.bias", 1)],
+    )
+    file = next((tmp_path / "t/grads/rank_0").glob("*fc.weight_micro_step_1.npy"))
+    np.testing.assert_allclose(np.load(file), model.fc.weight.grad.numpy(), rtol=1e-6)
+
+
+def test_parameters_that_are_replaced_or_unfrozen_later_are_seen(tmp_path: Path) -> None:
+    model = net()
+    model.fc2.weight.requires_grad_(False)
+    register_saving_hook(model, tmp_path / "t", "Linear", -1, -1)
+    train(model)
+    model.fc1.weight = nn.Parameter(torch.randn(8, 4))
+    model.fc2.weight.requires_grad_(True)
+    train(model)
+    found = [(name, micro) for _, name, _, micro in short(tmp_path / "t", "grads")]
+    assert ("fc2.weight", 0) not in found
+    assert {("fc1.weight", 0), ("fc1.weight", 1), ("fc2.weight", 1)} <= set(found)
+    assert len(set(found)) == len(found) == 7
+
+
 def test_a_whole_model_recomputed(tmp_path: Path) -> None:
     model = register_saving_hook(net(), tmp_path / "t", "Linear")
     for step in range(2):
@@ -303,7 +340,15 @@ def test_a_model_that_is_gone_is_forgotten(tmp_path: Path) -> None:
 def test_copies_do_not_save(tmp_path: Path) -> None:
     model = register_saving_hook(net(), tmp_path / "t", "Linear")
     train(copy.deepcopy(model))
-    assert names(tmp_path / "t") == []
+    assert names(tmp_path / "t") == names(tmp_path / "t", "grads") == []
+
+
+def test_a_hooked_model_can_be_saved_whole(tmp_path: Path) -> None:
+    model = register_saving_hook(net(), tmp_path / "t", "Linear")
+    train(model)
+    torch.save(model, tmp_path / "model.pt")
+    train(torch.load(tmp_path / "model.pt", weights_only=False))
+    assert len(names(tmp_path / "t")) == 2
 
 
 def test_a_full_disk_stops_saving_and_not_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class SavingHook(Observer):
             with ExitStack() as undo:
                 # Placed before the observer's own hooks, so that a micro step begins before its first call is seen.
                 micro_steps = MicroSteps(self._framework, self._begin)
-                micro_steps.watch(self._tree.sites[0], self._chosen(), undo)
+                micro_steps.watch(self._tree.sites[0], self._chosen, undo)
                 self._files.undo = undo.pop_all()
             return self._files
 
@@ -126,6 +127,7 @@ class SavingHook(Observer):
         root = self._tree.sites[0]
         return any(model is known for known in (self._given(), root.module, root.owner))
 
+    @cached_property
     def _chosen(self) -> list[Site]:
         return [s for s in self._tree.sites if self._selection.wants_module(s.name, s.cls, s.owner)]
 
@@ -145,7 +147,7 @@ class SavingHook(Observer):
 
     def _arm(self) -> None:
         """Parameters may have been replaced or unfrozen since they were looked at last."""
-        own = [p for site in self._chosen() for _, p in self._framework.parameters(site.owner)]
+        own = [p for site in self._chosen for _, p in self._framework.parameters(site.owner)]
         found = tuple((id(parameter), self._framework.requires_gradient(parameter)) for parameter in own)
         if found != self._arming:
             self._watcher.drop()
