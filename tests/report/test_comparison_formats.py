@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import sys
 from typing import Any
 from xml.etree import ElementTree
 
@@ -71,6 +72,8 @@ def test_csv_of_nothing_is_a_header() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_csv_keeps_hostile_names(name: str) -> None:
+    if "\0" in name and sys.version_info < (3, 11):
+        pytest.skip("csv reads no NUL before Python 3.11")
     rows = list(csv.DictReader(io.StringIO(written(comparison_csv, hostile(name)).decode(), newline="")))
     assert [each["module"] for each in rows] == [name, name]
 

@@ -19,7 +19,7 @@ from tensortap.store import RunWriter, open_run
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tensortap")]
+    return [thread.name for thread in threading.enumerate() if thread.name in ("tensortap-index", "tensortap-shard")]
 
 
 @pytest.fixture(autouse=True)
