@@ -155,9 +155,9 @@ def steps_meant(text: str, known: Sequence[int]) -> list[int]:
     return sorted(meant)
 
 
-def _bytes_in(folder: Path) -> int:
+def _bytes_in(place: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
+    for path in [place, *place.rglob("*")]:
         with suppress(FileNotFoundError):  # a run that is still written renames its files
             total += path.stat().st_size if path.is_file() else 0
     return total

@@ -62,12 +62,12 @@ def show(
 
 def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = False) -> None:
     """The run as a page for people."""
+    import tensortap
     from tensortap.cli import gather, screen
     from tensortap.report import run_page
     from tensortap.report.records_table import RecordsView
-    from tensortap.store import open_run
 
-    with screen.waiting(f"reading {path}"), open_run(path) as run:
+    with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
         chosen = gather.choose(run, choice)
         hint = "" if len(chosen) else gather.suggestion(run, choice.modules)
         records = list(chosen.records(limit))
@@ -77,11 +77,11 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
 
 
 def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
+    import tensortap
     from tensortap.cli import gather, screen
     from tensortap.report import run_json
-    from tensortap.store import open_run
 
-    with open_run(path) as run:
+    with tensortap.open(path) as run:
         with screen.waiting(f"reading {path}"):
             chosen, facts = gather.choose(run, choice), gather.facts_of(run)
         text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,13 @@ def run_comparison(request: Request) -> Comparison:
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-    reference, candidate = _open(request.reference), _open(request.candidate)
-    matched = _match(reference, candidate, renames, request, request.progress)
-    policy = Policy(request.rtol, request.atol, _noise(reference, matched, renames, request))
-    structure = Structure(matched.reference, matched.alignment.reference)
-    judgement = judge(_pairs(matched), structure, policy, _moved(matched))
-    return _conclude(matched, structure, judgement, policy, renames)
+    with ExitStack() as opened:
+        reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
+        matched = _match(reference, candidate, renames, request, request.progress)
+        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
+        structure = Structure(matched.reference, matched.alignment.reference)
+        judgement = judge(_pairs(matched), structure, policy, _moved(matched))
+        return _conclude(matched, structure, judgement, policy, renames)
 
 
 def _match(
@@ -177,14 +179,14 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _noise(reference: Run, matched: _Matched, renames: Renames, request: Request) -> npt.NDArray[np.float64] | None:
+def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
     """For every pair, the worst error among further runs of the reference."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, _open(source), Renames(), request, None)
+        again = _match(reference, _open(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
@@ -290,8 +292,9 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
     return found
 
 
-def _open(source: Source) -> Run:
-    return source if isinstance(source, Run) else open_any(source, summarize)
+def _open(source: Source, opened: ExitStack) -> Run:
+    """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
+    return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
 
 
 def _scope(request: Request, renames: Renames | None, state_only: bool) -> Scope:

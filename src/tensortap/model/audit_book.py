@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class AuditBook:
             for event in events:
                 if event.what == status:
                     return status, event.detail
-        return ("trained" if len(events) > 1 else "untouched"), ""
+        return ("untouched" if all(event.what == "initialised" for event in events) else "trained"), ""
 
     def facts(self, model: str, kinds: Mapping[str, str], steps: int, notes: Sequence[str]) -> AuditFacts:
         names: dict[str, list[tuple[str, str]]] = {status: [] for status in ORDER}
@@ -85,7 +85,7 @@ class AuditBook:
             steps,
             names,
             [replace(happening) for happening in self.happenings],
-            [*self.notes, *notes],
+            [*self.notes, *_renamed(self.unexpected, [name for name, _ in names["missing"]]), *notes],
         )
 
     def as_dict(self, facts: AuditFacts, kinds: Mapping[str, str]) -> dict[str, Any]:
@@ -113,6 +113,22 @@ class AuditBook:
 def _strange(event: Event, kind: str) -> bool:
     """A change that no load and no optimizer made. Forwards may move buffers: running statistics live there."""
     return event.what == "changed" or (event.what == "forward" and kind == "parameter")
+
+
+def _renamed(unexpected: Collection[str], missing: Collection[str]) -> list[str]:
+    """The most common reason why a checkpoint does not fit: it was written by a wrapper, or is read by one."""
+    prefixes: dict[tuple[str, str], int] = {}
+    for key in unexpected:
+        for name in missing:
+            if key.endswith(f".{name}"):
+                prefixes[key[: -len(name)], ""] = prefixes.get((key[: -len(name)], ""), 0) + 1
+            elif name.endswith(f".{key}"):
+                prefixes["", name[: -len(key)]] = prefixes.get(("", name[: -len(key)]), 0) + 1
+    if not prefixes:
+        return []
+    (theirs, ours), matched = max(prefixes.items(), key=lambda item: item[1])
+    what = f"begin with {theirs!r}" if theirs else f"lack {ours!r} at their beginning"
+    return [f"{matched} of {len(unexpected)} unexpected keys {what}, and are missing names otherwise"]
 
 
 def _noticed(event: Event) -> str:

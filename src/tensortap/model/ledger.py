@@ -14,6 +14,7 @@ from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.loading import in_host_memory
 from tensortap.kernels import summarize
 from tensortap.records import Summary
+from tensortap.report.wording import shape
 
 __all__ = ["Change", "Ledger"]
 
@@ -99,7 +100,7 @@ class Ledger:
         if reason := framework.unreadable(tensor):
             # A lazy parameter has no shape, and says so by raising.
             return _Known(None, b"", () if "initialised" in reason else tuple(tensor.shape), dtype, None)
-        shape = tuple(int(size) for size in tensor.shape)
+        sizes = tuple(int(size) for size in tensor.shape)
         identity = framework.identity(tensor)
         same = old is not None and old.summary is not None and _same(old.identity, identity)
         if same and not thorough and old is not None:
@@ -109,7 +110,7 @@ class Ledger:
                 return old
         array = framework.host(tensor)
         probe = _probe(array) if in_host_memory(tensor) else b""
-        return _Known(identity, probe, shape, dtype, summarize(array))
+        return _Known(identity, probe, sizes, dtype, summarize(array))
 
 
 def _same(old: Identity | None, new: Identity | None) -> bool:
@@ -120,7 +121,7 @@ def _difference(old: _Known, new: _Known) -> Change | None:
     if old is new:
         return None
     if old.shape != new.shape:
-        return Change(float("nan"), f"shape {list(old.shape)} became {list(new.shape)}", old.summary is None)
+        return Change(float("nan"), f"{shape(old.shape)} became {shape(new.shape)}", old.summary is None)
     if old.summary is None or new.summary is None:
         return Change(float("nan"), made=True) if old.summary is None and new.summary is not None else None
     if old.dtype == new.dtype and old.summary.digest == new.summary.digest:

@@ -164,10 +164,10 @@ def _happenings(happenings: Sequence[Happening], width: int) -> list[Text]:
     shown = [*happenings[: _HAPPENINGS // 2], *happenings[-_HAPPENINGS // 2 :]] if left else list(happenings)
     columns = [
         table.Column("step", [_steps(h.step, h.last_step) for h in shown]),
-        table.Column("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=24),
+        table.Column("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=37),
         table.Column("changed", [count(h.tensors) for h in shown]),
         table.Column("largest", [_rel(h.largest) for h in shown]),
-        table.Column("where", [clean(h.where) for h in shown], left=True, least=16),
+        table.Column("where", [clean(h.where) for h in shown], left=True, least=14),
     ]
     lines = table.lines(columns, width, indent=2)
     return [*lines, Text(f"  and {plural(left, 'event')} between them", "dim")] if left else lines
@@ -203,7 +203,7 @@ def _some(names: Sequence[str], room: int) -> str:
     for at, name in enumerate(names):
         rest = len(names) - at - 1
         longer = f"{text}, {name}" if text else name
-        if text and len(longer) + (len(f" and {rest} more") if rest else 0) > room:
-            return f"{text} and {rest + 1} more"
+        if text and len(longer) + (len(f" and {rest:,} more") if rest else 0) > room:
+            return f"{text} and {count(rest + 1)} more"
         text = longer
     return text

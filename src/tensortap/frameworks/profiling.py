@@ -1,0 +1,208 @@
+"""Spans in the frameworks' own profilers, the graph nodes that a call has made, and what a profile holds afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.errors import UsageError
+from tensortap.frameworks.base import Framework, Remove
+
+__all__ = ["Node", "PaddleProfiling", "Profiling", "Timed", "TorchProfiling", "profiling_of", "timed_spans"]
+
+_ACCUMULATES = 2**63
+"""torch numbers the nodes that add into .grad beyond any other; they belong to no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A graph node that one call has made."""
+
+    node: Any
+    last: bool
+    """It sends gradient out of the call: to an input or a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One span of a finished profile; times in microseconds, memory in bytes as allocated less freed."""
+
+    name: str
+    thread: int
+    start: float
+    end: float
+    memory: int
+    device_time: float
+    device_memory: int
+
+
+class Profiling:
+    """What `annotate` asks of a framework's profiler."""
+
+    by_node: bool
+    """Whether backward can be seen node by node; else only as a whole, from output gradient to input gradient."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+
+    def begin(self, name: str) -> Any:
+        """Open a span on this thread."""
+        raise NotImplementedError
+
+    def end(self, span: Any) -> None:
+        raise NotImplementedError
+
+    def instant(self, name: str) -> None:
+        self.end(self.begin(name))
+
+    def anchors(self, inputs: Iterable[Any]) -> list[Any]:
+        """Where the graph of these tensors stands before a call."""
+        raise NotImplementedError
+
+    def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[Node]:
+        """The nodes between `outputs` and the anchors of the inputs that were made since `mark`."""
+        raise NotImplementedError
+
+    def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
+        raise NotImplementedError
+
+    def at_backward_end(self, callback: Callable[[], None]) -> bool:
+        """Call back once when the backward that runs now is over; False if that cannot be had."""
+        raise NotImplementedError
+
+
+class TorchProfiling(Profiling):
+    by_node = True
+
+    def __init__(self, framework: Framework) -> None:
+        super().__init__(framework)
+        import torch
+
+        self._torch = torch
+
+    def begin(self, name: str) -> Any:
+        record = self._torch.profiler.record_function(name)
+        record.__enter__()
+        # Profilers that attach from outside see NVTX ranges; emit_nvtx makes those of every record_function itself.
+        marked = self._torch.cuda.is_initialized() and not self._emits_nvtx()
+        if marked:
+            self._torch.cuda.nvtx.range_push(name)
+        return record, marked
+
+    def end(self, span: Any) -> None:
+        record, marked = span
+        if marked:
+            self._torch.cuda.nvtx.range_pop()
+        record.__exit__(None, None, None)
+
+    def _emits_nvtx(self) -> bool:
+        kind = getattr(self._torch._C._autograd, "_profiler_type", None)
+        return kind is not None and kind().name == "NVTX"
+
+    def anchors(self, inputs: Iterable[Any]) -> list[Any]:
+        return [tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None]
+
+    def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[Node]:
+        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+        stops, visited = set(anchors), set(waiting)
+        found = []
+        while waiting:
+            node = waiting.pop()
+            # Nodes are numbered by the thread that makes them; `stops` holds where another thread made the inputs.
+            if node in stops or not mark <= node._sequence_nr() < _ACCUMULATES:
+                continue
+            last = False
+            for after, _ in node.next_functions:
+                if after is None:
+                    continue
+                last = last or after in stops or not mark <= after._sequence_nr() < _ACCUMULATES
+                if after not in visited:
+                    visited.add(after)
+                    waiting.append(after)
+            found.append(Node(node, last))
+        return found
+
+    def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
+        def entered(_: Any) -> None:
+            before()
+
+        def left(*_: Any) -> None:
+            after()
+
+        return node.register_prehook(entered).remove, node.register_hook(left).remove
+
+    def at_backward_end(self, callback: Callable[[], None]) -> bool:
+        if not self.framework.replaying():
+            return False
+        self._torch.autograd.Variable._execution_engine.queue_callback(callback)
+        return True
+
+
+class PaddleProfiling(Profiling):
+    by_node = False  # there is no hook before a node
+
+    def __init__(self, framework: Framework) -> None:
+        super().__init__(framework)
+        import paddle
+        import paddle.profiler
+
+        self._paddle = paddle
+
+    def begin(self, name: str) -> Any:
+        record = self._paddle.profiler.RecordEvent(name)
+        record.begin()
+        return record
+
+    def end(self, span: Any) -> None:
+        span.end()
+
+    def anchors(self, inputs: Iterable[Any]) -> list[Any]:
+        return [edge for edge in map(self.framework.edge, inputs) if edge is not None]
+
+    def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[Node]:
+        found = {c.node.node_ptr(): c.node for c in self.framework.consumers(outputs, anchors, mark)}
+        return [Node(node, last=True) for node in found.values()]
+
+    def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
+        remove = self.framework.on_node(node, lambda _: after())
+        return () if remove is None else (remove,)
+
+    def at_backward_end(self, callback: Callable[[], None]) -> bool:
+        add = getattr(self._paddle.base.core.eager, "_add_backward_final_hook", None)
+        if add is None:
+            return False
+        add(callback)
+        return True
+
+
+def profiling_of(framework: Framework) -> Profiling:
+    return TorchProfiling(framework) if framework.name == "torch" else PaddleProfiling(framework)
+
+
+def timed_spans(profile: Any, wanted: Callable[[str], bool]) -> list[Timed]:
+    """The spans of a finished torch profile whose names are wanted, in the order in which they began."""
+    try:
+        events = profile.events()
+    except (AttributeError, AssertionError, RuntimeError) as error:
+        raise UsageError(
+            f"cannot read times from a {type(profile).__qualname__}: give a torch.profiler.profile after its `with` "
+            "block or its stop()"
+        ) from error
+    if events is None:
+        raise UsageError("this profile holds nothing yet: stop it first")
+    found = [
+        Timed(
+            name=event.name,
+            thread=int(event.thread),
+            start=float(event.time_range.start),
+            end=float(event.time_range.end),
+            memory=int(event.cpu_memory_usage),
+            device_time=float(event.device_time_total),
+            device_memory=int(getattr(event, "device_memory_usage", 0)),
+        )
+        for event in events
+        # The same name comes once more from the device's side of the trace.
+        if wanted(event.name) and event.device_type.name == "CPU"
+    ]
+    return sorted(found, key=lambda span: (span.start, -span.end))

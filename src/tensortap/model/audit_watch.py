@@ -1,0 +1,351 @@
+"""What an audit puts beside a model: it stands around loads, steps and forwards, and looks at what they changed."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tensortap.capture.tree import Tree
+from tensortap.errors import UsageError
+from tensortap.frameworks import framework_of
+from tensortap.frameworks.loading import (
+    LoadCall,
+    Wrap,
+    around_steps,
+    held_by,
+    loaders,
+    outcome,
+    read_call,
+    state_of,
+)
+from tensortap.model.audit_book import AuditBook
+from tensortap.model.caller import caller
+from tensortap.model.ledger import Change, Ledger
+from tensortap.records import shown
+from tensortap.report import audit_page
+from tensortap.report.audit_page import AuditFacts, Event
+from tensortap.report.wording import plural, shape
+
+__all__ = ["Audit", "Timeline"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The life of one tensor: iterate over its events, or print it."""
+
+    name: str
+    events: Sequence[Event]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __str__(self) -> str:
+        return _text(audit_page.render_timeline(self.name, self.events, _width()))
+
+
+@dataclass
+class _Load:
+    """A load that is under way."""
+
+    target: str
+    method: str
+    where: str
+    call: LoadCall
+    keys: Mapping[str, str]
+    """Key in the checkpoint → name in the model."""
+    ties: Sequence[Sequence[str]]
+    handled: set[str] = field(default_factory=set)
+    """What loads inside this one have told already."""
+
+
+class Audit:
+    """What `tensortap.audit` returns: a context manager, or call `close()`. `print(audit)` is the report."""
+
+    def __init__(self, model: Any, optimizer: Any = None) -> None:
+        self._framework = framework_of(model)
+        self._optimizer = optimizer
+        self._model: Any = model
+        self._book = AuditBook()
+        self._ledger = Ledger(self._framework, model)
+        self._steps = 0
+        self._forwards = 0
+        self._loaded = False
+        self._loads: list[_Load] = []
+        self._closing_notes: list[str] | None = None
+        root = Tree(self._framework, model).sites[0]
+        self._title = root.cls
+        where = caller()
+        for name in self._ledger.names:
+            self._book.add(name, Event("initialised", 0, where))
+        with ExitStack() as undo:  # a failure half-way takes back what was placed
+            self._wrap_loading(model, undo)
+            before, after = partial(self._safely, self._before_forward), partial(self._safely, self._after_forward)
+            undo.callback(self._framework.on_call(root.module, before, after))
+            if optimizer is not None:
+                steps = (partial(self._safely, self._before_step), partial(self._safely, self._after_step))
+                undo.callback(around_steps(self._framework, optimizer, *steps))
+            self._undo = undo.pop_all()
+
+    # --- the public face ---------------------------------------------------------------------------------------
+    def check(self) -> list[str]:
+        """Look at every element of every tensor now; the names of those that something else has changed."""
+        return self._changed_by_something_else(caller(), thorough=True) if self._model is not None else []
+
+    def close(self) -> None:
+        """A last look, and everything comes off. The report stays. Calling it twice does no harm."""
+        if self._model is None:
+            return
+        try:
+            self._safely(self._changed_by_something_else, "the end", True)
+            self._closing_notes = self._notes()
+        finally:
+            self._undo.close()
+            self._model = self._optimizer = None
+            self._ledger.forget()
+
+    def report(self, file: IO[str] | None = None) -> None:
+        """Print the report, in colour where there is a terminal."""
+        console = Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+        for line in audit_page.render(self.facts(), _width()):
+            console.print(line, soft_wrap=True)
+
+    def timeline(self, name: str) -> Timeline:
+        """What happened to one parameter or buffer, in order."""
+        if name not in self._book.events:
+            close = difflib.get_close_matches(name, self._book.events, n=3, cutoff=0.4)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise UsageError(f"the model has no parameter or buffer {name!r}{hint}")
+        return Timeline(name, tuple(self._book.events[name]))
+
+    def status(self, name: str) -> str:
+        """One of loaded, identical, overwritten, missing, mismatch, set, trained, untouched."""
+        self.timeline(name)
+        return self._book.status(name, self._ledger.kinds[name])[0]
+
+    def facts(self) -> AuditFacts:
+        """What the report says, as plain data."""
+        notes = self._notes() if self._closing_notes is None else self._closing_notes
+        return self._book.facts(self._title, self._ledger.kinds, self._steps, notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that is known, ready for json.dumps."""
+        return self._book.as_dict(self.facts(), self._ledger.kinds)
+
+    def __str__(self) -> str:
+        return _text(audit_page.render(self.facts(), _width()))
+
+    def __enter__(self) -> Audit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- loads -------------------------------------------------------------------------------------------------
+    def _wrap_loading(self, model: Any, undo: ExitStack) -> None:
+        names = {id(m): s.name for s in Tree(self._framework, model).sites for m in (s.module, s.owner)}
+        waiting, seen = [model], set()
+        while waiting:
+            module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            waiting += [child for _, child in self._framework.children(module)]
+            target = names.get(id(module), "")
+            for method in loaders(self._framework):
+                try:
+                    undo.callback(Wrap(module, method, partial(self._load, module, target, method)).remove)
+                except Exception:  # noqa: PERF203  # a module that takes no attributes, such as a scripted one
+                    self._book.note(f"loads straight into {shown(target)} are not seen")
+
+    def _load(
+        self, module: Any, target: str, method: str, inner: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._safely(self._begin_load, module, target, method, args, kwargs)
+        depth = len(self._loads)
+        try:
+            result = inner(*args, **kwargs)
+        except BaseException as error:
+            self._safely(self._end_load, depth, None, error)
+            raise
+        self._safely(self._end_load, depth, result, None)
+        return result
+
+    def _begin_load(
+        self, module: Any, target: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        where = caller()
+        if not self._loads:
+            self._changed_by_something_else(where, thorough=True)
+        call = read_call(self._framework, args, kwargs)
+        by_tensor: dict[int, list[str]] = {}
+        for name, _, tensor in self._ledger.tensors():
+            by_tensor.setdefault(id(tensor), []).append(name)
+        keys = {}
+        for key, tensor in state_of(self._framework, module, call.by_tensor_name).items():
+            if names := by_tensor.get(id(tensor)):
+                full = f"{target}.{key}" if target else key
+                keys[key] = full if full in names else next((n for n in names if key.endswith(n)), names[0])
+        ties = [names for names in by_tensor.values() if len(names) > 1]
+        self._loads.append(_Load(target, method, where, call, keys, ties))
+
+    def _end_load(self, depth: int, result: Any, error: BaseException | None) -> None:
+        if depth != len(self._loads):
+            return
+        load = self._loads.pop()
+        changed = self._ledger.look(thorough=True)
+        given = load.call.given
+        wrong = {
+            key: there
+            for key, name in load.keys.items()
+            if (there := given.get(key)) is not None
+            and there != (here := self._ledger.shape(name))
+            and not (here == () and there == (1,))  # how very old checkpoints wrote scalars
+        }
+        told = outcome(result)
+        missing, unexpected = told or (
+            [k for k in load.keys if k not in given],
+            [k for k in given if k not in load.keys],
+        )
+        if error is None or changed or _about_keys(error):
+            self._tell_load(load, changed, wrong, {key for key in missing if key not in wrong}, error is not None)
+            for key in unexpected:
+                if key not in wrong:
+                    self._book.unexpected.setdefault(f"{load.target}.{key}" if load.target else key, load.where)
+        self._happened_load(load, changed, error)
+        if self._loads:
+            self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
+
+    def _tell_load(
+        self, load: _Load, changed: dict[str, Change], wrong: Mapping[str, Any], missing: set[str], failed: bool
+    ) -> None:
+        tied = {name: group for group in load.ties for name in group}
+        taken = {name for key, name in load.keys.items() if key not in wrong and key not in missing}
+        rest = dict(changed)
+        for key, name in load.keys.items():
+            change = rest.pop(name, None)
+            if change is None and name in load.handled:
+                continue
+            partner = next((n for n in tied.get(name, ()) if n in taken and n != name), None)
+            if name in taken or (key in missing and partner is not None) or change is not None:
+                if change is None and failed:
+                    continue  # it may not have come to this one
+                detail = "" if name in taken or partner is None else f"through {partner}, which it is tied to"
+                self._add(name, "loaded", load.where, change, detail)
+            elif key in wrong:
+                text = f"{shape(wrong[key])} in the checkpoint, {shape(self._ledger.shape(name))} here"
+                self._add(name, "mismatch", load.where, None, text)
+            elif key in missing:
+                self._add(name, "missing", load.where, None)
+        for name, change in rest.items():
+            self._add(name, "changed", load.where, change, f"during {load.method} at {load.where}")
+
+    def _happened_load(self, load: _Load, changed: dict[str, Change], error: BaseException | None) -> None:
+        if self._forwards and not self._loaded:
+            times = "a forward" if self._forwards == 1 else f"{self._forwards} forwards"
+            self._book.note(f"{times} had run on the initial values before the first load, at {load.where}")
+        self._loaded = True
+        what = f"{load.method}({load.call.options})" + (f" of {load.target}" if load.target else "")
+        if error is not None:
+            what += f" raised {type(error).__name__}"
+            first = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            copied = f"; {plural(len(changed), 'tensor')} had been copied by then" if changed else ""
+            self._book.note(f"{load.method} at {load.where} raised {type(error).__name__}: {first}{copied}")
+        changes = [change.rel_l2 for change in changed.values()]
+        self._book.happened(what, load.where, self._steps, changes, once=True)
+        now = {name: id(tensor) for name, _, tensor in self._ledger.tensors()}
+        for group in load.ties:
+            if len({now.get(name) for name in group}) > 1:
+                self._book.note(f"{' and '.join(group)} were one tensor before {load.method} at {load.where}, now not")
+
+    # --- forwards and steps ------------------------------------------------------------------------------------
+    def _before_forward(self, *_: Any) -> None:
+        if not self._loads and not self._framework.replaying():
+            self._changed_by_something_else(caller(), thorough=False)
+            self._forwards += 1
+
+    def _after_forward(self, *_: Any) -> None:
+        if not self._loads and not self._framework.replaying():
+            self._spread("forward", "a forward", self._ledger.look(thorough=False))
+
+    def _before_step(self) -> None:
+        self._changed_by_something_else(caller(), thorough=False)
+
+    def _after_step(self) -> None:
+        changed = self._ledger.look(thorough=True)
+        self._spread("stepped", "optimizer step", changed, always=True)
+        self._steps += 1
+
+    def _changed_by_something_else(self, where: str, thorough: bool) -> list[str]:
+        changed = self._ledger.look(thorough)
+        self._spread("changed", "changed by something else", changed, where)
+        return list(changed)
+
+    # --- the book ----------------------------------------------------------------------------------------------
+    def _spread(
+        self, what: str, words: str, changed: dict[str, Change], where: str | None = None, always: bool = False
+    ) -> None:
+        if not changed and not always:
+            return
+        where = caller() if where is None else where
+        for name, change in changed.items():
+            self._add(name, what, where, change)
+        self._book.happened(words, where, self._steps, [change.rel_l2 for change in changed.values()])
+
+    def _add(self, name: str, what: str, where: str, change: Change | None, detail: str = "") -> None:
+        if change is not None and change.made and what != "loaded":
+            what = "initialised"  # a lazy or a meta tensor got its elements, or it is new in the model
+        if change is None:
+            self._book.add(name, Event(what, self._steps, where, detail=detail))
+            return
+        detail = "; ".join(filter(None, (detail, change.detail)))
+        self._book.add(name, Event(what, self._steps, where, True, change.rel_l2, detail))
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self._optimizer is not None:
+            now = {id(tensor) for _, _, tensor in self._ledger.tensors()}
+            held = {id(tensor) for tensor in held_by(self._optimizer)}
+            if lost := len(held - now):
+                notes.append(
+                    f"the optimizer holds {lost} of its {len(held)} tensors that are not in the model (any more): "
+                    "it changes those, and the model stays as it is. load_state_dict(assign=True) does this to an "
+                    "optimizer that was made before"
+                )
+        elif self._forwards and any(h.what.startswith("changed") for h in self._book.happenings):
+            notes.append("no optimizer was given: its steps show as changes by something else")
+        return notes
+
+    def _safely(self, action: Callable[..., Any], *args: Any) -> None:
+        """An audit that fails must not take the training with it."""
+        try:
+            action(*args)
+        except Exception as error:
+            self._book.note(f"the audit missed something at {caller()}: {type(error).__name__}: {error}")
+
+
+def _about_keys(error: BaseException) -> bool:
+    """Torch copies all that fits before it complains of what does not."""
+    return "loading state_dict" in str(error)
+
+
+def _width() -> int:
+    return max(60, shutil.get_terminal_size((80, 24)).columns)
+
+
+def _text(lines: Sequence[Text]) -> str:
+    return "\n".join(line.plain for line in lines)

@@ -1,0 +1,120 @@
+"""The marks of the two wrappers: their exact words, in order, and outputs and gradients left alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from tensortap.compat.profiler import backward_hook_wrapper, forward_hook_wrapper
+
+WORDS = ("before ", "after ")
+
+
+def marks(run) -> list[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        run()
+    events = sorted(prof.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if event.name.startswith(WORDS)]
+
+
+def test_the_exact_words() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    assert forward_hook_wrapper(model[0], details="first") is model[0]
+    assert backward_hook_wrapper(model[0], "first") is model[0]
+    backward_hook_wrapper(forward_hook_wrapper(model[1]))
+    assert marks(lambda: model(torch.ones(1, 2)).sum().backward()) == [
+        "before forward of Linear: first",
+        "after forward of Linear: first",
+        "before forward of Linear",
+        "after forward of Linear",
+        "before backward of Linear",
+        "after backward of Linear",
+        "before backward of Linear: first",
+        "after backward of Linear: first",
+    ]
+
+
+def test_a_nested_class_keeps_its_qualified_name() -> None:
+    class Inner(nn.Identity):
+        pass
+
+    (before, after) = marks(lambda: forward_hook_wrapper(Inner())(torch.ones(1)))
+    name = "test_a_nested_class_keeps_its_qualified_name.<locals>.Inner"
+    assert (before, after) == (f"before forward of {name}", f"after forward of {name}")
+
+
+def test_outputs_and_gradients_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    marked = copy.deepcopy(plain)
+    for module in [marked, *marked]:
+        forward_hook_wrapper(backward_hook_wrapper(module, "x"), "x")
+    x = torch.randn(3, 4)
+    outputs = [model(x) for model in (plain, marked)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    for left, right in zip(plain.parameters(), marked.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
+
+
+def test_a_container_encloses_its_parts_and_each_mark_comes_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    for module in (model, *model):
+        backward_hook_wrapper(module)
+    found = marks(lambda: model(torch.ones(1, 2)).sum().backward())
+    assert sorted(found) == sorted(
+        f"{w} backward of {c}" for w in ("before", "after") for c in ("Sequential", "Linear", "ReLU")
+    )
+    assert found.index("before backward of Linear") > found.index("after backward of ReLU")
+    assert found.index("after backward of Sequential") >= found.index("after backward of Linear") - 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    model = backward_hook_wrapper(nn.Linear(2, 2))
+    x = torch.ones(1, 2, requires_grad=True)
+    found = marks(lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward())
+    assert found == ["before backward of Linear", "after backward of Linear"]
+
+
+def test_an_unused_output_is_closed_when_backward_is_over() -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 2, x * 3
+
+    model = backward_hook_wrapper(Two())
+    x = torch.ones(1, requires_grad=True)
+    assert marks(lambda: model(x)[0].sum().backward()) == [
+        "before backward of " + Two.__qualname__,
+        "after backward of " + Two.__qualname__,
+    ]
+
+
+def test_without_gradients_there_is_nothing_to_mark() -> None:
+    model = backward_hook_wrapper(nn.Linear(2, 2))
+    with torch.no_grad():
+        assert marks(lambda: model(torch.ones(1, 2))) == []
+
+
+def test_an_exception_does_not_confuse_the_next_call() -> None:
+    model = backward_hook_wrapper(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError):
+        model(torch.ones(1, 3))
+    assert marks(lambda: model(torch.ones(1, 2)).sum().backward()) == [
+        "before backward of Linear",
+        "after backward of Linear",
+    ]
+
+
+def test_paddle_layers() -> None:
+    paddle = pytest.importorskip("paddle")
+    layer = backward_hook_wrapper(forward_hook_wrapper(paddle.nn.Linear(2, 2), "p"), "p")
+    x = paddle.ones([1, 2])
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None

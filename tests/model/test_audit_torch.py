@@ -1,0 +1,170 @@
+"""What only torch does while loading: strict errors, assign=True, ties, lazy and meta tensors, pickling."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensortap.model.audit import audit
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.fc = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 5, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.fc(self.embed(x)))
+
+
+def test_a_strict_error_is_raised_and_told() -> None:
+    torch.manual_seed(0)
+    state = nn.Linear(3, 3).state_dict()
+    del state["bias"]
+    model = nn.Linear(3, 3)
+    with audit(model) as found, pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(state)
+    assert found.status("weight") == "loaded"  # torch copies what fits, and raises then
+    assert found.status("bias") == "missing"
+    assert "load_state_dict() raised RuntimeError" in str(found)
+
+
+def test_assign_leaves_the_optimizer_with_the_old_tensors() -> None:
+    torch.manual_seed(0)
+    model, state = nn.Linear(3, 3), nn.Linear(3, 3).state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with audit(model, optimizer) as found:
+        model.load_state_dict(state, assign=True)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert found.status("weight") == "loaded"
+    assert [event.what for event in found.timeline("weight")] == ["initialised", "loaded"]
+    assert any("optimizer holds 2 of its 2 tensors" in note for note in found.facts().notes)
+    assert any("optimizer step" in h.what and h.tensors == 0 for h in found.facts().happenings)
+    assert "assign=True" in found.facts().happenings[0].what
+
+
+def test_tied_parameters() -> None:
+    torch.manual_seed(0)
+    model, state = Tied(), Tied().state_dict()
+    del state["out.weight"]
+    with audit(model) as found:
+        model.load_state_dict(state, strict=False)
+    assert found.status("embed.weight") == found.status("out.weight") == "loaded"
+    assert "through embed.weight" in found.timeline("out.weight").events[-1].detail
+
+
+def test_assign_unties() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    state = {key: value.clone() for key, value in Tied().state_dict().items()}
+    with audit(model) as found:
+        model.load_state_dict(state, assign=True)
+    assert any("embed.weight and out.weight were one tensor" in note for note in found.facts().notes)
+
+
+def test_a_load_that_is_made_of_loads() -> None:
+    class Composed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+            self.left.load_state_dict(state_dict["left"])
+            self.right.load_state_dict(state_dict["right"])
+            return "done"
+
+    torch.manual_seed(0)
+    model = Composed()
+    with audit(model) as found:
+        state = {"left": nn.Linear(2, 2).state_dict(), "right": nn.Linear(2, 2).state_dict()}
+        assert model.load_state_dict(state) == "done"
+    for name in ("left.weight", "right.bias"):
+        assert [event.what for event in found.timeline(name)] == ["initialised", "loaded"]
+        assert found.status(name) == "loaded"
+
+
+def test_direct_assignment_and_copy() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    with audit(model) as found:
+        model[0].weight = nn.Parameter(torch.ones(2, 2))
+        with torch.no_grad():
+            model[1].weight.copy_(torch.ones(2, 2))
+        model(torch.ones(1, 2))
+        model[2].bias.data = torch.full((2,), 3.0)
+    assert {found.status(name) for name in ("0.weight", "1.weight", "2.bias")} == {"set"}
+    assert found.status("0.bias") == "untouched"
+
+
+def test_meta_and_lazy_tensors() -> None:
+    state = nn.Linear(3, 3).state_dict()
+    with torch.device("meta"):
+        model = nn.Linear(3, 3)
+    with audit(model) as found:
+        model.load_state_dict(state, assign=True)
+    assert found.status("weight") == "loaded"
+    lazy = nn.Sequential(nn.LazyLinear(2))
+    with audit(lazy) as found:
+        lazy(torch.ones(1, 3))
+    assert found.status("0.weight") == "untouched"
+    assert [event.what for event in found.timeline("0.weight")] == ["initialised", "initialised"]
+
+
+def test_a_buffer_that_no_checkpoint_holds() -> None:
+    model = nn.Module()
+    model.register_buffer("cache", torch.zeros(3), persistent=False)
+    model.register_buffer("kept", torch.zeros(3))
+    with audit(model) as found:
+        model.load_state_dict({"kept": torch.ones(3)})
+    assert found.status("cache") == "untouched" and found.status("kept") == "loaded"
+
+
+def test_copies_and_pickles_are_plain() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with audit(model) as found:
+        other = copy.deepcopy(model)
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        third = torch.load(buffer, weights_only=False)
+        for twin in (other, third):
+            twin.load_state_dict({key: value + 1 for key, value in model.state_dict().items()})
+            assert not torch.equal(twin[0].weight, model[0].weight)
+    assert found.status("0.weight") == "untouched"
+    assert not found.facts().happenings
+
+
+def test_a_wrapper_around_the_model() -> None:
+    torch.manual_seed(0)
+    model = nn.DataParallel(nn.Linear(2, 2))
+    state = nn.DataParallel(nn.Linear(2, 2)).state_dict()
+    with audit(model) as found:
+        model.load_state_dict(state)
+    assert found.status("weight") == found.status("bias") == "loaded"
+
+
+def test_a_compiled_model() -> None:
+    torch.manual_seed(0)
+    model = torch.compile(nn.Linear(2, 2), backend="eager")
+    before = set(vars(model))
+    with audit(model) as found:
+        model.load_state_dict(model.state_dict() | {"_orig_mod.weight": torch.ones(2, 2)})
+    assert found.status("weight") == "loaded" and found.status("bias") == "identical"
+    assert set(vars(model)) == before
+
+
+def test_a_prefix_that_does_not_belong_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    state = {f"module.{key}": value for key, value in nn.Sequential(nn.Linear(2, 2)).state_dict().items()}
+    with audit(model) as found:
+        model.load_state_dict(state, strict=False)
+    assert any("2 of 2 unexpected keys begin with 'module.'" in note for note in found.facts().notes)
