@@ -78,7 +78,7 @@ class Watcher:
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         framework = self._framework
         if not self._armed:
-            self._arm()
+            self.arm()
         opened = open_arguments(args, kwargs, framework.is_tensor)
         autograd = framework.records_gradients()
         replaying = framework.replaying()
@@ -181,7 +181,7 @@ class Watcher:
         self._pieces.clear()
 
     # --- state -------------------------------------------------------------------------------------------------
-    def _arm(self) -> None:
+    def arm(self) -> None:
         """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
         self._armed = True
         self._snapshot(call=0)

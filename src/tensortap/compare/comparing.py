@@ -84,9 +84,9 @@ def run_comparison(request: Request) -> Comparison:
 def _match(
     reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
 ) -> _Matched:
-    left = Side(reference, _scope(request, None, state_only=not candidate.on_disk))
-    right = Side(candidate, _scope(request, renames, state_only=not reference.on_disk))
-    steps = _mapping(request.steps) if reference.on_disk and candidate.on_disk else None
+    left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
+    right = Side(candidate, _scope(request, renames, state_only=reference.is_checkpoint))
+    steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     alignment = align(left, right, renames if renames else None, steps, _mapping(request.ranks))
     measures = prepare(left, right, alignment)
     open_pairs = measures.open
@@ -257,7 +257,7 @@ def _sentence(
         sentence.Tensor(shape, int(side["nan"][pair] + side["inf"][pair]))
         for shape, side in zip(shapes, counts_of, strict=True)
     )
-    if not left.run.on_disk and not right.run.on_disk:
+    if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), (ours, theirs))
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())

@@ -73,7 +73,7 @@ class Side:
         self.run = run
         patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
         meant = None if patterns is None else _Meant(patterns, scope.rename)
-        steps = scope.steps if run.on_disk else None  # a checkpoint is of no particular step
+        steps = None if run.is_checkpoint else scope.steps  # a checkpoint is of no particular step
         chosen = Filter(module=meant, kind=scope.kinds, step=steps)
         everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps))
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]

@@ -151,7 +151,7 @@ class SavingHook(Observer):
         found = tuple((id(parameter), self._framework.requires_gradient(parameter)) for parameter in own)
         if found != self._arming:
             self._watcher.drop()
-            self._watcher._arm()
+            self._watcher.arm()
             self._arming = found
 
     def _say_missing(self) -> None:

@@ -41,7 +41,7 @@ class Profiling:
     """What `annotate` asks of a framework's profiler."""
 
     by_node: bool
-    """Whether backward can be seen node by node; else only as a whole, from output gradient to input gradient."""
+    """Whether there are hooks before and after each node; else only after it, and on tensors."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
@@ -65,6 +65,7 @@ class Profiling:
         raise NotImplementedError
 
     def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
+        """Empty if the node cannot be watched. Where hooks cannot be taken back they go with the graph."""
         raise NotImplementedError
 
     def at_backward_end(self, callback: Callable[[], None]) -> bool:
@@ -165,8 +166,10 @@ class PaddleProfiling(Profiling):
         return [Node(node, last=True) for node in found.values()]
 
     def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
-        remove = self.framework.on_node(node, lambda _: after())
-        return () if remove is None else (remove,)
+        if self.framework.on_node(node, lambda _: after()) is None:
+            return ()
+        # Paddle's handle holds the node, which holds the hook: kept by the call it would never be freed.
+        return (_stays,)
 
     def at_backward_end(self, callback: Callable[[], None]) -> bool:
         add = getattr(self._paddle.base.core.eager, "_add_backward_final_hook", None)
@@ -174,6 +177,9 @@ class PaddleProfiling(Profiling):
             return False
         add(callback)
         return True
+
+
+def _stays() -> None: ...
 
 
 def profiling_of(framework: Framework) -> Profiling:

@@ -56,7 +56,7 @@ class Annotation:
         if backward and self._profiling.by_node:
             self._backward = ByNode(self._profiling, self._spans)
         elif backward:
-            self._backward = ByCall(self._profiling, self._spans, framework)
+            self._backward = ByCall(self._profiling, framework)
         self._forward = forward
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
         self._closed = False
@@ -76,6 +76,8 @@ class Annotation:
             return
         self._closed = True
         self._undo.close()
+        if self._backward is not None:
+            self._backward.close()
         for call in list(self._calls):
             for remove in call.removes:
                 remove()

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import IO, Any
@@ -15,26 +15,19 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
+from tensortap import kernels
 from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
-from tensortap.frameworks.loading import (
-    LoadCall,
-    Wrap,
-    around_steps,
-    held_by,
-    loaders,
-    outcome,
-    read_call,
-    state_of,
-)
+from tensortap.frameworks.loading import Wrap, around_steps, held_by, loaders, read_call, state_of
 from tensortap.model.audit_book import AuditBook
+from tensortap.model.audit_load import Load
 from tensortap.model.caller import caller
 from tensortap.model.ledger import Change, Ledger
 from tensortap.records import shown
 from tensortap.report import audit_page
 from tensortap.report.audit_page import AuditFacts, Event
-from tensortap.report.wording import plural, shape
+from tensortap.report.wording import plural
 
 __all__ = ["Audit", "Timeline"]
 
@@ -56,21 +49,6 @@ class Timeline:
         return _text(audit_page.render_timeline(self.name, self.events, _width()))
 
 
-@dataclass
-class _Load:
-    """A load that is under way."""
-
-    target: str
-    method: str
-    where: str
-    call: LoadCall
-    keys: Mapping[str, str]
-    """Key in the checkpoint → name in the model."""
-    ties: Sequence[Sequence[str]]
-    handled: set[str] = field(default_factory=set)
-    """What loads inside this one have told already."""
-
-
 class Audit:
     """What `tensortap.audit` returns: a context manager, or call `close()`. `print(audit)` is the report."""
 
@@ -83,7 +61,7 @@ class Audit:
         self._steps = 0
         self._forwards = 0
         self._loaded = False
-        self._loads: list[_Load] = []
+        self._loads: list[Load] = []
         self._closing_notes: list[str] | None = None
         root = Tree(self._framework, model).sites[0]
         self._title = root.cls
@@ -113,6 +91,7 @@ class Audit:
             self._closing_notes = self._notes()
         finally:
             self._undo.close()
+            kernels.release()
             self._model = self._optimizer = None
             self._ledger.forget()
 
@@ -201,60 +180,22 @@ class Audit:
                 full = f"{target}.{key}" if target else key
                 keys[key] = full if full in names else next((n for n in names if key.endswith(n)), names[0])
         ties = [names for names in by_tensor.values() if len(names) > 1]
-        self._loads.append(_Load(target, method, where, call, keys, ties))
+        self._loads.append(Load(target, method, where, call, keys, ties))
 
     def _end_load(self, depth: int, result: Any, error: BaseException | None) -> None:
         if depth != len(self._loads):
             return
         load = self._loads.pop()
         changed = self._ledger.look(thorough=True)
-        given = load.call.given
-        wrong = {
-            key: there
-            for key, name in load.keys.items()
-            if (there := given.get(key)) is not None
-            and there != (here := self._ledger.shape(name))
-            and not (here == () and there == (1,))  # how very old checkpoints wrote scalars
-        }
-        told = outcome(result)
-        missing, unexpected = told or (
-            [k for k in load.keys if k not in given],
-            [k for k in given if k not in load.keys],
-        )
-        if error is None or changed or _about_keys(error):
-            self._tell_load(load, changed, wrong, {key for key in missing if key not in wrong}, error is not None)
-            for key in unexpected:
-                if key not in wrong:
-                    self._book.unexpected.setdefault(f"{load.target}.{key}" if load.target else key, load.where)
+        for name, what, detail in load.told(changed, self._ledger.shape, result, error):
+            self._add(name, what, load.where, changed.get(name), detail)
+        for key in load.unexpected(self._ledger.shape, result) if load.took_place(changed, error) else ():
+            self._book.unexpected.setdefault(f"{load.target}.{key}" if load.target else key, load.where)
         self._happened_load(load, changed, error)
         if self._loads:
             self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
 
-    def _tell_load(
-        self, load: _Load, changed: dict[str, Change], wrong: Mapping[str, Any], missing: set[str], failed: bool
-    ) -> None:
-        tied = {name: group for group in load.ties for name in group}
-        taken = {name for key, name in load.keys.items() if key not in wrong and key not in missing}
-        rest = dict(changed)
-        for key, name in load.keys.items():
-            change = rest.pop(name, None)
-            if change is None and name in load.handled:
-                continue
-            partner = next((n for n in tied.get(name, ()) if n in taken and n != name), None)
-            if name in taken or (key in missing and partner is not None) or change is not None:
-                if change is None and failed:
-                    continue  # it may not have come to this one
-                detail = "" if name in taken or partner is None else f"through {partner}, which it is tied to"
-                self._add(name, "loaded", load.where, change, detail)
-            elif key in wrong:
-                text = f"{shape(wrong[key])} in the checkpoint, {shape(self._ledger.shape(name))} here"
-                self._add(name, "mismatch", load.where, None, text)
-            elif key in missing:
-                self._add(name, "missing", load.where, None)
-        for name, change in rest.items():
-            self._add(name, "changed", load.where, change, f"during {load.method} at {load.where}")
-
-    def _happened_load(self, load: _Load, changed: dict[str, Change], error: BaseException | None) -> None:
+    def _happened_load(self, load: Load, changed: dict[str, Change], error: BaseException | None) -> None:
         if self._forwards and not self._loaded:
             times = "a forward" if self._forwards == 1 else f"{self._forwards} forwards"
             self._book.note(f"{times} had run on the initial values before the first load, at {load.where}")
@@ -336,11 +277,6 @@ class Audit:
             action(*args)
         except Exception as error:
             self._book.note(f"the audit missed something at {caller()}: {type(error).__name__}: {error}")
-
-
-def _about_keys(error: BaseException) -> bool:
-    """Torch copies all that fits before it complains of what does not."""
-    return "loading state_dict" in str(error)
 
 
 def _width() -> int:

@@ -6,8 +6,8 @@ calls. A span that went on from node to node would begin inside one of the engin
 a trace viewer drops such a span. So in torch a module's backward is as many pieces as it has nodes, each inside the
 engine's span for that node, and module_times adds them up.
 
-Paddle has no hook before a node, and keeps Python's spans on a track of their own, where the engine's are not in the
-way: there a call's span goes from its first output gradient to its last input gradient.
+Paddle has no hook before a node, and its profiler breaks off at spans that do not nest with the engine's own. There
+backward is marked by two moments a call: gradient has reached it, and the last of it has left.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class Backward(Protocol):
 
     def returned(self, call: Call, outputs: list[Any]) -> None:
         """A call is over and these are its tensors."""
+
+    def close(self) -> None:
+        """Nothing more is to be shown. What hangs on calls is taken off by whoever holds the calls."""
 
 
 class ByNode:
@@ -51,6 +54,9 @@ class ByNode:
         if not self._spans.in_forward():
             owned.clear()
 
+    def close(self) -> None:
+        """Every hook was on the call."""
+
     def _begin(self, call: Call, token: object) -> None:
         # Under reentrant checkpointing this node runs inside another node of an enclosing call, which is open.
         for link in call.chain():
@@ -59,13 +65,14 @@ class ByNode:
 
 
 class ByCall:
-    """paddle: one span a call, cut where another call's work comes in between."""
+    """paddle: `backward begins …` and `backward ends …`, two moments a call."""
 
-    def __init__(self, profiling: Profiling, spans: Spans, framework: Framework) -> None:
+    def __init__(self, profiling: Profiling, framework: Framework) -> None:
         self._profiling = profiling
-        self._spans = spans
         self._framework = framework
         self._running: list[Call] = []
+        self._closed = False  # hooks on nodes stay until their graph goes: they must be silent
+        self._called: set[int] = set()  # of those, the ones that have not ended
 
     def returned(self, call: Call, outputs: list[Any]) -> None:
         for tensor in outputs:
@@ -75,29 +82,37 @@ class ByCall:
         for found in self._profiling.nodes(outputs, call.anchors, call.mark):
             removes = self._profiling.around_node(found.node, lambda: None, partial(self._sent, call))
             call.removes += removes
-            call.waiting += bool(removes)
+            call.ways_out += bool(removes)
+
+    def close(self) -> None:
+        self._closed = True
 
     def _begin(self, call: Call, _: Any) -> None:
-        if call.begun:
+        if self._closed:
             return
-        call.begun = True
-        if not self._running:
-            self._profiling.at_backward_end(self._over)
-        self._running.append(call)
-        chain = call.chain()
-        # What is open and does not enclose this call is done, or its end cannot be seen.
-        self._spans.close_while(lambda other, backward: backward and other not in chain)
-        for link in chain:
-            if not self._spans.in_backward(link):
-                self._spans.open(link, "backward", link)
+        for link in call.chain():
+            if link in self._running:
+                continue
+            if not self._running:
+                self._profiling.at_backward_end(self._over)
+            self._running.append(link)
+            self._called.add(id(link))
+            link.waiting = link.ways_out
+            self._profiling.instant(f"backward begins {link.label}")
 
     def _sent(self, call: Call) -> None:
         call.waiting -= 1
-        if call.waiting == 0 and self._spans.in_backward(call):
-            self._spans.close(call)
+        if call.waiting == 0:
+            self._end(call)
+
+    def _end(self, call: Call) -> None:
+        if id(call) in self._called and not self._closed:
+            self._called.discard(id(call))
+            self._profiling.instant(f"backward ends {call.label}")
 
     def _over(self) -> None:
-        self._spans.close_while(lambda _, backward: backward)
-        for call in self._running:
-            call.begun = False
+        """Of a call without a way out that can be seen, this is the end."""
+        for call in reversed(self._running):
+            self._end(call)
         self._running.clear()
+        self._called.clear()

@@ -24,8 +24,9 @@ class Call:
     anchors: list[Any]
     """Where the inputs' graph stood; let go when the call is over."""
     removes: list[Remove] = field(default_factory=list)
+    ways_out: int = 0
+    """Nodes that send gradient out of the call, where those are counted."""
     waiting: int = 0
-    begun: bool = False
 
     def chain(self) -> list[Call]:
         """From the outermost enclosing call to this one."""

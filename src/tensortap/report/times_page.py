@@ -42,7 +42,9 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
 
     columns = [
         table.Column("module", [wording.clean(row["module"]) for row in rows], left=True, least=16),
-        table.Column("class", [wording.clean(row["cls"]) for row in rows], left=True, least=14, optional=5, style="dim"),
+        table.Column(
+            "class", [wording.clean(row["cls"]) for row in rows], left=True, least=14, optional=5, style="dim"
+        ),
         table.Column("calls", [wording.count(row["calls"]) for row in rows], optional=2),
         table.Column("forward", times("forward", "total")),
         table.Column("own fwd", times("forward", "own"), style="bold"),

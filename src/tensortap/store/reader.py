@@ -67,6 +67,8 @@ class Run:
 
     on_disk = True
     """Whether tensors are spans of files, which other processes can read too."""
+    is_checkpoint = False
+    """Whether it holds the state of a model, as of no particular step."""
 
     def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
         self.path = path

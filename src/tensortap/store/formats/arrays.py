@@ -41,6 +41,7 @@ class ArrayRun(Run):
     """Arrays by name, loaded when asked for. 'layers.0.fc1.weight' is the parameter `weight` of `layers.0.fc1`."""
 
     on_disk = False
+    is_checkpoint = True
 
     def __init__(
         self,
