@@ -90,10 +90,8 @@ def test_an_unused_output_is_closed_when_backward_is_over() -> None:
 
     model = backward_hook_wrapper(Two())
     x = torch.ones(1, requires_grad=True)
-    assert marks(lambda: model(x)[0].sum().backward()) == [
-        "before backward of " + Two.__qualname__,
-        "after backward of " + Two.__qualname__,
-    ]
+    found = marks(lambda: model(x)[0].sum().backward())
+    assert found == [f"{word} backward of {Two.__qualname__}" for word in ("before", "after")]
 
 
 def test_without_gradients_there_is_nothing_to_mark() -> None:
