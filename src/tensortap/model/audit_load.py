@@ -59,7 +59,8 @@ class Load:
                 yield name, "mismatch", f"{shape(wrong[key])} in the checkpoint, {shape(shape_of(name))} here"
             elif key in missing:
                 yield name, "missing", ""
-        for name in changed.keys() - set(self.keys.values()):
+        own = set(self.keys.values())
+        for name in [name for name in changed if name not in own]:
             yield name, "changed", f"during {self.method} at {self.where}"
 
     def unexpected(self, shape_of: ShapeOf, result: Any) -> list[str]:

@@ -154,8 +154,8 @@ class Audit:
     def _load(
         self, module: Any, target: str, method: str, inner: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        self._safely(self._begin_load, module, target, method, args, kwargs)
         depth = len(self._loads)
+        self._safely(self._begin_load, module, target, method, args, kwargs)
         try:
             result = inner(*args, **kwargs)
         except BaseException as error:
@@ -183,7 +183,7 @@ class Audit:
         self._loads.append(Load(target, method, where, call, keys, ties))
 
     def _end_load(self, depth: int, result: Any, error: BaseException | None) -> None:
-        if depth != len(self._loads):
+        if len(self._loads) != depth + 1:  # its beginning was missed, and that was noted
             return
         load = self._loads.pop()
         changed = self._ledger.look(thorough=True)

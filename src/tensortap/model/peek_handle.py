@@ -75,6 +75,7 @@ class PeekSink:
         self.calls = 0
         self._framework = framework
         self._kinds = kinds
+        self._forward = bool({"input", "output"} & set(kinds))
         self._times = times
         self._screen = screen
         self._save = save
@@ -110,7 +111,8 @@ class PeekSink:
         call of it opens a micro step."""
         call = (key.micro, key.call)
         if call not in self._numbers:
-            if key.phase != "forward" or self.calls >= self._times:
+            late = key.phase != "forward" and self._forward  # of a call that was not shown
+            if late or self.calls >= self._times:
                 return None
             self.write(self._kinds)  # what the earlier calls were waiting for has come, as a rule
             self.calls += 1
@@ -118,13 +120,10 @@ class PeekSink:
         return self._numbers[call]
 
     @property
-    def called(self) -> bool:
-        """Whether there were as many calls as are to be shown."""
-        return self.calls >= self._times
-
-    @property
     def waiting(self) -> bool:
-        """Whether a gradient of one of them may still come."""
+        """Whether a gradient of a call that is to be shown may still come."""
+        if not self._forward and self.calls < self._times:
+            return True
         return any(kind in self._kinds for due in self._due.values() for kind, _ in due)
 
     def write(self, wait_for: Collection[str] = ()) -> None:
@@ -149,6 +148,10 @@ class _Watch:
         self.patience = _PATIENCE
         # A peek must never end a training run: what goes wrong is a warning.
         self._observer = Observer(site.module, Selection(kinds=kinds, modules="(root)"), lambda: sink, on_error="warn")
+
+    def calls(self) -> int:
+        """How often the module has run, shown or not."""
+        return self._observer.coverage[0].calls
 
     def close(self) -> str:
         """Take the hooks off; a remark if something was not there to be seen."""
@@ -182,7 +185,7 @@ class Peek:
         sites = _chosen(tree, Selection(kinds=kinds, modules=modules))
         if save is not None:
             output.check(free_path(save))
-        self._framework = framework
+        self._framework, self._times = framework, times
         self._screen = Screen(file)
         self._watches: list[_Watch] = []
         self._undo = ExitStack()
@@ -227,7 +230,7 @@ class Peek:
         """Another forward begins: modules that have been seen often enough are left alone from now on."""
         if not self._framework.replaying():
             for watch in list(self._watches):
-                if not watch.sink.called:
+                if watch.calls() < self._times:
                     continue
                 watch.patience -= 1
                 # The root's own call has begun already: the last one to be shown may be this very one.

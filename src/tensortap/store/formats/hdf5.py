@@ -7,9 +7,6 @@ A dataset's identity is in attributes of its own, its group's or the file's. A f
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +73,8 @@ class _Found(NamedTuple):
 
 class Hdf5Run(Run):
     """Datasets as records. Those stored as they are in memory are read from the file's own bytes, like a run's."""
+
+    on_disk = False  # not all datasets are plain spans of the file
 
     def __init__(
         self, path: Path, info: dict[str, Any], summarize: Callable[[Array], Summary], ranks: Sequence[int] = (0,)
@@ -147,11 +146,6 @@ class Hdf5Run(Run):
 class _Datasets(Spans):
     """Bytes of datasets: spans of the file itself; or, of those that are stored in another way, as they are read."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._spool: Path | None = None
-        self._spooled: dict[str, Path] = {}
-
     def view(self, record: Record) -> memoryview:
         span = record.location
         if span is None or not span.file.startswith(_INSIDE):
@@ -165,24 +159,7 @@ class _Datasets(Spans):
         return memoryview(bytearray(self._bytes(span.file)))
 
     def path_of(self, rank: int, name: str) -> Path:
-        """A file that has the bytes, for whoever reads spans of files: such a dataset gets one for the time being."""
-        if name == _HERE:
-            return self._path
-        if name not in self._spooled:
-            if self._spool is None:
-                self._spool = Path(tempfile.mkdtemp(prefix="tensortap-"))
-                self._remove = weakref.finalize(self, shutil.rmtree, self._spool, ignore_errors=True)
-            path = self._spool / f"{len(self._spooled)}.bin"
-            path.write_bytes(self._bytes(name))
-            self._spooled[name] = path
-        return self._spooled[name]
-
-    def close(self) -> None:
-        super().close()
-        self._spooled.clear()
-        if self._spool is not None:
-            self._remove()
-            self._spool = None
+        return self._path
 
     def _bytes(self, name: str) -> memoryview:
         with _opened(self._path) as file:
