@@ -285,3 +285,12 @@ def test_an_exception_inside_a_load_stays_what_it_was(library: Library) -> None:
         library.load(model, None)
     assert found.status("embed.weight") == "untouched"
     assert "raised" in found.facts().happenings[0].what
+
+
+def test_two_loads_are_both_in_the_timeline(library: Library) -> None:
+    model = library.net(0)
+    with audit(model) as found:
+        library.load(model, library.checkpoint(7))
+        library.load(model, library.checkpoint(8))
+    assert whats(found, "embed.weight") == ["initialised", "loaded", "loaded"]
+    assert len(found.facts().happenings) == 2

@@ -90,6 +90,20 @@ def test_numbers_and_what_is_not_finite() -> None:
     text = out.getvalue()
     assert "min -2.000  max 1.000  mean -0.5000" in text and "1 nan 1 +inf" in text
     assert "[     1.000     -2.000]" in text and "nan        inf" in text
+    with peek(model, "0", kinds="input", file=out):
+        model(torch.tensor([3, 17]))
+        model(torch.zeros(0, 4))
+    assert "i64 2   min 3  max 17  mean 10.00" in out.getvalue() and "0×4   no elements" in out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["input", "output", "grad_input", "grad_output"])
+def test_one_kind_alone(kind: str) -> None:
+    model, out = Net(), io.StringIO()
+    handle = peek(model, "down_blk.conv", kinds=[kind], times=2, file=out)
+    for _ in range(5):
+        step(model)
+    assert handle.done and hooks_on(model) == 0
+    assert re.findall(r"^  (\w+) 0", out.getvalue(), re.M) == [kind, kind]
 
 
 def test_what_was_not_there_is_said_at_close() -> None:
@@ -240,3 +254,17 @@ def test_paddle(tmp_path: Path, module: str) -> None:
     data = np.load(tmp_path / "p.1.npz", allow_pickle=False)
     assert {"input", "output", "grad_output"} <= set(data)
     assert ("grad_input" in data) == (module != "(root)")
+
+
+def test_two_peeks_and_a_compiled_part() -> None:
+    model, first, second = Net(), io.StringIO(), io.StringIO()
+    one = peek(model, "proj", times=1, file=first)
+    two = peek(model, "proj", times=2, file=second)
+    for _ in range(4):
+        step(model)
+    assert one.done and two.done and hooks_on(model) == 0 and "forward" not in vars(model)
+    assert first.getvalue().count("\n  output 0") == 1 and second.getvalue().count("\n  output 0") == 2
+    out = io.StringIO()
+    with peek(torch.compile(model, backend="eager"), ["proj", "(root)"], times=1, file=out):
+        pass
+    assert "! proj: runs inside the compiled graph of (root)" in out.getvalue()

@@ -36,7 +36,8 @@ def about_tensor(
     label = clean(label)
     head = Text.assemble("  ", (label.ljust(14), "cyan"), f" {clean(kind_of)} {dtype(dtype_name)} {shape(array.shape)}")
     if summary.finite:
-        numbers = f"min {number(summary.min)}  max {number(summary.max)}  mean {number(summary.mean)}"
+        ends = (str(int(end)) if array.dtype.kind in "iub" else number(end) for end in (summary.min, summary.max))
+        numbers = "min {}  max {}  mean {}".format(*ends, number(summary.mean))
     else:
         numbers = "no elements" if not summary.elements else "nothing finite"
     bad = _nonfinite(summary)
