@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,9 +112,17 @@ def test_an_exception_does_not_confuse_the_next_call() -> None:
     ]
 
 
-def test_paddle_layers() -> None:
+def test_paddle_layers(tmp_path: Path) -> None:
     paddle = pytest.importorskip("paddle")
-    layer = backward_hook_wrapper(forward_hook_wrapper(paddle.nn.Linear(2, 2), "p"), "p")
-    x = paddle.ones([1, 2])
-    layer(x).sum().backward()
-    assert layer.weight.grad is not None
+    profiler = pytest.importorskip("paddle.profiler")
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2))
+    backward_hook_wrapper(forward_hook_wrapper(model[1], "last"), "last")
+    with profiler.Profiler(targets=[profiler.ProfilerTarget.CPU], on_trace_ready=lambda _: None) as prof:
+        model(paddle.ones([1, 2])).sum().backward()
+    prof.export(str(tmp_path / "trace.json"), "json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    timed = sorted((event for event in events if "ts" in event), key=lambda event: event["ts"])
+    names = [event["name"].rpartition("[")[0] for event in timed]
+    assert [name for name in names if name.startswith(WORDS)] == [
+        f"{word} {phase} of Linear: last" for phase in ("forward", "backward") for word in ("before", "after")
+    ]

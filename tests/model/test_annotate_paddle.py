@@ -72,7 +72,8 @@ def test_forward_and_backward_have_spans(tmp_path: Path) -> None:
     assert found["forward (root) (Net)"] == 1 and found["forward norm (LayerNorm)"] == 2
     for i in (0, 1):
         assert found[f"forward layers.{i}.fc1 (Linear)"] == 1
-        assert found[f"backward layers.{i}.fc2 (Linear)"] == 1
+        assert found[f"backward begins layers.{i}.fc2 (Linear)"] == 1
+        assert found[f"backward ends layers.{i}.fc2 (Linear)"] == 1
 
 
 def test_recomputation_has_its_own_word(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ spans instead. Outputs and gradients are looked at and never replaced, and modul
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -55,25 +56,34 @@ class _BackwardMarks:
         self._framework = framework
         self._profiling = profiling
         self._name = name
-        self._open: list[tuple[int, list[Any]]] = []  # calls that have not returned; a module may be inside itself
+        self._local = threading.local()
+
+    def _open(self) -> list[tuple[int, list[Any]]]:
+        """Calls on this thread that have not returned; a module may be inside itself."""
+        calls: list[tuple[int, list[Any]]] = self._local.__dict__.setdefault("calls", [])
+        return calls
 
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         inputs = open_arguments(args, kwargs, self._framework.is_tensor).tensors
-        self._open.append((self._framework.mark(), self._profiling.anchors(tensor for _, tensor in inputs)))
+        self._open().append((self._framework.mark(), self._profiling.anchors(tensor for _, tensor in inputs)))
 
     def returned(self, output: Any) -> None:
-        mark, anchors = self._open.pop()
+        mark, anchors = self._open().pop()
         if output is None or not self._framework.records_gradients():
             return
         outputs = [tensor for _, tensor in open_value(output, self._framework.is_tensor).tensors]
+        if not self._profiling.by_node:
+            call = _MarkedCall(self._profiling, self._name, len(anchors))
+            for tensor in outputs:
+                if not tensor.is_leaf:
+                    self._framework.on_gradient(tensor, lambda _: call.arrived())
+            for tensor in anchors:
+                self._framework.on_gradient(tensor, lambda _: call.left())
+            return
         nodes = self._profiling.nodes(outputs, anchors, mark)
         call = _MarkedCall(self._profiling, self._name, sum(found.last for found in nodes))
         for found in nodes:
-            left = call.left if found.last else _nothing
-            self._profiling.around_node(found.node, call.arrived, left)
-        if not self._profiling.by_node:
-            for tensor in outputs:
-                self._framework.on_gradient(tensor, lambda _: call.arrived())
+            self._profiling.around_node(found.node, call.arrived, call.left if found.last else _nothing)
 
 
 class _MarkedCall:

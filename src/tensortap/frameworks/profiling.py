@@ -41,7 +41,7 @@ class Profiling:
     """What `annotate` asks of a framework's profiler."""
 
     by_node: bool
-    """Whether there are hooks before and after each node; else only after it, and on tensors."""
+    """Whether graph nodes can be watched; else only the gradients of tensors."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
@@ -57,7 +57,7 @@ class Profiling:
         self.end(self.begin(name))
 
     def anchors(self, inputs: Iterable[Any]) -> list[Any]:
-        """Where the graph of these tensors stands before a call."""
+        """Where the graph of these tensors stands before a call: nodes, or tensors where nodes cannot be watched."""
         raise NotImplementedError
 
     def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[Node]:
@@ -65,7 +65,6 @@ class Profiling:
         raise NotImplementedError
 
     def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
-        """Empty if the node cannot be watched. Where hooks cannot be taken back they go with the graph."""
         raise NotImplementedError
 
     def at_backward_end(self, callback: Callable[[], None]) -> bool:
@@ -141,7 +140,7 @@ class TorchProfiling(Profiling):
 
 
 class PaddleProfiling(Profiling):
-    by_node = False  # there is no hook before a node
+    by_node = False  # there is no hook before a node, and one after it is never freed
 
     def __init__(self, framework: Framework) -> None:
         super().__init__(framework)
@@ -159,17 +158,8 @@ class PaddleProfiling(Profiling):
         span.end()
 
     def anchors(self, inputs: Iterable[Any]) -> list[Any]:
-        return [edge for edge in map(self.framework.edge, inputs) if edge is not None]
-
-    def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[Node]:
-        found = {c.node.node_ptr(): c.node for c in self.framework.consumers(outputs, anchors, mark)}
-        return [Node(node, last=True) for node in found.values()]
-
-    def around_node(self, node: Any, before: Callable[[], None], after: Callable[[], None]) -> Sequence[Remove]:
-        if self.framework.on_node(node, lambda _: after()) is None:
-            return ()
-        # Paddle's handle holds the node, which holds the hook: kept by the call it would never be freed.
-        return (_stays,)
+        # A leaf outlives its graph, and hooks on it would pile up.
+        return [tensor for tensor in inputs if not tensor.stop_gradient and not tensor.is_leaf]
 
     def at_backward_end(self, callback: Callable[[], None]) -> bool:
         add = getattr(self._paddle.base.core.eager, "_add_backward_final_hook", None)
@@ -177,9 +167,6 @@ class PaddleProfiling(Profiling):
             return False
         add(callback)
         return True
-
-
-def _stays() -> None: ...
 
 
 def profiling_of(framework: Framework) -> Profiling:

@@ -7,7 +7,7 @@ a trace viewer drops such a span. So in torch a module's backward is as many pie
 engine's span for that node, and module_times adds them up.
 
 Paddle has no hook before a node, and its profiler breaks off at spans that do not nest with the engine's own. There
-backward is marked by two moments a call: gradient has reached it, and the last of it has left.
+backward is marked by two moments a call: gradient has reached its output, and the gradients of its inputs are whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from functools import partial
 from typing import Any, Protocol
 
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks.base import Framework, Gradient
 from tensortap.frameworks.profiling import Profiling
 from tensortap.model.spans import Call, Spans
 
@@ -71,18 +71,20 @@ class ByCall:
         self._profiling = profiling
         self._framework = framework
         self._running: list[Call] = []
-        self._closed = False  # hooks on nodes stay until their graph goes: they must be silent
+        self._closed = False
         self._called: set[int] = set()  # of those, the ones that have not ended
 
     def returned(self, call: Call, outputs: list[Any]) -> None:
         for tensor in outputs:
-            remove = self._framework.on_gradient(tensor, partial(self._begin, call))
-            if remove is not None:
-                call.removes.append(remove)
-        for found in self._profiling.nodes(outputs, call.anchors, call.mark):
-            removes = self._profiling.around_node(found.node, lambda: None, partial(self._sent, call))
-            call.removes += removes
-            call.ways_out += bool(removes)
+            if not tensor.is_leaf:
+                self._on_gradient(call, tensor, partial(self._begin, call))
+        call.ways_out = sum(self._on_gradient(call, tensor, partial(self._sent, call)) for tensor in call.anchors)
+
+    def _on_gradient(self, call: Call, tensor: Any, seen: Gradient) -> bool:
+        remove = self._framework.on_gradient(tensor, seen)
+        if remove is not None:
+            call.removes.append(remove)
+        return remove is not None
 
     def close(self) -> None:
         self._closed = True
@@ -100,7 +102,7 @@ class ByCall:
             link.waiting = link.ways_out
             self._profiling.instant(f"backward begins {link.label}")
 
-    def _sent(self, call: Call) -> None:
+    def _sent(self, call: Call, _: Any) -> None:
         call.waiting -= 1
         if call.waiting == 0:
             self._end(call)
@@ -111,7 +113,7 @@ class ByCall:
             self._profiling.instant(f"backward ends {call.label}")
 
     def _over(self) -> None:
-        """Of a call without a way out that can be seen, this is the end."""
+        """Where no input takes a gradient, this is the end."""
         for call in reversed(self._running):
             self._end(call)
         self._running.clear()
