@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
+from tensortap.model.audit import audit
+from tensortap.model.peek import peek
 
 if _TYPE_CHECKING:
     from tensortap.store import Run
 
-__all__ = ["TensortapError", "capture", "compare", "open"]
+__all__ = ["TensortapError", "audit", "capture", "compare", "open", "peek"]
 __version__ = "0.1.0"
 
 

@@ -9,6 +9,9 @@ from tensortap.frameworks.base import Edge, Identity
 
 __all__ = ["Call", "Clock"]
 
+_REMEMBERED = 256
+"""Micro steps whose calls may still be repeated; pipelines have far fewer under way."""
+
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -86,6 +89,8 @@ class Clock:
         if module == "" and not any(call.module == "" for call in self._open):
             self._forwards += 1
             self._numbers.clear()
+            if self._forwards % _REMEMBERED == 0:
+                self._forget()
             self._backward_micro = None
         number = self._numbers.get(module, 0)
         self._numbers[module] = number + 1
@@ -94,6 +99,11 @@ class Clock:
         self._past.setdefault(module, []).append(call)
         self._open.append(call)
         return call
+
+    def _forget(self) -> None:
+        """A loop that never ends its step, as in evaluation, must not be remembered for ever."""
+        for module, calls in self._past.items():
+            self._past[module] = [call for call in calls if call.micro > self.micro - _REMEMBERED]
 
     def enter_again(self, module: str, inputs: Sequence[Identity]) -> Call:
         """A module runs again inside backward: the call it repeats, or a new one if there was none to repeat.

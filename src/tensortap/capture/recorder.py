@@ -19,6 +19,7 @@ from tensortap.store.writer import RunWriter
 __all__ = ["Recorder"]
 
 _PROBES = 64
+_MOST_KNOWN = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +80,8 @@ class Recorder:
         self._tensors += 1
         if identity is not None:
             self._known[identity.token] = known
+            if len(self._known) > _MOST_KNOWN:
+                self._known = {token: known for token, known in self._known.items() if _alive(known)}
         return known
 
     def _unique(self, key: Key) -> Key:
@@ -88,6 +91,8 @@ class Recorder:
             number += 1
             key = key._replace(path=f"{path}~{number}")
         self._keys.add(key)
+        if len(self._keys) > _MOST_KNOWN:  # a loop that never ends its step must not be remembered for ever
+            self._keys = {known for known in self._keys if known.micro >= key.micro - 1}
         return key
 
 

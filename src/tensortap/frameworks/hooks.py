@@ -56,6 +56,9 @@ class Detour:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.inner, memo)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner, self._attribute)  # pickled, it is what it stands in for
+
     def remove(self) -> None:
         top = vars(self._owner).get(self._attribute)
         if top is self:
