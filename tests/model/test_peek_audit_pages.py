@@ -11,14 +11,6 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-# The pages say tt.peek and tt.audit.
-RUN = """
-import runpy, tensortap
-from tensortap.model.audit import audit
-from tensortap.model.peek import peek
-tensortap.audit, tensortap.peek = audit, peek
-runpy.run_path("example.py", run_name="__main__")
-"""
 
 
 def without_digits(text: str) -> str:
@@ -33,7 +25,7 @@ def test_the_example_prints_what_the_page_says(page: str, tmp_path: Path) -> Non
     (said,) = re.findall(r"```text\n(.*?)```", text, re.S)
     (tmp_path / "example.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-c", RUN],
+        [sys.executable, "example.py"],
         cwd=tmp_path,
         env=os.environ | {"COLUMNS": "80"},
         capture_output=True,
