@@ -17,7 +17,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.profiling import profiling_of
 from tensortap.model.backward_spans import Backward, ByCall, ByNode
-from tensortap.model.spans import Call, Spans
+from tensortap.model.spans import OVERHEAD, Call, Spans
 from tensortap.records import shown
 
 __all__ = ["Annotation", "annotate"]
@@ -111,10 +111,13 @@ class Annotation:
         if call is None:
             return
         if output is not None and self._backward is not None and self._framework.records_gradients():
+            span = self._profiling.begin(OVERHEAD) if self._forward else None
             tensors = [tensor for _, tensor in open_value(output, self._framework.is_tensor).tensors]
             self._backward.returned(call, tensors)
             if call.removes:
                 self._calls.add(call)
+            if span is not None:
+                self._profiling.end(span)
         call.anchors = []
 
 

@@ -93,7 +93,9 @@ class Live:
         steps = f"{self.steps} step{'s' * (self.steps != 1)} watched"
         if not (warnings := self.warnings):
             return f"{steps}: gradients came, were used and were cleared in order" if self.steps else steps
-        return "\n".join([steps, *(f"! {concern}" for concern in warnings)])
+        from tensortap.report.wording import wrap  # loads rich; importing tensortap must not
+
+        return "\n".join([steps, *("! " + "\n  ".join(wrap(str(concern), 78)) for concern in warnings)])
 
     # --- what happens ------------------------------------------------------------------------------------------
     def _gradient(self, name: str, _: Any) -> None:
@@ -128,11 +130,11 @@ class Live:
                 del lost[name]
         if lost:
             who = next(filter(None, lost.values()), "") or "something"
-            whole = "this step changes nothing" if len(lost) == len(self._arrived) else "the step leaves those alone"
+            whole = "the step has none to use" if len(lost) == len(self._arrived) else "the step cannot use those"
             self._say(
                 "cleared-before-step",
                 f"{who} came between backward and step and cleared {len(lost)} of {len(self._arrived)} "
-                f"gradients: {whole}, apart from momentum and weight decay",
+                f"gradients: {whole}",
                 tuple(lost),
             )
         elif not self._arrived:

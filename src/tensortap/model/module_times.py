@@ -10,6 +10,7 @@ from typing import Any
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.profiling import Timed, timed_spans
+from tensortap.model.spans import OVERHEAD
 
 __all__ = ["ModuleTime", "ModuleTimes", "Spent", "module_times"]
 
@@ -24,9 +25,9 @@ class Spent:
     pieces: int = 0
     """Spans: one a call in forward; one a graph node in backward, and one for each node of its parts."""
     total: float = 0.0
-    """With its parts."""
+    """With its parts, and with what annotating them costs."""
     own: float = 0.0
-    """Without them."""
+    """Without either."""
     memory: int = 0
     own_memory: int = 0
     device: float = 0.0
@@ -68,7 +69,7 @@ def module_times(prof: Any, *, sort: str = "own") -> ModuleTimes:
     """
     if sort not in _SORTS:
         raise UsageError(f"sort: {sort!r} is none of {', '.join(_SORTS)}")
-    spans = timed_spans(prof, lambda name: _NAME.fullmatch(name) is not None)
+    spans = timed_spans(prof, lambda name: name == OVERHEAD or _NAME.fullmatch(name) is not None)
     if not spans:
         raise UsageError(
             "this profile has no spans of tensortap.annotate: wrap the model before the profiled block, "
@@ -108,9 +109,11 @@ def _added(spans: Iterable[Timed]) -> Iterable[ModuleTime]:
     rows: dict[tuple[str, str], ModuleTime] = {}
     stacks: dict[int, list[tuple[Timed, Spent]]] = {}
     for span in spans:
-        phase, module, cls = _parts(span.name)
-        row = rows.setdefault((module, cls), ModuleTime(module, cls))
-        spent: Spent = getattr(row, phase)
+        if span.name == OVERHEAD:
+            spent = Spent()  # taken off what encloses it, and shown nowhere
+        else:
+            phase, module, cls = _parts(span.name)
+            spent = getattr(rows.setdefault((module, cls), ModuleTime(module, cls)), phase)
         stack = stacks.setdefault(span.thread, [])
         while stack and stack[-1][0].end <= span.start:
             stack.pop()

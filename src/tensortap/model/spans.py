@@ -10,7 +10,10 @@ from typing import Any
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.profiling import Profiling
 
-__all__ = ["Call", "Spans"]
+__all__ = ["OVERHEAD", "Call", "Spans"]
+
+OVERHEAD = "tensortap looks for the graph nodes of a call"
+"""The span of our own work inside a module's forward, so that it is not taken for the module's."""
 
 
 @dataclass(eq=False)

@@ -65,8 +65,8 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
     parts = [f"{phase} {duration(value)}" for phase, value in spent.items() if value > 0]
     head = f"{wording.plural(len(rows), 'module')} · {' · '.join(parts)}"
     lines = [Text(head, "bold"), Text(), *table.lines(columns, width), Text()]
-    note = "own: without the module's parts"
-    if some("memory"):
+    note = "own: without the module's parts, and without the cost of annotating"
+    if any(column.title == "memory" for column, _ in table.fit(columns, width)):
         note += "; memory: allocated less freed in forward, so what stays for backward is in it"
     return lines + [Text(line, "dim") for line in wording.wrap(note, width)]
 
