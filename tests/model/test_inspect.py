@@ -156,6 +156,24 @@ def test_a_state_dict_that_raises_is_said_and_guessed() -> None:
     assert codes(seen) == ["no-state-dict"] and all(f.saved_as for f in seen.tensors)
 
 
+def test_a_sharded_model_is_not_asked_for_a_state_dict_that_needs_all_ranks() -> None:
+    class FullyShardedDataParallel(nn.Linear):
+        def state_dict(self, *args: object, **kwargs: object) -> dict:
+            raise AssertionError("asked")
+
+    (warning,) = inspect(FullyShardedDataParallel(2, 2)).warnings
+    assert "all ranks" in warning.text and "asked)" not in warning.text
+
+
+def test_an_attribute_on_a_buffers_memory_is_told_apart() -> None:
+    model = nn.BatchNorm1d(4)
+    model.mean, model.first = model.running_mean, model.running_mean[:2]
+    seen = inspect(model)
+    assert [(w.code, w.names) for w in seen.warnings] == [("attribute-shares", ("mean", "first"))]
+    assert set(by_name(seen)["running_mean"].shared_with) == {"mean", "first"}
+    assert "shared with" in str(seen) and "attributes" not in seen.totals()  # no memory of their own
+
+
 def test_repeated_layers_are_folded_and_the_odd_one_is_not() -> None:
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(32)])
     assert "0 … 31 Linear, 32 alike" in str(inspect(model))

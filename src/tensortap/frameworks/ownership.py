@@ -122,6 +122,12 @@ class TorchOwnership(Ownership):
     def bookkeeping(self) -> frozenset[str]:
         return self._bookkeeping
 
+    def saved(self, model: Any) -> dict[str, Any]:
+        # Its state_dict gathers from every rank, and would wait for ever if one rank alone inspects.
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+            raise RuntimeError("FullyShardedDataParallel gathers it from all ranks")
+        return super().saved(model)
+
     def groups(self, optimizer: Any) -> list[list[Any]]:
         groups = getattr(optimizer, "param_groups", None)
         if not isinstance(groups, Sequence):

@@ -103,7 +103,8 @@ def _unseen(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownershi
 def _saving(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownership) -> Iterator[Concern]:
     if found.state_dict_error:
         yield Concern(
-            "no-state-dict", f"state_dict() raised {found.state_dict_error}: what is saved is guessed from the rules"
+            "no-state-dict",
+            f"state_dict() could not be asked ({found.state_dict_error}): what is saved is told from the rules",
         )
     if twice := [entry for entry in tensors if len(entry.saved_as) > 1]:
         keys = " and ".join(twice[0].saved_as[:_NAMED])

@@ -47,6 +47,8 @@ class Inspection:
         kinds: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "elements": 0, "nbytes": 0})
         dtypes: dict[str, int] = defaultdict(int)
         for entry in self.tensors:
+            if not entry.registered and entry.shared_with:
+                continue  # no memory of its own
             names = [_total(entry)]
             if entry.kind == "parameter" and entry.requires_grad and (entry.groups or self._optimizer is None):
                 names.append("trained")
