@@ -66,7 +66,9 @@ def test_rooms_import_only_what_they_may(room: str, path: Path) -> None:
         if top in ("torch", "paddle"):
             assert room in ("frameworks", "demo"), f"only frameworks may import {top}"
         if top in ("rich", "typer"):
-            assert room in ("report", "cli", "demo", "compat", "model"), f"{room} shows nothing and must not import {top}"
+            assert room in ("report", "cli", "demo", "compat", "model"), (
+                f"{room} shows nothing and must not import {top}"
+            )
         assert top not in ("pickle", "cPickle", "dill", "shelve", "marshal"), f"{path} must not pickle"
 
 

@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
+from tensortap.model.annotate import annotate
 from tensortap.model.audit import audit
+from tensortap.model.inspect import inspect
+from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
 
 if _TYPE_CHECKING:
     from tensortap.store import Run
 
-__all__ = ["TensortapError", "audit", "capture", "compare", "open", "peek"]
+__all__ = [
+    "TensortapError",
+    "annotate",
+    "audit",
+    "capture",
+    "compare",
+    "inspect",
+    "module_times",
+    "open",
+    "peek",
+]
 __version__ = "0.1.0"
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tensortap
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -26,7 +24,6 @@ def without_times(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[\d.]+ (µs|ms|s|B|kB)\b", "#", text)).strip()
 
 
-@pytest.mark.skipif(not hasattr(tensortap, "annotate"), reason="not among the public names yet")
 @pytest.mark.parametrize(("code", "said"), [*examples("inspect.md"), *examples("profiler.md")])
 def test_the_example_prints_what_the_page_says(code: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(code)
