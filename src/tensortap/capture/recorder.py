@@ -18,7 +18,7 @@ from tensortap.store.writer import RunWriter
 
 __all__ = ["Recorder"]
 
-_PROBES = 64
+_PROBES = 32
 _MOST_KNOWN = 100_000
 
 

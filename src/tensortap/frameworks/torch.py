@@ -150,22 +150,24 @@ class Torch:
     def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
         if not tensor.requires_grad:
             return None
+        base = _base_of(tensor)
+        if base is None or base.grad_fn is None:
 
-        @unserializable_hook
-        def hook(gradient: torch.Tensor) -> None:
-            seen(gradient)
+            @unserializable_hook
+            def hook(gradient: torch.Tensor) -> None:
+                seen(gradient)
 
-        direct = tensor.register_hook(hook)
-        if (base := _base_of(tensor)) is None or base.grad_fn is None:
-            return direct.remove
+            return tensor.register_hook(hook).remove
 
-        # When a view is changed in place, its old node drops out of the graph and the hook above never fires; the
+        # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
         # gradient of the value before the change then arrives at the base.
         arrived: list[None] = []
         shape = tensor.shape
 
-        def at_tensor(_: torch.Tensor) -> None:
+        @unserializable_hook
+        def at_tensor(gradient: torch.Tensor) -> None:
             arrived.append(None)
+            seen(gradient)
 
         def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
             if arrived:
@@ -173,7 +175,7 @@ class Torch:
             elif gradients[0] is not None:
                 seen(gradients[0].reshape(shape))
 
-        handles = [direct, tensor.register_hook(at_tensor), base.grad_fn.register_prehook(at_base)]
+        handles = tensor.register_hook(at_tensor), base.grad_fn.register_prehook(at_base)
 
         def remove() -> None:
             for handle in handles:
@@ -275,6 +277,10 @@ class Torch:
         return isinstance(value, torch.Tensor)
 
     def unreadable(self, tensor: torch.Tensor) -> str:
+        if type(tensor) in _PLAIN and tensor.dtype in _READABLE and not (tensor.is_nested or tensor.is_meta):
+            # By far the most common case, and asked for every tensor of a step.
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            return _WRAPPED if wrapped else ""
         if tensor.is_nested:
             return "a nested tensor has no single shape"
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -282,7 +288,7 @@ class Torch:
         if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
             return "a meta tensor has no elements"
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return "inside torch.func (vmap, grad) a tensor has no values of its own"
+            return _WRAPPED
         if tensor.dtype not in _READABLE:
             return f"dtype {_name(tensor.dtype)} is not supported"
         return ""
@@ -311,6 +317,9 @@ class Torch:
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
+        plain = type(tensor) in _PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
+        if plain and tensor.is_cpu and not tensor.is_neg():
+            return tensor.numpy()
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
         if tensor.layout != torch.strided:
@@ -351,6 +360,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 _READABLE = {getattr(torch, name) for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)}
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_NUMPY_KNOWS = {dtype for dtype in _READABLE if dtype not in _BITS and not dtype.is_complex}
+_WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
 
 if sys.byteorder != "little":  # the digest is defined on little-endian bytes and taken from memory as it is
     raise ImportError("tensortap reads tensors on little-endian machines only")
