@@ -40,17 +40,20 @@ class Recorder:
         self._rank = rank
         self._known: dict[Any, _Known] = {}
         self._keys: set[Key] = set()
+        self._most_keys = self._most_known = _MOST_KNOWN
         self._seq = 0
         self._tensors = 0
 
     def end_step(self) -> None:
-        """Forget what belongs to the step, and tensors that are gone."""
+        """Forget the step. What outlives it may change unseen: fused optimizers, for one, count no version."""
         self._keys.clear()
-        self._known = {token: known for token, known in self._known.items() if _alive(known)}
+        self._known.clear()
+        self._most_keys = self._most_known = _MOST_KNOWN
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         array = self._framework.host(tensor)
-        known = self._look(tensor, array)
+        # Parameters and buffers are looked at anew each time, for the same reason.
+        known = self._look(None if key.phase == "state" else self._framework.identity(tensor), array)
         if keep == "tensors" and known.location is None:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
         key = self._unique(key)
@@ -69,8 +72,7 @@ class Recorder:
         )
         self._seq += 1
 
-    def _look(self, tensor: Any, array: npt.NDArray[np.generic]) -> _Known:
-        identity = self._framework.identity(tensor)
+    def _look(self, identity: Identity | None, array: npt.NDArray[np.generic]) -> _Known:
         probe = _probe(array) if identity is not None else b""
         if identity is not None:
             known = self._known.get(identity.token)
@@ -80,8 +82,9 @@ class Recorder:
         self._tensors += 1
         if identity is not None:
             self._known[identity.token] = known
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > self._most_known:
                 self._known = {token: known for token, known in self._known.items() if _alive(known)}
+                self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
         return known
 
     def _unique(self, key: Key) -> Key:
@@ -91,8 +94,9 @@ class Recorder:
             number += 1
             key = key._replace(path=f"{path}~{number}")
         self._keys.add(key)
-        if len(self._keys) > _MOST_KNOWN:  # a loop that never ends its step must not be remembered for ever
+        if len(self._keys) > self._most_keys:  # a loop that never ends its step must not be remembered for ever
             self._keys = {known for known in self._keys if known.micro >= key.micro - 1}
+            self._most_keys = max(_MOST_KNOWN, 2 * len(self._keys))
         return key
 
 

@@ -135,7 +135,14 @@ class Paddle:
             stepped()
             return result
 
-        return Detour(optimizer, "step", around).remove  # paddle's optimizers have no hooks
+        # Paddle's optimizers have no hooks, and minimize() does not go through step().
+        detours = [Detour(optimizer, name, around) for name in ("step", "minimize")]
+
+        def remove() -> None:
+            for detour in detours:
+                detour.remove()
+
+        return remove
 
     def run_eagerly(self) -> Remove:
         paddle.jit.enable_to_static(False)
@@ -217,6 +224,8 @@ class Paddle:
         return isinstance(value, paddle.Tensor)
 
     def unreadable(self, tensor: Any) -> str:
+        if not tensor.is_selected_rows() and not tensor.is_sparse() and tensor.size == 0:
+            return ""
         if tensor.is_selected_rows() or tensor.is_sparse():
             return "a sparse tensor (SelectedRows) has no dense elements"
         if not tensor._is_initialized():
@@ -240,6 +249,8 @@ class Paddle:
         tensor = tensor.detach()
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
+        if tensor.size == 0:
+            return np.empty(tuple(tensor.shape), dtypes.numpy_dtype(_name(tensor)))
         if (bits := _BITS.get(_name(tensor))) is not None:
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)

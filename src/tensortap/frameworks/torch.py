@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,20 @@ class Torch:
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
+        """Outputs that are views, and how to say that they were changed in place since; the last few."""
+
+    def _look_at_views(self) -> None:
+        for _ in range(len(self._views)):
+            reference, version, changed = self._views.popleft()
+            if (tensor := reference()) is None:
+                continue
+            if tensor._version != version:
+                changed.append(None)
+            else:
+                self._views.append((reference, version, changed))
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -105,6 +121,8 @@ class Torch:
         )
 
     def callable(self, module: torch.nn.Module) -> bool:
+        if isinstance(module, torch.jit.ScriptModule):
+            return True
         return type(module).forward is not torch.nn.Module.forward or "forward" in vars(module)
 
     def parameters(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
@@ -132,10 +150,12 @@ class Torch:
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             # Inside a graph being compiled there are no values to see, and looking would break the graph.
             if not torch.compiler.is_compiling():
+                self._look_at_views()
                 before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not torch.compiler.is_compiling():
+                self._look_at_views()
                 after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
@@ -162,7 +182,9 @@ class Torch:
         # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
         # gradient of the value before the change then arrives at the base.
         arrived: list[None] = []
+        changed: list[None] = []
         shape = tensor.shape
+        self._views.append((weakref.ref(tensor), tensor._version, changed))
 
         @unserializable_hook
         def at_tensor(gradient: torch.Tensor) -> None:
@@ -172,7 +194,7 @@ class Torch:
         def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
             if arrived:
                 arrived.clear()
-            elif gradients[0] is not None:
+            elif changed and gradients[0] is not None:  # unchanged, the view was just never used
                 seen(gradients[0].reshape(shape))
 
         handles = tensor.register_hook(at_tensor), base.grad_fn.register_prehook(at_base)
@@ -184,6 +206,8 @@ class Torch:
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            return None
         if not hasattr(parameter, "to_local"):
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
