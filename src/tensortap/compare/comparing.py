@@ -261,7 +261,11 @@ def _sentence(
         return sentence.checkpoints(first, len(born), (ours, theirs))
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
-    return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1)
+    return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1, _has_forward(left))
+
+
+def _has_forward(side: Side) -> bool:
+    return not {"input", "output"}.isdisjoint(side.kind.words)
 
 
 def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:

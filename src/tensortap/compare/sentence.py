@@ -18,8 +18,10 @@ class Tensor(NamedTuple):
     """How many of its elements are NaN or Inf."""
 
 
-def parted(first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tensor], several: bool) -> str:
-    """Where the runs part."""
+def parted(
+    first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tensor], several: bool, forward: bool
+) -> str:
+    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of."""
     key = first.key
     where = (
         f"step {key.step}"
@@ -28,15 +30,23 @@ def parted(first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tenso
     )
     name = f"{shown(first.module)}" + (f" ({first.cls})" if first.container is None else "")
     off = _off(first, tensors)
+    agrees = "The forward pass agrees; the" if forward else "The"
+    matched = first.inputs_matched
     if key.kind == "param" and key.call == 0 and changed_parameters:
         others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
         return f"The parameters already differed before the first step: {_full(first)}{others}; it {off}."
     if key.kind in ("param", "buffer") and key.call == 0:
         return f"{_full(first)} differs before step {key.step}: it {off}. What changed it was not recorded."
     if key.kind == "param":
-        return f"The runs part in the optimizer: after {where}, {_full(first)} {off}, although its gradient matches."
+        return f"The runs part in the optimizer: after {where}, {_full(first)} {off}, " + (
+            "although its gradient matches." if matched else "and its gradient was not recorded."
+        )
     if key.kind == "buffer":
-        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, while its inputs match."
+        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, " + (
+            "while its inputs match." if matched else "and its inputs were not recorded."
+        )
+    if key.kind == "input" and first.container is None and key.module:
+        return f"In {where}, input {key.path} of {name} {off} already; what made it was not recorded."
     if key.kind == "input" and first.container is None:
         return f"The runs were not given the same input: in {where}, input {key.path} of {name} {off}."
     if key.kind == "input":
@@ -45,22 +55,23 @@ def parted(first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tenso
             f"(input {key.path}) {off}, while all that it was made from matches."
         )
     if key.kind == "output":
-        matched = "while its inputs match" if first.inputs_matched else "and its inputs were not recorded"
-        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {matched}."
+        inputs = "while its inputs match" if matched else "and its inputs were not recorded"
+        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {inputs}."
     if key.kind == "param_grad":
-        return (
-            f"The forward pass agrees; the runs part in the backward of {name}: in {where}, the gradient of its "
-            f"{key.path} {off}, while the gradient at its output matches."
+        return f"{agrees} runs part in the backward of {name}: in {where}, the gradient of its {key.path} {off}, " + (
+            "while the gradient at its output matches." if matched else "and what it was made from was not recorded."
         )
-    if key.kind == "grad_output" and first.inputs_matched is None:
+    if key.kind == "grad_output" and matched is None and not forward:
+        return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
+    if key.kind == "grad_output" and matched is None:
         return (
             f"The forward pass agrees, but the gradient that enters the model at its output {off} in {where}: "
             "look at the loss and at how it is scaled."
         )
     target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
     return (
-        f"The forward pass agrees; the runs part in the backward of {name}: in {where}, the gradient that it sends "
-        f"back to {target} {off}, while the gradient that it was given matches."
+        f"{agrees} runs part in the backward of {name}: in {where}, the gradient that it sends back to {target} {off}, "
+        + ("while the gradient that it was given matches." if matched else "and what it was given was not recorded.")
     )
 
 

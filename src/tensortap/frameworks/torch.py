@@ -132,6 +132,8 @@ class Torch:
         return [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
 
     def remarks(self, module: torch.nn.Module) -> str:
+        if isinstance(module, torch.jit.ScriptModule):
+            return "a scripted module takes no hooks: neither it nor its parts can be seen"
         if type(module).__name__ in _FUSED_INFERENCE and not module.training:
             return "its fused inference path is off while it is tapped; results may move in the last digits"
         if type(module).__name__ == "DataParallel":
@@ -144,6 +146,8 @@ class Torch:
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
+        if isinstance(module, torch.jit.ScriptModule):
+            return lambda: None  # it takes no hooks; `remarks` says so
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after)
 

@@ -1,0 +1,103 @@
+"""Changes that no version counts, views that nobody used, and modules of unusual make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support.tapping import coverage, values
+
+
+def test_an_optimizer_that_counts_no_version(tmp_path: Path) -> None:
+    """A fused step changes two rows of a large table; neither the version nor a few samples would tell."""
+    for name, rate in (("a", 0.1), ("b", 0.5)):
+        torch.manual_seed(0)
+        model = nn.Embedding(1000, 64)
+        optimizer = torch.optim.SGD(model.parameters(), rate, fused=True)
+        with tt.capture(model, tmp_path / name, keep="tensors", kinds=("param", "param_grad"), optimizer=optimizer):
+            model(torch.tensor([3, 5])).sum().backward()
+            optimizer.step()
+        after = values(tt.open(tmp_path / name), "param")["", 1, "weight"]
+        assert np.array_equal(after, model.weight.detach().numpy())
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.first is not None and result.first.key.kind == "param" and "optimizer" in str(result)
+
+
+def test_an_input_buffer_that_is_filled_anew(run_path: Path) -> None:
+    model, buffer = nn.Linear(1000, 2), np.zeros((1, 1000), np.float32)
+    with tt.capture(model, run_path, kinds="input") as tap:
+        for step in range(3):
+            buffer[0, step * 7 + 1] = 1
+            model(torch.from_numpy(buffer))
+            tap.step()
+    assert [r.summary.l1 for r in tt.open(run_path)] == [1, 2, 3]
+
+
+def test_a_view_that_backward_never_reached_has_no_gradient(run_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.flat = nn.Linear(3, 4), nn.Flatten()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.a(x)
+            return y, self.flat(y)
+
+    model = Model()
+    with tt.capture(model, run_path, keep="tensors") as tap:
+        model(torch.randn(2, 5, 3))[0].square().sum().backward()
+        tap.step()
+    assert {(module, path) for module, _, path in values(tt.open(run_path), "grad_output")} == {("", "0"), ("a", "0")}
+    assert coverage(tap)["flat"][0] == "no gradient"
+
+
+def test_the_last_output_changed_in_place(run_path: Path) -> None:
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            y += 1
+            return y
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            y += 1
+            return y
+
+    for number, model in enumerate((Model(3, 4), Outer())):
+        path = run_path.with_name(str(number))
+        with tt.capture(model, path, keep="tensors") as tap:
+            model(torch.randn(2, 5, 3)).square().sum().backward()
+            tap.step()
+        leaf = "" if number == 0 else "inner"
+        assert (leaf, 0, "0") in values(tt.open(path), "grad_output")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_module_is_said_to_be_unseen(run_path: Path) -> None:
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), nn.Linear(4, 4))
+    with tt.capture(model, run_path) as tap:
+        model(torch.randn(2, 3)).sum().backward()
+        tap.step()
+    assert {r.key.module for r in tt.open(run_path).records(kind="output")} == {"", "1"}
+    assert "takes no hooks" in coverage(tap)["0"][1] and coverage(tap)["0.0"][0] == "skipped"
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_module_does_not_stop_the_tap(run_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with tt.capture(model, run_path) as tap:
+        for _ in range(2):
+            model(torch.randn(2, 3)).sum().backward()
+            tap.step()
+    run = tt.open(run_path)
+    assert run.finished and {r.key.path for r in run.records(kind="param_grad", step=1)} == {"weight", "bias"}
