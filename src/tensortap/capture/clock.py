@@ -62,11 +62,6 @@ class Clock:
         """The micro step whose backward is running: with pipelined schedules not always the newest."""
         return self.micro if self._backward_micro is None else self._backward_micro
 
-    @property
-    def idle(self) -> bool:
-        """Whether the step has seen no forward of the root yet."""
-        return self._forwards == 0
-
     def next_step(self) -> None:
         self.step += 1
         self._forwards = self._order = 0

@@ -33,8 +33,6 @@ class Options:
     max_buffer: int | None = None
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "warn"):
-            raise UsageError(f'on_error: {self.on_error!r} is neither "raise" nor "warn"')
         if self.compiled not in ("boundary", "eager"):
             raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
 

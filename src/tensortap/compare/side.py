@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -182,7 +182,7 @@ class Side:
     def shape(self, row: int) -> tuple[int, ...]:
         return tuple(self.shapes[row].as_py())
 
-    def key(self, row: int, names: Mapping[str, Names] | None = None) -> Key:
+    def key(self, row: int) -> Key:
         return Key(
             int(self.step[row]),
             int(self.micro[row]),

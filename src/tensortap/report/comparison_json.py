@@ -29,8 +29,7 @@ The root module's name is the empty string.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ import pyarrow.compute as pc
 from tensortap.records import Comparison, Unmatched
 from tensortap.report.findings import finding_object
 from tensortap.report.output import encoded
+from tensortap.report.plain import plain
 
 __all__ = ["SCHEMA_VERSION", "head_object", "text", "write"]
 
@@ -52,7 +52,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 
 def text(comparison: Comparison) -> Iterator[str]:
     """The object, piece by piece: the rows are never in memory together."""
-    yield json.dumps(_plain(head_object(comparison)), indent=2, allow_nan=False)[:-2]
+    yield json.dumps(plain(head_object(comparison)), indent=2, allow_nan=False)[:-2]
     yield ',\n  "unmatched": ['
     for at, each in enumerate(comparison.unmatched):
         yield (",\n    " if at else "\n    ") + json.dumps(_unmatched(each))
@@ -96,13 +96,3 @@ def _finite(batch: Any) -> Any:
         for column in batch.columns
     ]
     return pa.record_batch(columns, names=batch.schema.names)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, (str, int, bool, type(None))) else str(value)

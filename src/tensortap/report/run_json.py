@@ -22,12 +22,12 @@ The root module's name is the empty string.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensortap.records import Record
 from tensortap.report.facts import RunFacts
+from tensortap.report.plain import plain
 
 __all__ = ["coverage_object", "record_object", "run_object", "text"]
 
@@ -48,7 +48,7 @@ def text(facts: RunFacts, records: Iterable[Record], matching: int, sketch: bool
 
 def run_object(facts: RunFacts) -> dict[str, Any]:
     info = facts.info
-    told = {key: _plain(info.get(key)) for key in ("framework", "model", "started", "world", "config", "environment")}
+    told = {key: plain(info.get(key)) for key in ("framework", "model", "started", "world", "config", "environment")}
     return {
         "path": facts.path,
         **told,
@@ -82,21 +82,10 @@ def record_object(record: Record, sketch: bool = False) -> dict[str, Any]:
         "shape": list(record.shape),
         "tensor": record.tensor,
         **{name: getattr(summary, name) for name in _COUNTS},
-        **{name: _plain(getattr(summary, name)) for name in _MOMENTS},
+        **{name: plain(getattr(summary, name)) for name in _MOMENTS},
         "digest": f"{summary.digest:016x}",
         "location": None if record.location is None else record.location._asdict(),
     }
     if sketch:
-        value["sketch"] = [_plain(float(x)) for x in summary.sketch]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """The value with null for every number that JSON does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        value["sketch"] = [plain(float(x)) for x in summary.sketch]
     return value
