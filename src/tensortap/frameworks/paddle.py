@@ -16,7 +16,17 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.base import (
+    After,
+    Before,
+    Consumer,
+    Edge,
+    Gradient,
+    Identity,
+    Pinning,
+    Remove,
+    Workshop,
+)
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 
@@ -254,6 +264,13 @@ class Paddle:
         if (bits := _BITS.get(_name(tensor))) is not None:
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: Any) -> Workshop | None:
+        return None  # tensors on a device come to the host
+
+    def pinning(self, model: Any) -> Pinning | None:
+        return None
 
 
 def _name(tensor: Any) -> str:
