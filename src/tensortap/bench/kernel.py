@@ -17,7 +17,7 @@ _SMALL = 1000
 
 
 def summary_kernel_speed() -> dict[str, float] | None:
-    """Bytes a second, and seconds a small tensor on the device and on the host; None without a kernel for it."""
+    """Bytes a second over one great tensor, and seconds a tensor over many small ones; None without a kernel."""
     summarize = _enqueue()
     if summarize is None:
         return None
