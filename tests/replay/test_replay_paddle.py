@@ -81,3 +81,9 @@ def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
 def test_a_reproduction_is_a_torch_script(run: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="torch script"):
         tt.replay(run, "stem", Net(), repro=tmp_path / "bug")
+
+
+def test_a_run_of_the_other_framework_is_refused(run: Any) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="recorded with paddle, and this is a torch model"):
+        tt.replay(run, "stem", torch.nn.ModuleDict({"stem": torch.nn.Linear(4, 4)}))

@@ -154,3 +154,26 @@ def test_what_a_script_cannot_be_written_for(run: Path, file: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="is a file"):
         tt.replay(run, "first", f"{file}:build", repro=file)
     assert not (tmp_path / "bug").exists()
+
+
+def test_an_implementation_that_returns_something_else(run: Path, file: Path, tmp_path: Path) -> None:
+    file.write_text(MODEL + "\ndef bare(self, x, pair, *, mask): return x\n")
+    given = {"implementation": f"{file}:bare", "repro": tmp_path / "bug"}
+    result = tt.replay(run, "mixer", f"{file}:build", **given)
+    assert {entry.side for entry in result.unmatched} == {"reference", "candidate"}
+    assert 'show("output y", None, ' in (tmp_path / "bug" / "repro.py").read_text()
+
+
+def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path) -> None:
+    from tensortap.replay.arguments import arranged
+
+    def forward(**anything: Any) -> None: ...
+
+    evil = 'a=print("hello"), b'
+    written = arranged([evil], forward, {}, "x").written(lambda path: "t")
+    assert eval(f"dict({written})", {"t": 1}) == {evil: 1}
+    with tt.open(run) as opened:
+        opened.info["environment"]["versions"] = {'"""\nprint("hello")\n"""': "1"}
+        tt.replay(opened, "first", f"{file}:build", repro=tmp_path / "bug")
+    assert 'print("hello")' not in (tmp_path / "bug" / "repro.py").read_text()
+    assert run_script(tmp_path / "bug")

@@ -7,6 +7,7 @@ of its forward, and told. Containers come back as tuples and dicts, whatever the
 from __future__ import annotations
 
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Arguments:
         """The arguments as one would write them, with variables in place of the slots."""
         return ", ".join(
             [_written(value, variable) for value in self.positional]
-            + [f"{name}={_written(value, variable)}" for name, value in self.keywords.items()]
+            + [_keyword(name, _written(value, variable)) for name, value in self.keywords.items()]
         )
 
 
@@ -137,6 +138,12 @@ def _filled(value: Any, tensor: Callable[[str], Any]) -> Any:
     if isinstance(value, dict):
         return {name: _filled(each, tensor) for name, each in value.items()}
     return value
+
+
+def _keyword(name: str, value: str) -> str:
+    """A name that a run tells is not put into a script unless it is one."""
+    proper = name.isidentifier() and not keyword.iskeyword(name)
+    return f"{name}={value}" if proper else f"**{{{name!r}: {value}}}"
 
 
 def _written(value: Any, variable: Callable[[str], str]) -> str:

@@ -94,7 +94,7 @@ def excerpt(run: Run, place: Place) -> Excerpt:
     span = [r.seq for r in forward if r.key.module == place.module and r.key.call == call]
     within = [r for r in forward if min(span) <= r.seq <= max(span)]
     calls = {(r.key.module, r.key.call) for r in within}
-    again = {r.key.module for r in forward} & {r.key.module for r in forward if (r.key.module, r.key.call) not in calls}
+    again = {r.key.module for r in forward if (r.key.module, r.key.call) not in calls}
     first_calls: dict[str, int] = {}
     for module, number in sorted(calls):
         first_calls.setdefault(module, number)

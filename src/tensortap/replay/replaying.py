@@ -75,6 +75,9 @@ class _Replay:
         self._request = request
         root, self._built_by = model_of(request.model)
         self._framework: Framework = framework_of(root)
+        recorded_with = part.run.info.get("framework", self._framework.name)
+        if recorded_with != self._framework.name:  # its parameters may be laid out differently, and nobody would notice
+            raise UsageError(f"the run was recorded with {recorded_with}, and this is a {self._framework.name} model")
         self._player: Player = player_of(self._framework)
         module = found(self._framework, root, part.module, self._built_by)
         self._part = without_tied(self._framework, root, module, part)
@@ -208,7 +211,7 @@ class _Replay:
                 "(--arg NAME=VALUE gives another)"
             )
         if drops(self._framework, self._module):
-            notes.append("dropout is on and draws other numbers than it did in the run: try --eval")
+            notes.append("dropout is on and draws other numbers than it did in the run: try --eval, or evaluate=True")
         return notes
 
     def _write_repro(self, folder: Path, output: Any, gradients: Mapping[str, Any]) -> None:

@@ -141,10 +141,10 @@ def _write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 # --- the script ----------------------------------------------------------------------------------------------------
 def _lines(case: Case) -> Iterator[str]:
     yield _HEAD.format(
-        title=_title(case),
+        title=_harmless(_title(case)),
         script=SCRIPT,
         tensors=TENSORS,
-        versions=_versions(case),
+        versions=_harmless(_versions(case)),
         imports="".join(_imports(case)),
         module=case.source or _built(case),
     ).rstrip()
@@ -165,6 +165,11 @@ def _title(case: Case) -> str:
     part = case.part
     how = "".join([f" in {case.dtype}" if case.dtype else "", f" on {case.device}" if case.device else ""])
     return f"{shown(part.module)} ({part.cls}) alone{how}, on the inputs that a run recorded in step {part.step}."
+
+
+def _harmless(text: str) -> str:
+    """What a run tells, so that it cannot end the docstring that it stands in."""
+    return "".join(letter for letter in text if letter.isprintable()).replace("\\", "/").replace('"', "'")
 
 
 def _versions(case: Case) -> str:
@@ -215,12 +220,13 @@ def _call(case: Case, move: list[str]) -> Iterator[str]:
         reached = _reached(case.output, path)
         if record.location is not None:
             yield _show("output", path, reached)
-        else:
-            yield f'print("output {path}: norm", {reached}.double().norm().item(), "recorded", {record.summary.l2!r})'
+        elif reached != "None":
+            norm = f"{reached}.double().norm().item()"
+            yield f'print({_quoted(f"output {path}")}, "norm", {norm}, "recorded", float("{record.summary.l2}"))'
 
 
 def _backward(case: Case) -> Iterator[str]:
-    sent = [path for path in case.gradients if path in case.part.of("output")]
+    sent = [path for path in case.gradients if _reached(case.output, path) != "None"]
     if not sent:
         return
     outputs = [_reached(case.output, path) for path in sent]
@@ -247,15 +253,16 @@ def _quoted(text: str) -> str:
 
 
 def _reached(output: Any, path: str) -> str:
-    """How a tensor of the output is written."""
+    """How a tensor of the output is written; None if it has no such tensor, as another implementation may not."""
     code, value = "output", output
     if hasattr(output, "shape"):  # a bare tensor has the path 0
-        return code
+        return code if path == "0" else "None"
     for part in parts_of(path):
         if isinstance(value, Mapping):
-            code, value = f"{code}[{_quoted(part)}]", value.get(part)
+            name = next((key for key in value if str(key) == part), None)
+            code, value = f"{code}[{name!r}]", value.get(name)
         elif isinstance(value, (list, tuple)) and part.isdecimal():
-            code, value = f"{code}[{part}]", value[int(part)]
+            code, value = f"{code}[{part}]", value[int(part)] if int(part) < len(value) else None
         else:
-            code, value = f"{code}.{part}", getattr(value, part, None)
-    return code
+            code, value = f"{code}.{part}", getattr(value, part, None) if part.isidentifier() else None
+    return code if hasattr(value, "shape") else "None"
