@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.bench.limits import device_seconds
+from tensortap.frameworks.torch_cuda import CudaWorkshop
 
 __all__ = ["summary_kernel_speed"]
 
@@ -29,5 +30,14 @@ def summary_kernel_speed() -> dict[str, float] | None:
 
 
 def _enqueue() -> Callable[[list[Any]], object] | None:
-    """A function that summarises CUDA tensors without waiting for the results."""
-    return None
+    """A function that summarises CUDA tensors without waiting for the results; None where there is no kernel."""
+    if torch.version.hip is not None:
+        return None
+    workshop = CudaWorkshop()
+
+    def summarize(tensors: list[Any]) -> None:
+        for tensor in tensors:
+            workshop.submit(tensor)
+        workshop.end_step()
+
+    return summarize

@@ -1,8 +1,8 @@
 """Summaries of tensors in a GPU's memory: one read each, nothing allocated, nobody waits.
 
 A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
-and room for results. `Gpu.summarize` launches the one read and leaves partial results; `Gpu.finish` adds up those of many
-tensors; `summaries` reads the results once they are in host memory.
+and room for results. `Gpu.summarize` launches the one read and leaves partial results; `Gpu.finish` adds up those of
+many tensors; `summaries` reads the results once they are in host memory.
 """
 
 from __future__ import annotations
@@ -239,20 +239,24 @@ def summaries(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> Ite
     low[empty] = high[empty] = mean[empty] = std[empty] = math.nan
     l2[empty] = 0.0
     sketches = results["sketch"].copy()
-    for k in range(len(results)):
-        row = results[k]
+    # Lists of plain numbers: picking rows of a structured array one by one takes ten times as long.
+    nan, posinf, neginf, zeros, l1, digest = (
+        results[name].tolist() for name in ("nan", "posinf", "neginf", "zeros", "l1", "digest")
+    )
+    lows, highs, means, stds, l2s = low.tolist(), high.tolist(), mean.tolist(), std.tolist(), l2.tolist()
+    for k, count in enumerate(elements.tolist()):
         yield Summary(
-            elements=int(elements[k]),
-            nan=int(row["nan"]),
-            posinf=int(row["posinf"]),
-            neginf=int(row["neginf"]),
-            zeros=int(row["zeros"]),
-            min=float(low[k]),
-            max=float(high[k]),
-            mean=float(mean[k]),
-            std=float(std[k]),
-            l1=float(row["l1"]),
-            l2=float(l2[k]),
-            digest=int(row["digest"]),
+            elements=count,
+            nan=nan[k],
+            posinf=posinf[k],
+            neginf=neginf[k],
+            zeros=zeros[k],
+            min=lows[k],
+            max=highs[k],
+            mean=means[k],
+            std=stds[k],
+            l1=l1[k],
+            l2=l2s[k],
+            digest=digest[k],
             sketch=sketches[k],
         )
