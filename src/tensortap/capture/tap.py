@@ -62,6 +62,7 @@ class RunSink:
             crowded=threads >= cores(),
             pinning=framework.pinning(tree.sites[0].owner),
         )
+        self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank)
 
@@ -80,6 +81,9 @@ class RunSink:
         self.writer.flush()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._recorder.settle()
             self._recorder.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,7 +162,7 @@ class _Lane:
             host = self._free.popleft()
         else:
             host = torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
-        with torch.cuda.stream(torch.cuda.ExternalStream(self._stream, self._device)):
+        with torch.cuda.stream(_stream(self._stream, self._device)):
             self._finish()
             self._batch.send(self._results[self._current], host)
         self._batch = _Batch(self)
@@ -179,6 +180,11 @@ class _Lane:
             self._gpu.finish(self._pending, self._partials.data_ptr(), results, self._stream)
             self._pending.clear()
             self._used = 0
+
+
+def _stream(raw: int, device: torch.device) -> Any:
+    # ExternalStream takes 0, the default stream, for the wish for a new one.
+    return torch.cuda.ExternalStream(raw, device) if raw else torch.cuda.default_stream(device)
 
 
 class CudaWorkshop:
