@@ -223,7 +223,8 @@ class _Bench:
 
 def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
     """Medians over the rounds; a ratio is taken within its round, where there is a plain block for each."""
-    paired = list(zip(blocks, base, strict=False)) if len(blocks) == len(base) else [(b, _middle(base)) for b in blocks]
+    others = base if len(blocks) == len(base) else [_middle(base)] * len(blocks)
+    paired = list(zip(blocks, others, strict=True))
     last = blocks[-1]
     return {
         "seconds": statistics.median(block.seconds for block in blocks),
