@@ -141,10 +141,11 @@ def _pairs(matched: _Matched) -> Pairs:
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
-    rel_l2 = measures.rel_l2.copy()
-    rel_l2[measures.nonfinite | measures.reshaped] = np.inf
+    error = _errors(matched)
+    error[measures.nonfinite | measures.reshaped] = np.inf
     return Pairs(
-        rel_l2=rel_l2,
+        error=error,
+        row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
@@ -155,6 +156,14 @@ def _pairs(matched: _Matched) -> Pairs:
         if len(rows)
         else np.empty(0),
     )
+
+
+def _errors(matched: _Matched) -> npt.NDArray[np.float64]:
+    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    measures, rows = matched.measures, matched.alignment.reference
+    if not len(rows):
+        return np.empty(0)
+    return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
 def _moved(matched: _Matched) -> Callable[[int, int], float]:
@@ -187,7 +196,7 @@ def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStac
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
         again = _match(reference, _open(source, opened), Renames(), request, None)
-        errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
+        errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], error)
