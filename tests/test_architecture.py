@@ -23,7 +23,7 @@ ROOMS = {
     "frameworks": COMMON | {"kernels"},
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
-    "compare": COMMON | {"kernels", "store"},
+    "compare": COMMON | {"kernels", "frameworks", "store"},
     "report": COMMON,
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},

@@ -29,10 +29,14 @@ from tensortap.records import Difference
 
 __all__ = [
     "CHUNK",
+    "FIELDS",
+    "PLACES",
+    "How",
     "PairMeasure",
     "Rows",
     "Side",
     "difference",
+    "how_of",
     "join",
     "measure_range",
     "release",
@@ -42,6 +46,7 @@ __all__ = [
 
 CHUNK = pair_rows.CHUNK
 """Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
+FIELDS, PLACES = pair_rows.FIELDS, pair_rows.PLACES
 
 _BLOCK = 16 * pair_rows.CHUNK  # elements that are copied at a time where they do not lie one after the other
 _AT = types.int64
@@ -50,13 +55,14 @@ Array = npt.NDArray[Any]
 Partial = npt.NDArray[np.float64]
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """How elements of two dtypes are read and judged."""
 
     like: Any
     """An array of the type in which rows are read: float32 if that holds every element of both, or else float64."""
     layouts: tuple[tuple[int, int, int, int], ...]
     unit: tuple[int, int, int]
+    """How `ulps` counts: mode, digits after the point, lowest exponent."""
     tolerances: tuple[float, float]
     same: int
     components: int
@@ -123,7 +129,7 @@ def measure_range(
 
     A matrix with a record for each chunk; those of all ranges together, in any order, make the whole.
     """
-    how = _how(reference.dtype, candidate.dtype)
+    how = how_of(reference.dtype, candidate.dtype)
     rtol, atol = how.tolerances[0] if rtol is None else rtol, how.tolerances[1] if atol is None else atol
     if not (rtol >= 0 and atol >= 0):
         raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
@@ -211,7 +217,8 @@ def release() -> None:
 
 
 @cache
-def _how(reference: np.dtype[Any], candidate: np.dtype[Any]) -> _How:
+def how_of(reference: np.dtype[Any], candidate: np.dtype[Any]) -> How:
+    """How two dtypes are compared; an error if that makes no sense."""
     try:
         names = part_name(reference), part_name(candidate)
     except KeyError as unknown:
@@ -223,7 +230,7 @@ def _how(reference: np.dtype[Any], candidate: np.dtype[Any]) -> _How:
     r, c = (cpu._LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
     layouts = tuple((side.itemsize, side.code, side.table, int(side.like is cpu._WIDE)) for side in (r, c))
     like = r.like if r.like is c.like else cpu._WIDE
-    return _How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
+    return How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
 
 
 def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
