@@ -182,6 +182,8 @@ def test_tolerances_and_ranges_are_taken(device: TorchPairs, tmp_path: Path) -> 
     check(device, tmp_path, [pair[0]], [pair[1]], rtol=0.01, atol=0.02)
     (found,) = check(device, tmp_path, [pair[0]], [pair[1]], start=10, stop=1999, rtol=0.0, atol=0.0)
     assert found.difference.elements == 1989
+    with pytest.raises(UsageError, match="rtol and atol must be 0 or more"):
+        check(device, tmp_path, [pair[0]], [pair[1]], rtol=-1.0)
 
 
 def test_small_tensors_stay_on_the_cpu(device: TorchPairs, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class TorchSlot:
         found.setdefault("unlike", float(found["top"] > 0 or found.get("wrong", 0) > 0))
         found["elements"] = piece.elements * piece.how.components
         found["start"] = piece.start * piece.how.components
-        found["line"], found["floor2"] = max(piece.rows.length, 1), piece.rows.floor**2
+        found["line"], found["floor2"] = max(piece.rows.length, 1), piece.rows.floor2
         for name in ("top_at", "wrong_at"):
             found[name] = found.get(name, 0.0) + found["start"]
         record = np.zeros((1, FIELDS))
@@ -133,7 +133,8 @@ def _room(device: torch.device) -> Iterator[None]:
 
 def _measured(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> Values:
     names = tuple(part_name(dtypes.numpy_dtype(name)) for name in (piece.reference, piece.candidate))
-    how, (rtol, atol) = piece.how, piece.tolerances
+    how = piece.how
+    rtol, atol = how.allowed(piece.rtol, piece.atol)
     r, c = _numbers(r_raw, names[0]), _numbers(c_raw, names[1])
     values: Values = {}
     both: Tensor | None = None
@@ -279,7 +280,7 @@ def _rows(gap: Tensor, r: Tensor, piece: PairPiece) -> Values:
     if whole:
         lines = slice(head, head + whole * length)
         off2, size2 = (torch.linalg.vector_norm(x[lines].view(whole, length), dim=1).square_() for x in (gap, r))
-        errors2 = torch.where(off2 > 0, off2 / size2.clamp_(min=piece.rows.floor**2), 0.0)
+        errors2 = torch.where(off2 > 0, off2 / size2.clamp_(min=piece.rows.floor2), 0.0)
         at = errors2.argmax().reshape(1)
         values |= {"worst": errors2.index_select(0, at), "worst_at": at + (start + head) // length}
     return values

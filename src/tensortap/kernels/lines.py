@@ -147,7 +147,7 @@ def add_lines(
     worst = _worst_of(gaps, sizes, whole, out[_FLOOR2])
     if worst > out[_WORST]:
         place = 1
-        while _ratio(gaps[place], sizes[place], out[_FLOOR2]) != worst:
+        while place < whole and _ratio(gaps[place], sizes[place], out[_FLOOR2]) != worst:
             place += 1
         out[_WORST], out[_WORST_AT] = worst, number + place
     if n - left > whole * length:

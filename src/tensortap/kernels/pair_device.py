@@ -37,12 +37,6 @@ class PairPiece:
         return how_of(dtypes.numpy_dtype(self.reference), dtypes.numpy_dtype(self.candidate))
 
     @property
-    def tolerances(self) -> tuple[float, float]:
-        """rtol and atol."""
-        usual = self.how.tolerances
-        return usual[0] if self.rtol is None else self.rtol, usual[1] if self.atol is None else self.atol
-
-    @property
     def spans(self) -> tuple[slice, slice]:
         """Where in a slot's memory each side is."""
         sizes = [self.elements * dtypes.numpy_dtype(name).itemsize for name in (self.reference, self.candidate)]

@@ -68,6 +68,13 @@ class How(NamedTuple):
     components: int
     """To an element: 2 if it is complex."""
 
+    def allowed(self, rtol: float | None, atol: float | None) -> tuple[float, float]:
+        """rtol and atol; the usual ones where none is given."""
+        rtol, atol = self.tolerances[0] if rtol is None else rtol, self.tolerances[1] if atol is None else atol
+        if not (rtol >= 0 and atol >= 0):
+            raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
+        return float(rtol), float(atol)
+
 
 _ONE_ROW = Rows(1 << 53, (), 0.0)
 """Where nobody asks for more."""
@@ -130,9 +137,7 @@ def measure_range(
     A matrix with a record for each chunk; those of all ranges together, in any order, make the whole.
     """
     how = how_of(reference.dtype, candidate.dtype)
-    rtol, atol = how.tolerances[0] if rtol is None else rtol, how.tolerances[1] if atol is None else atol
-    if not (rtol >= 0 and atol >= 0):
-        raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
+    rtol, atol = how.allowed(rtol, atol)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     if reference.size != candidate.size:
@@ -151,7 +156,7 @@ def measure_range(
         elements,
         how.like,
         how.layouts,
-        (float(rtol), float(atol), how.same, start * how.components, max(rows.length, 1), rows.floor**2),
+        (rtol, atol, how.same, start * how.components, max(rows.length, 1), rows.floor2),
         how.unit,
         _address(counter),
         _address(records),
