@@ -25,6 +25,7 @@ from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.kernels import summarize
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
@@ -54,6 +55,7 @@ class Request:
     noise: tuple[Source, ...] = ()
     until_first: bool = False
     workers: int | None = None
+    device: str = "cpu"
     progress: Callable[[int, int], None] | None = None
 
 
@@ -72,17 +74,34 @@ def run_comparison(request: Request) -> Comparison:
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    device = _device(request)
     with ExitStack() as opened:
         reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
-        matched = _match(reference, candidate, renames, request, request.progress)
-        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
+        matched = _match(reference, candidate, renames, request, request.progress, device)
+        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened, device))
         structure = Structure(matched.reference, matched.alignment.reference)
         judgement = judge(_pairs(matched), structure, policy, _moved(matched))
         return _conclude(matched, structure, judgement, policy, renames)
 
 
+def _device(request: Request) -> PairDevice | None:
+    """Where whole tensors are measured; None is this machine's processor."""
+    if request.device == "cpu":
+        return None
+    if request.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    from tensortap.frameworks import pair_device  # may load torch
+
+    return pair_device(request.device)
+
+
 def _match(
-    reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
+    reference: Run,
+    candidate: Run,
+    renames: Renames,
+    request: Request,
+    progress: Callable[[int, int], None] | None,
+    device: PairDevice | None,
 ) -> _Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
     right = Side(candidate, _scope(request, renames, state_only=reference.is_checkpoint))
@@ -98,7 +117,8 @@ def _match(
     if stops:
         progress = None  # nobody knows how far it will go
     for part, last in _parts(found, open_pairs[whole], stops):
-        for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
+        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        for pair, measure in measured:
             measures.take(pair, measure)
         if stops and _parted(found, last, request):
             break
@@ -141,10 +161,11 @@ def _pairs(matched: _Matched) -> Pairs:
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
-    rel_l2 = measures.rel_l2.copy()
-    rel_l2[measures.nonfinite | measures.reshaped] = np.inf
+    error = _errors(matched)
+    error[measures.nonfinite | measures.reshaped] = np.inf
     return Pairs(
-        rel_l2=rel_l2,
+        error=error,
+        row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
@@ -155,6 +176,14 @@ def _pairs(matched: _Matched) -> Pairs:
         if len(rows)
         else np.empty(0),
     )
+
+
+def _errors(matched: _Matched) -> npt.NDArray[np.float64]:
+    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    measures, rows = matched.measures, matched.alignment.reference
+    if not len(rows):
+        return np.empty(0)
+    return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
 def _moved(matched: _Matched) -> Callable[[int, int], float]:
@@ -179,15 +208,17 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
+def _noise(
+    reference: Run, matched: _Matched, request: Request, opened: ExitStack, device: PairDevice | None
+) -> npt.NDArray[np.float64] | None:
     """For every pair, the worst error among further runs of the reference."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, _open(source, opened), Renames(), request, None)
-        errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
+        again = _match(reference, _open(source, opened), Renames(), request, None, device)
+        errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], error)
