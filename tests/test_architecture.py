@@ -29,7 +29,7 @@ ROOMS = {
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
-    "bench": COMMON | {"", "frameworks"},  # the kernel alone, without a capture around it
+    "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON | {"", "capture", "compare", "store", "report", "demo", "bench", "compat", "model"},
     "__main__": {"cli"},

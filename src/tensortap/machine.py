@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["cores", "memory"]
+__all__ = ["cores", "memory", "neighbours"]
 
 
 def cores() -> int:
@@ -21,3 +21,9 @@ def memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+
+
+def neighbours() -> int:
+    """How many processes of this job share the machine, as launchers tell."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isdigit() else 1

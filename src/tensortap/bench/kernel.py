@@ -10,6 +10,7 @@ import torch
 
 from tensortap.bench.limits import device_seconds
 from tensortap.frameworks.torch_cuda import CudaWorkshop
+from tensortap.kernels.cuda.driver import CudaError
 
 __all__ = ["summary_kernel_speed"]
 
@@ -35,6 +36,10 @@ def _enqueue() -> Callable[[list[Any]], object] | None:
     if torch.version.hip is not None:
         return None
     workshop = CudaWorkshop()
+    try:
+        workshop.submit(torch.zeros(8, device="cuda", dtype=torch.bfloat16))
+    except CudaError:
+        return None
     under_way: list[Any] = []
 
     def summarize(tensors: list[Any]) -> None:

@@ -85,9 +85,11 @@ class RunSink:
             return
         self._closed = True
         try:
-            self._recorder.send()
-            self.writer.flush()
-            self._recorder.close()
+            try:
+                self._recorder.send()
+                self.writer.flush()
+            finally:  # before the writer lets go of memory that a device may still be writing into
+                self._recorder.close()
             self._say_unseen(book)
         except Exception as error:  # a device that has failed gives nothing back; what came before it is kept
             self.writer.close("failed", reason or f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.errors import UsageError
@@ -321,7 +322,7 @@ class Torch:
             # By far the most common case, and asked for every tensor of a step.
             if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return _WRAPPED
-            return _CAPTURING if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else ""
+            return _unreadable_on_device(tensor) if tensor.is_cuda else ""
         if tensor.is_nested:
             return "a nested tensor has no single shape"
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -332,7 +333,9 @@ class Torch:
             return _WRAPPED
         if tensor.dtype not in NAMES:
             return f"dtype {_name(tensor.dtype)} is not supported"
-        return _CAPTURING if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else ""
+        if is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "to_local"):
+            return f"a {type(tensor).__name__} has no elements of its own"
+        return _unreadable_on_device(tensor) if tensor.is_cuda else ""
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         try:
@@ -389,6 +392,14 @@ class Torch:
         from tensortap.frameworks.torch_sending import CudaPinning
 
         return CudaPinning()
+
+
+def _unreadable_on_device(tensor: torch.Tensor) -> str:
+    if torch.cuda.is_current_stream_capturing():
+        return _CAPTURING
+    if tensor.layout is torch.strided and not hasattr(tensor, "to_local") and not tensor.data_ptr() and tensor.numel():
+        return "its memory has been given back"
+    return ""
 
 
 def _workshop_for(kind: str, device: torch.device) -> Workshop | None:

@@ -18,6 +18,7 @@ import torch
 from tensortap.frameworks.base import Collected, Incoming
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import NAMES, dense
+from tensortap.kernels.cuda import driver
 from tensortap.kernels.gpu import (
     FLAT,
     MOST_FINISHED,
@@ -35,22 +36,26 @@ from tensortap.kernels.reference import digest_weights
 __all__ = ["CudaTicket", "CudaWorkshop"]
 
 _SLOTS = 1024
-_PARTIALS = 24 << 20
+_PARTIALS = 12 << 20
 
 
 class CudaTicket:
     """A summary that is on its way."""
 
-    __slots__ = ("address", "batch", "elements", "lane", "number", "same_as")
+    __slots__ = ("address", "batch", "elements", "known", "lane", "number", "probed")
 
-    def __init__(self, batch: _Batch, lane: _Lane, address: int, elements: int, same_as: CudaTicket | None) -> None:
+    def __init__(
+        self, batch: _Batch, lane: _Lane, address: int, elements: int, known: CudaTicket | None, probed: bool
+    ) -> None:
         self.batch = batch
         self.number = len(batch.tickets)
         self.lane = lane
         self.address = address
         """Of its result on the device, while the step lasts."""
         self.elements = elements
-        self.same_as = same_as
+        self.known = known
+        self.probed = probed
+        """Whether a few elements were compared with `known` first; if not, all were read."""
 
 
 class _Batch:
@@ -75,6 +80,7 @@ class _Batch:
         """Waits until they have arrived."""
         if self._rows is None:
             assert self._event is not None and self._host is not None
+            driver.allow_captures()
             self._event.synchronize()
             self._rows = self._host.numpy()[: len(self.tickets) * RESULT.itemsize].view(RESULT).copy()
             self.unchanged = self._rows["unchanged"].astype(bool).tolist()
@@ -104,8 +110,7 @@ class _Lane:
         self._batch = _Batch(self)
 
     def submit(self, tensor: torch.Tensor, layout: Layout, known: CudaTicket | None) -> CudaTicket:
-        if known is not None and known.lane is not self:  # in another stream it may not have been finished yet
-            known = None
+        probed = known is not None and known.lane is self  # in another stream it may not have been finished yet
         if len(self._batch.tickets) == _SLOTS:
             self.send()
             self._current += 1
@@ -127,12 +132,12 @@ class _Lane:
             weights=self._weights.data_ptr(),
             partials=self._partials.data_ptr() + self._used * PARTIAL_BYTES,
             result=address,
-            known=known.address if known is not None else 0,
+            known=known.address if known is not None and probed else 0,
             stream=self._stream,
         )
         self._pending.append(Pending(self._used, split.blocks, slot))
         self._used += split.blocks
-        ticket = CudaTicket(self._batch, self, address, elements, known)
+        ticket = CudaTicket(self._batch, self, address, elements, known, probed)
         self._batch.tickets.append(ticket)
         return ticket
 
@@ -164,6 +169,16 @@ class _Lane:
             self._used = 0
 
 
+def _first(ticket: CudaTicket) -> CudaTicket:
+    """The sighting whose result holds for this one too: itself, if something had changed since the one before."""
+    while True:
+        ticket.batch.rows()
+        if not ticket.batch.unchanged[ticket.number]:
+            return ticket
+        assert ticket.known is not None
+        ticket = ticket.known
+
+
 def _new_host() -> torch.Tensor:
     return torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
 
@@ -183,6 +198,12 @@ class CudaWorkshop:
 
     def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None) -> CudaTicket:
         tensor = dense(tensor)
+        if (index := tensor.get_device()) == torch.cuda.current_device():
+            return self._submit(tensor, index, known)
+        with torch.cuda.device(index):  # kernels are launched in the context that is current
+            return self._submit(tensor, index, known)
+
+    def _submit(self, tensor: torch.Tensor, index: int, known: CudaTicket | None) -> CudaTicket:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.resolve_conj())
         if tensor.is_neg():
@@ -195,7 +216,6 @@ class CudaWorkshop:
                 tensor = tensor.contiguous()
             else:
                 layout = found
-        index = tensor.get_device()
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
         if lane is None:
@@ -214,20 +234,21 @@ class CudaWorkshop:
             lane.end_step()
 
     def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
+        places: dict[_Batch, list[int]] = {}
+        numbers: dict[_Batch, list[int]] = {}
         unchanged = []
-        picked: dict[_Batch, list[tuple[int, int]]] = {}
         for place, ticket in enumerate(tickets):
-            ticket.batch.rows()
-            same = ticket.batch.unchanged[ticket.number]
-            unchanged.append(same)
-            if same:
-                assert ticket.same_as is not None
-                ticket = ticket.same_as
-            picked.setdefault(ticket.batch, []).append((place, ticket.number))
+            first = _first(ticket)
+            unchanged.append(first is not ticket)
+            places.setdefault(first.batch, []).append(place)
+            numbers.setdefault(first.batch, []).append(first.number)
         results = np.empty(len(tickets), RESULT)
-        for batch, pairs in picked.items():
-            places, numbers = np.array(pairs).T
-            results[places] = batch.rows()[numbers]
+        for batch, where in places.items():
+            results[where] = batch.rows()[numbers[batch]]
+        for place, ticket in enumerate(tickets):
+            if ticket.known is not None and not ticket.probed:
+                known = _first(ticket.known)
+                unchanged[place] = results["digest"][place] == known.batch.rows()["digest"][known.number]
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
         return Collected(columns(results, elements), unchanged)
 
@@ -241,7 +262,8 @@ class CudaWorkshop:
         device = torch.device("cuda", index)
         if index not in self._gpus:
             processors = torch.cuda.get_device_properties(index).multi_processor_count
-            gpu = Gpu(Device(torch.cuda.get_device_capability(index), processors, torch.version.cuda or ""))
+            capability = torch.cuda.get_device_capability(index)
+            gpu = Gpu(Device(index, capability, processors, torch.version.cuda or ""))
             weights = torch.from_numpy(digest_weights().view(np.int32)).to(device)
             torch.cuda.current_stream(index).synchronize()  # other streams read it too
             self._gpus[index] = gpu, weights

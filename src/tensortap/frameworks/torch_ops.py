@@ -6,6 +6,7 @@ Everything stays on the device until the step ends; then one copy brings all of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,15 @@ class _Step:
         self.rows: list[torch.Tensor] = []
         self._results: npt.NDArray[Any] | None = None
 
-    def results(self) -> npt.NDArray[Any]:
-        if self._results is None:
+    def bring(self) -> None:
+        """In the thread and stream that computed them."""
+        if self.rows:
             host = np.concatenate([rows.cpu().numpy() for rows in _by_device(self.rows)])
             self._results = host.view(RESULT).reshape(-1)
             self.rows = []
+
+    def results(self) -> npt.NDArray[Any]:
+        assert self._results is not None
         return self._results
 
 
@@ -79,6 +84,7 @@ class OpsWorkshop:
             yield _HostPart(host.view(-1).view(torch.uint8).numpy())
 
     def end_step(self) -> None:
+        self._step.bring()
         self._step = _Step()
 
     def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
@@ -158,11 +164,16 @@ def _digest(bits: torch.Tensor, first_byte: int) -> torch.Tensor:
     words = _words(bits)
     rows = -(-words.numel() // 256)
     padded = torch.nn.functional.pad(words, (0, rows * 256 - words.numel())).view(rows, 256)
-    weights = torch.from_numpy(digest_weights().astype(np.int64)).to(bits.device)
+    weights = _weights(bits.device)
     numbers = np.arange(first_byte // 1024, first_byte // 1024 + rows, dtype=np.uint64)
     with np.errstate(over="ignore"):
         hashes = torch.from_numpy(row_hash(numbers).view(np.int64)).to(bits.device)
     return ((padded * weights).sum(1) * hashes).sum()
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(digest_weights().astype(np.int64)).to(device)
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:

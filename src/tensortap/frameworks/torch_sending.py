@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tensortap.kernels.cuda import driver
+
 __all__ = ["CudaPinning", "CudaSending"]
 
 _RING = 512 << 20
@@ -33,22 +35,21 @@ class _Region(NamedTuple):
 class _Part:
     """Some bytes in the ring."""
 
-    def __init__(
-        self, nbytes: torch.Tensor, ready: torch.cuda.Event, gone: torch.cuda.Event, stream: torch.cuda.Stream
-    ) -> None:
+    def __init__(self, nbytes: torch.Tensor, stream: torch.cuda.Stream) -> None:
         self.size = nbytes.numel()
         self._bytes = nbytes
-        self._gone = gone
         self._stream = stream
-        stream.wait_event(ready)
 
     def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
-        stop = start + target.size
         with torch.cuda.stream(self._stream):
-            torch.from_numpy(target).copy_(self._bytes[start:stop], non_blocking=True)
-        arrived = self._gone if stop == self.size else torch.cuda.Event(blocking=True)
+            torch.from_numpy(target).copy_(self._bytes[start : start + target.size], non_blocking=True)
+        arrived = torch.cuda.Event(blocking=True)
         arrived.record(self._stream)
-        wait: Callable[[], None] = arrived.synchronize
+
+        def wait() -> None:
+            driver.allow_captures()
+            arrived.synchronize()
+
         return wait
 
 
@@ -62,6 +63,8 @@ class CudaSending:
         self._part = min(part, ring // 4)
         self._next = 0
         self._regions: deque[_Region] = deque()
+        self._freed: torch.cuda.Event | None = None
+        """When the youngest region that is being written over had left. Any stream may come to write there."""
 
     def parts(self, tensor: torch.Tensor) -> Iterator[_Part]:
         """The tensor's bytes in C order. Each part must be copied as a whole before the next is asked for."""
@@ -73,7 +76,11 @@ class CudaSending:
                 self._ring[region.start : region.stop].view(piece.dtype).view(piece.shape).copy_(piece)
                 ready = torch.cuda.Event()
                 ready.record()
-            yield _Part(self._ring[region.start : region.stop], ready, region.gone, self._stream)
+            self._stream.wait_event(ready)
+            try:
+                yield _Part(self._ring[region.start : region.stop], self._stream)
+            finally:
+                region.gone.record(self._stream)
 
     def close(self) -> None:
         self._stream.synchronize()
@@ -84,18 +91,17 @@ class CudaSending:
             self._next = 0
         start, stop = self._next, self._next + nbytes
         self._make_room(start, stop)
+        if self._freed is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._freed)
         self._next = math.ceil(stop / _ALIGNED) * _ALIGNED
-        region = _Region(start, stop, torch.cuda.Event(blocking=True))
+        region = _Region(start, stop, torch.cuda.Event())
         self._regions.append(region)
         return region
 
     def _make_room(self, start: int, stop: int) -> None:
         """The oldest region is always the next one in the way. The one stream copies in order: its last is enough."""
-        last = None
         while self._regions and start <= self._regions[0].start < stop:
-            last = self._regions.popleft()
-        if last is not None:
-            torch.cuda.current_stream(self._device).wait_event(last.gone)
+            self._freed = self._regions.popleft().gone
 
 
 def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
@@ -116,9 +122,18 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 class CudaPinning:
     """Page-locks memory that is already there."""
 
+    def __init__(self) -> None:
+        self._pinned: set[int] = set()
+
     def pin(self, slab: npt.NDArray[np.uint8]) -> None:
         # Where it is refused, copies into the memory work too: they wait.
-        torch.cuda.cudart().cudaHostRegister(slab.ctypes.data, slab.nbytes, 0)
+        try:
+            if driver.pin(slab.ctypes.data, slab.nbytes):
+                self._pinned.add(slab.ctypes.data)
+        except driver.CudaError:  # a device of another make
+            pass
 
     def unpin(self, slab: npt.NDArray[np.uint8]) -> None:
-        torch.cuda.cudart().cudaHostUnregister(slab.ctypes.data)
+        if slab.ctypes.data in self._pinned:
+            self._pinned.remove(slab.ctypes.data)
+            driver.unpin(slab.ctypes.data)

@@ -18,4 +18,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's share of a distributed tensor, all elements of a sparse one."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
+        if type(tensor).__name__ == "AsyncCollectiveTensor":  # still on its way from other ranks
+            tensor = tensor.wait()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()

@@ -88,6 +88,7 @@ _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 class Device(NamedTuple):
     """What must be known of a GPU."""
 
+    number: int
     capability: tuple[int, int]
     processors: int
     toolkit: str
@@ -133,13 +134,14 @@ def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address
     Layout(code=1, sizes=(1, 4, 2), strides=(8, 16, 8))
     """
     sizes, steps = _collapse(shape, strides)
+    if len(sizes) > _MOST_DIMS or max(sizes, default=0) >= 1 << 32:
+        contiguous = len(sizes) == 1 and steps[0] == 1 and address % min(16, 8 * itemsize) == 0
+        return FLAT if contiguous else None
     aligned = address % min(16, 8 * itemsize) == 0
     if not sizes or (len(sizes) == 1 and steps[0] == 1):
         if aligned:
             return FLAT
         return Layout(2, (math.prod(shape),), (1,))
-    if len(sizes) > _MOST_DIMS or max(sizes) >= 1 << 32:
-        return None
     if aligned and steps[0] == 1 and sizes[0] % 8 == 0 and all(step % 8 == 0 for step in steps[1:]):
         return Layout(1, (sizes[0] // 8, *sizes[1:]), (8, *steps[1:]))
     return Layout(2, tuple(sizes), tuple(steps))
@@ -167,7 +169,6 @@ class Gpu:
         self._device = device
         self._wave = device.processors * _BLOCKS_EACH - 1  # and one for the probe
         self._kernels: dict[tuple[str, int], Kernel] = {}
-        self._compiling = threading.Lock()
         self._works: dict[Layout, Parameter] = {}
         """One for each layout that was met: most tensors lie alike, and the layout need not be written each time."""
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
@@ -228,17 +229,25 @@ class Gpu:
         return Split(max(1, -(-rows // (2 * each))), each)
 
     def _compile(self, name: str, layout: int) -> Kernel:
-        with self._compiling:
-            if (kernel := self._kernels.get((name, layout))) is None:
-                folder = resources.files("tensortap.kernels") / "cuda"
-                file = "finish" if name == "finish" else "summarize"
-                source = (folder / "common.cuh").read_text() + (folder / f"{file}.cu").read_text()
-                options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}"]
-                options.append(f"-DBLOCKS_EACH={_BLOCKS_EACH}")
-                image = compile_kernel(source, file, self._device.capability, options, self._device.toolkit)
-                kernel = Kernel(image, file, 512 if name == "finish" else _THREADS)
-                self._kernels[name, layout] = kernel
-            return kernel
+        kernel = self._kernels[name, layout] = _kernel(self._device, name, layout)
+        return kernel
+
+
+_compiled: dict[tuple[Device, str, int], Kernel] = {}
+_compiling = threading.Lock()
+
+
+def _kernel(device: Device, name: str, layout: int) -> Kernel:
+    """Compiled once in a process."""
+    with _compiling:
+        if (kernel := _compiled.get((device, name, layout))) is None:
+            folder = resources.files("tensortap.kernels") / "cuda"
+            file = "finish" if name == "finish" else "summarize"
+            source = (folder / "common.cuh").read_text() + (folder / f"{file}.cu").read_text()
+            options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}", f"-DBLOCKS_EACH={_BLOCKS_EACH}"]
+            image = compile_kernel(source, file, device.capability, options, device.toolkit)
+            kernel = _compiled[device, name, layout] = Kernel(image, file, 512 if name == "finish" else _THREADS)
+        return kernel
 
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

@@ -237,7 +237,7 @@ class Shard:
         if self._state.failure is None:
             try:
                 act()
-            except OSError as error:
+            except Exception as error:
                 self._state.fail(error, self._path)
 
     def _submit(self, job: _Job) -> None:

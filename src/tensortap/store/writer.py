@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.machine import cores, memory
+from tensortap.machine import cores, memory, neighbours
 from tensortap.records import Coverage, Location, Record
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
@@ -284,12 +284,14 @@ def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
 def _default_writers(from_device: bool) -> int:
     """On a small machine one, where more would take cores from the run, and a few on a large one. A run whose work is
     done by a device leaves most cores to the writers."""
-    return max(1, cores() * 3 // 4) if from_device else max(1, min(4, cores() // 4))
+    if from_device:
+        return max(1, cores() * 3 // 4 // neighbours())
+    return max(1, min(4, cores() // 4))
 
 
 def _default_buffer(from_device: bool) -> int:
     """A device fills buffers much faster than a disk empties them, and each of many writers needs some."""
-    return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32)) if from_device else DEFAULT_BUFFER
+    return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32 // neighbours())) if from_device else DEFAULT_BUFFER
 
 
 def _now() -> str:

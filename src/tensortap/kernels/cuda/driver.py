@@ -7,6 +7,7 @@ and streams are plain integers here, so that no framework is needed.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -14,7 +15,11 @@ from pathlib import Path
 
 from tensortap.errors import TensortapError
 
-__all__ = ["CudaError", "Kernel", "Parameter", "compile_kernel"]
+__all__ = ["CudaError", "Kernel", "Parameter", "allow_captures", "compile_kernel", "pin", "unpin"]
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_thread = threading.local()
 
 
 class CudaError(TensortapError):
@@ -66,16 +71,35 @@ def compile_kernel(source: str, name: str, capability: tuple[int, int], options:
     return image.raw
 
 
+def pin(address: int, nbytes: int) -> bool:
+    """Page-lock memory; False where that is refused. The driver's call, unlike the runtime's, leaves no error behind
+    for somebody else's launch to stumble over."""
+    return not _driver().cuMemHostRegister_v2(address, nbytes, _PORTABLE)
+
+
+def unpin(address: int) -> None:
+    _driver().cuMemHostUnregister(address)
+
+
+def allow_captures() -> None:
+    """Waiting in this thread must not break a graph that another one is capturing."""
+    if not getattr(_thread, "relaxed", False):
+        _driver().cuThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
+        _thread.relaxed = True
+
+
 @cache
 def _driver() -> ctypes.CDLL:
     try:
-        # PyDLL keeps the interpreter lock: giving it away at every launch would let other threads hold up the step.
-        library = ctypes.PyDLL("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CudaError(f"there is no CUDA driver: {error}") from error
     library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     library.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     library.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
+    library.cuMemHostRegister_v2.argtypes = [c_void_p, c_size_t, c_uint]
+    library.cuMemHostUnregister.argtypes = [c_void_p]
+    library.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]
     library.cuGetErrorString.argtypes = [c_int, c_void_p]
     return library
 
