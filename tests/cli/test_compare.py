@@ -16,7 +16,7 @@ from showing import Said, call
 
 import tensortap
 from support import comparisons
-from tensortap.cli.compare import steps_meant
+from tensortap.cli.pairing import steps_meant
 from tensortap.errors import RunNotFound, UsageError
 
 Capsys = pytest.CaptureFixture[str]
