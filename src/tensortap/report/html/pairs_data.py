@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.records import STATUSES, Comparison, Finding, shown
+from tensortap.records import STATUSES, Comparison, Finding, Key, shown
 from tensortap.report import pairs, unmatched
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
@@ -31,6 +31,8 @@ _TEXTS = {
     "mismatched": ("mismatched", "Share of elements outside atol + rtol · |reference|."),
     "tolerance": ("allowed", "The relative error that was allowed."),
 }
+_MOMENTS = {"mean": "Mean", "std": "Standard deviation", "l2": "Norm"}
+_COUNTS = {"nan": "NaN", "inf": "infinities"}
 
 
 class PairsData:
@@ -145,24 +147,15 @@ class PairsData:
     def _sides(self) -> list[Column]:
         bits = bits_for(self.outline.rows)
         found = []
-        for name, text in (("mean", "Mean"), ("std", "Standard deviation"), ("l2", "Norm")):
+        for name, what in _MOMENTS.items():
             for side in ("reference", "candidate"):
-                like = f"{name}_reference" if side == "candidate" else None
-                values, title = self.floats(f"{name}_{side}"), f"{name}, {side}"
-                found.append(
-                    Column(
-                        f"{name}_{side}",
-                        values,
-                        title,
-                        f"{text} of the {side}'s finite elements.",
-                        bits=bits,
-                        like=like,
-                    )
-                )
-        for name, text in (("nan", "NaN"), ("inf", "infinities")):
+                column, like = f"{name}_{side}", f"{name}_reference" if side == "candidate" else None
+                text = f"{what} of the {side}'s finite elements."
+                found.append(Column(column, self.floats(column), f"{name}, {side}", text, bits=bits, like=like))
+        for name, what in _COUNTS.items():
             for side in ("reference", "candidate"):
-                values = self.outline.ints(f"{name}_{side}")
-                found.append(Column(f"{name}_{side}", values, f"{text}, {side}", f"How many {text} the {side} has."))
+                column, text = f"{name}_{side}", f"How many {what} the {side} has."
+                found.append(Column(column, self.outline.ints(column), f"{what}, {side}", text))
         return found
 
     # --- head ------------------------------------------------------------------------------------------------------
@@ -266,12 +259,10 @@ def _places(comparison: Comparison) -> list[int]:
     """The rows of the births. They are marked in the table; identities tell which is which."""
     table = comparison.table
     marked = np.flatnonzero(_flags(table, "birth"))
-    names = ("step", "micro", "phase", "module", "call", "kind", "path")
-    taken = table.select(["rank", *names]).take(marked).to_pylist() if len(marked) else []
-    at = {
-        (row["rank"], *(row[name] for name in names)): place for row, place in zip(taken, marked.tolist(), strict=True)
-    }
-    return [at[(birth.rank, *birth.key)] for birth in comparison.births]
+    taken = pairs.rows_of(comparison, marked.tolist()) if len(marked) else []
+    keys = [(row["rank"], Key(*(row[name] for name in Key._fields))) for row in taken]
+    at = dict(zip(keys, marked.tolist(), strict=True))
+    return [at[birth.rank, birth.key] for birth in comparison.births]
 
 
 def _whole(percent: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
