@@ -13,10 +13,11 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "dtypes", "machine"}
+COMMON = {"errors", "records", "details", "dtypes", "machine"}
 ROOMS = {
     "errors": set(),
-    "records": set(),
+    "records": {"details"},
+    "details": {"records"},
     "dtypes": set(),
     "machine": set(),
     "kernels": COMMON,

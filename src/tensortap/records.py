@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tensortap.details import Detail
 
 __all__ = [
     "KINDS",
@@ -252,6 +255,8 @@ class Comparison:
     """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
+    details: Sequence[Detail] = ()
+    """Pairs that were looked at closely, if that was asked for; those worth most first."""
 
     def __str__(self) -> str:
         return self.sentence

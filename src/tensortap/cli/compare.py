@@ -81,9 +81,10 @@ def compare(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
     chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
+    chosen |= {"until_first": until_first, "details": _details(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
-        result = function(reference, candidate, **chosen, until_first=until_first, progress=progress)
+        result = function(reference, candidate, **chosen, progress=progress)
     on_stdout = output.STDOUT in outputs.values()
     if not quiet and not on_stdout:
         _print_page(result, verbose)
@@ -113,6 +114,15 @@ def _outputs(given: Mapping[str, str | None]) -> dict[str, str]:
     if wanted.get("parquet") == output.STDOUT and sys.stdout.isatty():
         raise UsageError("--parquet -: it is not text; send it to a file or a pipe")
     return wanted
+
+
+def _details(outputs: Mapping[str, str]) -> int:
+    """How many tensors to look at closely: only the page shows them."""
+    if "html" not in outputs:
+        return 0
+    from tensortap.report import comparison_html
+
+    return comparison_html.DETAILS
 
 
 # --- what comes out ------------------------------------------------------------------------------------------------

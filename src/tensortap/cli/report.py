@@ -68,7 +68,7 @@ def report(
     chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
-        result = function(reference, candidate, **chosen, progress=progress)
+        result = function(reference, candidate, **chosen, details=comparison_html.DETAILS, progress=progress)
     with screen.waiting(f"writing {out}"), output.opened(out) as file:
         comparison_html.write(result, file)
     if not quiet:

@@ -6,15 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare import sentence
-from tensortap.compare.align import Alignment, Renames, align, suggest
+from tensortap.compare.align import Alignment, Renames, align, read_map, suggest
+from tensortap.compare.closeups import Closeups, worth_a_look
 from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.metrics import Measures, estimate, prepare
 from tensortap.compare.pairs_table import table_of
@@ -23,13 +23,13 @@ from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
-from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.errors import UsageError
 from tensortap.kernels import summarize
 from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "run_comparison"]
+__all__ = ["Request", "open_comparison", "run_comparison"]
 
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
@@ -54,6 +54,7 @@ class Request:
     noise: tuple[Source, ...] = ()
     until_first: bool = False
     workers: int | None = None
+    details: int = 0
     progress: Callable[[int, int], None] | None = None
 
 
@@ -68,17 +69,31 @@ class _Matched:
 
 
 def run_comparison(request: Request) -> Comparison:
-    renames = Renames.of(request.rename, _read_map(request.map_file))
+    with ExitStack() as opened:
+        return open_comparison(request, opened)[0]
+
+
+def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Closeups]:
+    """The comparison, and what looks at its pairs closely for as long as the runs are open."""
+    renames = Renames.of(request.rename, read_map(request.map_file))
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-    with ExitStack() as opened:
-        reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
-        matched = _match(reference, candidate, renames, request, request.progress)
-        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
-        structure = Structure(matched.reference, matched.alignment.reference)
-        judgement = judge(_pairs(matched), structure, policy, _moved(matched))
-        return _conclude(matched, structure, judgement, policy, renames)
+    reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
+    matched = _match(reference, candidate, renames, request, request.progress)
+    policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
+    structure = Structure(matched.reference, matched.alignment.reference)
+    pairs = _pairs(matched)
+    judgement = judge(pairs, structure, policy, _moved(matched))
+    closeups = Closeups(
+        matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
+    )
+    comparison = _conclude(matched, structure, judgement, policy, renames)
+    if request.details and len(comparison):
+        chosen = worth_a_look(judgement.born, pairs.rel_l2, judgement.tolerance, request.details)
+        details = list(closeups.details(chosen, request.details, request.progress))
+        comparison = replace(comparison, details=details)
+    return comparison, closeups
 
 
 def _match(
@@ -314,24 +329,3 @@ def _scope(request: Request, renames: Renames | None, state_only: bool) -> Scope
 
 def _mapping(value: Any) -> Mapping[int, int] | None:
     return value if isinstance(value, Mapping) else None
-
-
-def _read_map(path: str | os.PathLike[str] | None) -> dict[str, str] | None:
-    if path is None:
-        return None
-    try:
-        lines = Path(path).read_text().splitlines()
-    except FileNotFoundError as error:
-        raise RunNotFound(f"there is no map file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunUnreadable(f"the map file {path} cannot be read: {error}") from error
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            name, equals, other = line.partition("=")
-            if not equals:
-                raise UsageError(
-                    f"{path}, line {number}: write 'candidate name = reference name', not {line.strip()!r}"
-                )
-            found[name.strip()] = other.strip()
-    return found

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
-from tensortap.records import Comparison
+from tensortap.details import Detail
+from tensortap.records import Comparison, Key
 from tensortap.report import pairs
 from tensortap.report.facts import ran_on
 from tensortap.report.html import static
-from tensortap.report.html.blocks import json_block
+from tensortap.report.html.blocks import Block, json_block
 from tensortap.report.html.columns import entries, packed
 from tensortap.report.html.definitions import PAIRS
+from tensortap.report.html.detail_data import detail_object
 from tensortap.report.html.markup import join
 from tensortap.report.html.page import Page
 from tensortap.report.html.pairs_data import PairsData
 from tensortap.report.output import encoded
 from tensortap.report.wording import clean, plural
 
-__all__ = ["page", "write"]
+__all__ = ["DETAILS", "detail_block", "page", "write"]
 
+DETAILS = 48
+"""How many tensors a page shows closely: more than that is for `tensortap view`."""
+_DETAIL_BYTES = 400_000  # compressed; a third more in the file
 _VERDICTS = {"match": "=", "diverged": "✖", "incomparable": "?"}
 
 
@@ -30,6 +35,8 @@ def page(comparison: Comparison) -> Page:
     """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
     data = PairsData(comparison)
     columns, words = data.columns()
+    details = _details(comparison)
+    blocks = {row: block.id for detail, block in details for row in detail.rows}
     return Page(
         kind="comparison",
         title=f"{comparison.verdict}: {clean(comparison.candidate)} against {clean(comparison.reference)}",
@@ -41,9 +48,29 @@ def page(comparison: Comparison) -> Page:
                 static.definitions(PAIRS),
             ]
         ),
-        head=json_block("head", data.head(words, entries(columns), {})),
-        blocks=packed(columns),
+        head=json_block("head", data.head(words, entries(columns), blocks)),
+        blocks=[*packed(columns), *(block for _, block in details)],
     )
+
+
+def detail_block(comparison: Comparison, detail: Detail) -> Block:
+    """One close look, for the page's scripts."""
+    row = pairs.row_at(comparison, detail.row)
+    title = Key(*(row[name] for name in Key._fields))
+    return json_block(f"detail-{detail.row}", detail_object(detail, row, f"{title} · rank {row['rank']}"))
+
+
+def _details(comparison: Comparison) -> list[tuple[Detail, Block]]:
+    """As many as the page has room for; those that matter most come first."""
+    found: list[tuple[Detail, Block]] = []
+    room = _DETAIL_BYTES
+    for detail in comparison.details:
+        block = detail_block(comparison, detail)
+        room -= len(block.data)
+        if room < 0:
+            break
+        found.append((detail, block))
+    return found
 
 
 def _header(comparison: Comparison) -> str:

@@ -136,10 +136,17 @@ class Outline:
     def _modules(self) -> tuple[Modules, Ints]:
         names, classes = coded(self.table.column("module")), coded(self.table.column("cls"))
         first = np.unique(names.codes, return_index=True)[1]
-        order = np.argsort(first)
-        found = {names.words[code]: classes.words[classes.codes[first[code]]] for code in order.tolist()}
+        found = {names.words[code]: classes.words[classes.codes[first[code]]] for code in self._by_run(names)}
         modules = Modules.of(found)
         return modules, names.within(modules.names)
+
+    def _by_run(self, names: Coded) -> list[int]:
+        """Codes of modules in the order in which they ran; parameters are listed before anything runs."""
+        phases = coded(self.table.column("phase"))
+        ran = np.flatnonzero(np.array([word != "state" for word in phases.words], bool)[phases.codes])
+        some, first = np.unique(names.codes[ran], return_index=True)
+        running: list[int] = some[np.argsort(first)].tolist()
+        return list(dict.fromkeys([*running, *range(len(names.words))]))
 
     @property
     def modules(self) -> Modules:
