@@ -16,9 +16,11 @@ __all__ = [
     "KINDS",
     "PHASES",
     "STATUSES",
+    "TROUBLES",
     "Comparison",
     "Coverage",
     "Difference",
+    "Examination",
     "Finding",
     "Key",
     "Kind",
@@ -28,6 +30,7 @@ __all__ = [
     "Record",
     "Status",
     "Summary",
+    "Trouble",
     "Unmatched",
     "Verdict",
     "shown",
@@ -43,6 +46,8 @@ Verdict = Literal["match", "diverged", "incomparable"]
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
+"""What a record of one run may be by itself; `compare.health` defines them."""
 
 
 class Key(NamedTuple):
@@ -269,3 +274,41 @@ class Comparison:
         """Every pair as a dict, in execution order, without holding all of them."""
         for batch in self.table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Where something that is usually a mistake first shows in a run."""
+
+    row: int
+    key: Key
+    rank: int
+    cls: str
+    status: str
+    """One of TROUBLES, not "ok"."""
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """One run in, this out. `str()` of it is the sentence."""
+
+    path: str
+    verdict: Literal["healthy", "suspicious"]
+    sentence: str
+    policy: str
+    """What counts as suspicious, in words."""
+    births: Sequence[Trouble]
+    """In execution order."""
+    counts: Mapping[str, int]
+    """Records by status."""
+    table: Any
+    """All records as a pyarrow.Table by rank and in execution order: the columns of the index without sketch and file,
+    with rank, status and birth."""
+    details: Sequence[Detail] = ()
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ __all__ = [
     "Rtol",
     "Steps",
     "Workers",
+    "one_run",
     "options",
     "steps_meant",
 ]
@@ -75,6 +76,20 @@ def options(
         "modules": ["" if name == "(root)" else name for name in module or ()] or "*",
         "workers": _workers(workers),
     }
+
+
+def one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the options means something where there is nothing to compare with; the others must not be given."""
+    from tensortap.errors import UsageError
+
+    for name in ("rename", "map_file", "rtol", "atol", "noise", "workers"):
+        if chosen[name] not in (None, ()):
+            option = "map" if name == "map_file" else name
+            raise UsageError(f"--{option} needs two runs: say which candidate to compare")
+    if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):
+        raise UsageError("--step 3:4 needs two runs: say which candidate to compare")
+    names = ("steps", "ranks", "modules", "kinds")
+    return {name: None if chosen[name] == "*" else chosen[name] for name in names}
 
 
 def steps_meant(text: str) -> dict[int, int]:

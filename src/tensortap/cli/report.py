@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from tensortap.cli.pairing import (
     Rtol,
     Steps,
     Workers,
+    one_run,
     options,
 )
 
@@ -58,21 +59,48 @@ def report(
       tensortap report runs/a runs/b -o report.html
       tensortap report runs/a -o run.html
     """
+    from tensortap.report import output
+
+    output.check(out)
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
+    if candidate is None:
+        sentence, code = _about_one(reference, chosen, out), 0
+    else:
+        sentence, code = _about_two(reference, candidate, chosen, out, quiet)
+    if not quiet:
+        typer.echo(sentence, err=out == output.STDOUT)
+        if out != output.STDOUT:
+            typer.echo(f"The page is {out}")
+    raise typer.Exit(0 if exit_zero else code)
+
+
+def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: str, quiet: bool) -> tuple[str, int]:
+    """Writes the page; what was found, and the exit code for it."""
     import tensortap
     from tensortap.cli import screen
     from tensortap.cli.compare import EXIT_CODES
     from tensortap.report import comparison_html, output
     from tensortap.report.wording import clean
 
-    output.check(out)
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
         result = function(reference, candidate, **chosen, details=comparison_html.DETAILS, progress=progress)
     with screen.waiting(f"writing {out}"), output.opened(out) as file:
         comparison_html.write(result, file)
-    if not quiet:
-        typer.echo(clean(result.sentence), err=out == output.STDOUT)
-        if out != output.STDOUT:
-            typer.echo(f"The page is {clean(out)}")
-    raise typer.Exit(0 if exit_zero else EXIT_CODES[result.verdict])
+    return clean(result.sentence), EXIT_CODES[result.verdict]
+
+
+def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> str:
+    import tensortap
+    from tensortap.cli import gather, screen
+    from tensortap.compare.health import examine
+    from tensortap.report import output, run_html
+    from tensortap.report.wording import clean
+
+    with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
+        scope = one_run(chosen)
+        examination = examine(run, **scope, details=run_html.DETAILS)
+        facts = gather.facts_of(run)
+    with screen.waiting(f"writing {out}"), output.opened(out) as file:
+        run_html.write(facts, examination, file)
+    return clean(examination.sentence)

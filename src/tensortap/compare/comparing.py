@@ -29,7 +29,7 @@ from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "open_comparison", "run_comparison"]
+__all__ = ["Request", "Source", "open_comparison", "open_source", "run_comparison"]
 
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
@@ -79,7 +79,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-    reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
+    reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
     matched = _match(reference, candidate, renames, request, request.progress)
     policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
     structure = Structure(matched.reference, matched.alignment.reference)
@@ -201,7 +201,7 @@ def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStac
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, _open(source, opened), Renames(), request, None)
+        again = _match(reference, open_source(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
@@ -311,7 +311,7 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
     return found
 
 
-def _open(source: Source, opened: ExitStack) -> Run:
+def open_source(source: Source, opened: ExitStack) -> Run:
     """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
     return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
 

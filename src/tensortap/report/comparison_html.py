@@ -12,7 +12,7 @@ from tensortap.report.html import static
 from tensortap.report.html.blocks import Block, json_block
 from tensortap.report.html.columns import entries, packed
 from tensortap.report.html.definitions import PAIRS
-from tensortap.report.html.detail_data import detail_object
+from tensortap.report.html.detail_data import detail_object, fitting
 from tensortap.report.html.markup import join
 from tensortap.report.html.page import Page
 from tensortap.report.html.pairs_data import PairsData
@@ -23,7 +23,6 @@ __all__ = ["DETAILS", "detail_block", "page", "write"]
 
 DETAILS = 48
 """How many tensors a page shows closely: more than that is for `tensortap view`."""
-_DETAIL_BYTES = 400_000  # compressed; a third more in the file
 _VERDICTS = {"match": "=", "diverged": "✖", "incomparable": "?"}
 
 
@@ -35,7 +34,7 @@ def page(comparison: Comparison) -> Page:
     """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
     data = PairsData(comparison)
     columns, words = data.columns()
-    details = _details(comparison)
+    details = fitting((detail, detail_block(comparison, detail)) for detail in comparison.details)
     blocks = {row: block.id for detail, block in details for row in detail.rows}
     return Page(
         kind="comparison",
@@ -60,19 +59,6 @@ def detail_block(comparison: Comparison, detail: Detail) -> Block:
     return json_block(f"detail-{detail.row}", detail_object(detail, row, f"{title} · rank {row['rank']}"))
 
 
-def _details(comparison: Comparison) -> list[tuple[Detail, Block]]:
-    """As many as the page has room for; those that matter most come first."""
-    found: list[tuple[Detail, Block]] = []
-    room = _DETAIL_BYTES
-    for detail in comparison.details:
-        block = detail_block(comparison, detail)
-        room -= len(block.data)
-        if room < 0:
-            break
-        found.append((detail, block))
-    return found
-
-
 def _header(comparison: Comparison) -> str:
     runs = [
         (side, path, ran_on(comparison.info.get(side, {})))
@@ -80,7 +66,7 @@ def _header(comparison: Comparison) -> str:
     ]
     counts = [plural(len(comparison), "pair")]
     counts += [static.glyph(status, *words.split(" ", 1)) for status, words in pairs.tally(comparison.counts)]
-    return static.header("tensortap: two runs compared", runs, counts, comparison.policy)
+    return static.header("tensortap: two runs compared", runs, counts, f"Allowed: {comparison.policy}")
 
 
 def _banner(data: PairsData) -> str:

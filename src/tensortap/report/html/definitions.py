@@ -41,7 +41,13 @@ PAIRS = {
 RUN = {
     "record": "A tensor seen once, under the name of the module that took, returned or owns it.",
     "rms": "The root mean square of the finite elements: the size of a typical one.",
-    "gradient norm": "The norm of all parameter gradients of a step together, as gradient clipping takes it, by rank; "
-    "of a layer, of its own parameters.",
+    "✖ nonfinite": "It has a NaN or +Inf; or −Inf, unless it is an activation, where masks are written so. It is born "
+    "where all that a record was made from is finite, and no step before left anything behind.",
+    "▲ exploding": "An element is beyond half of what the dtype holds, or the rms is 10,000 times the median of all "
+    "records of this kind in the step, or 100 times that of the same tensor over the steps before.",
+    "○ dead": "An output or gradient that is zero in every element and in every recorded step.",
+    "▽ vanishing": "A gradient that is not zero, but whose rms is 10,000 times smaller than the median of its kind.",
+    "gradient norm": "The norm of all parameter gradients of a step together, as gradient clipping takes it, on the "
+    "first rank; of a layer, of its own parameters.",
     **_COMMON,
 }

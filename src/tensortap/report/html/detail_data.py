@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tensortap.details import Detail, Histogram, TensorFacts, TileMap
+from tensortap.report.html.blocks import Block
 from tensortap.report.wording import clean, shape
 
-__all__ = ["detail_object", "map_object"]
+__all__ = ["detail_object", "fitting", "map_object"]
 
+_ROOM = 400_000  # bytes of all detail documents in a page, compressed; a third more in the file
 _LEVELS = 253
 _DIGITS = 6
 
@@ -56,6 +58,18 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
         ],
         "sketch": _sketch(detail),
     }
+
+
+def fitting(details: Iterable[tuple[Detail, Block]]) -> list[tuple[Detail, Block]]:
+    """As many as a page has room for; those that matter most come first."""
+    found: list[tuple[Detail, Block]] = []
+    room = _ROOM
+    for detail, block in details:
+        room -= len(block.data)
+        if room < 0:
+            break
+        found.append((detail, block))
+    return found
 
 
 def map_object(found: TileMap) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def header(title: str, runs: Sequence[tuple[str, str, str]], counts: Sequence[st
         element("h1", text(title)),
         element("dl", sides, class_="runs"),
         element("ul", items, class_="counts"),
-        element("p", text(f"Allowed: {policy}"), class_="policy") if policy else "",
+        element("p", text(policy), class_="policy"),
         id="header",
     )
 
