@@ -10,7 +10,7 @@ from tensortap.report.wording import clean
 
 __all__ = ["Setting", "settings"]
 
-_TITLES = {"versions": "versions", "flags": "flags", "variables": "environment variables"}
+_TITLES = {"variables": "environment variables", "random_states": "random states at the start"}
 _NOWHERE = "–"
 
 
