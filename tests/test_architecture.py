@@ -26,11 +26,12 @@ ROOMS = {
     "capture": COMMON | {"kernels", "frameworks", "store"},
     "compare": COMMON | {"kernels", "store"},
     "report": COMMON,
+    "view": COMMON | {"compare", "store", "report"},
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "store", "report", "demo", "compat", "model"},
+    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "compat", "model"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "kernels", "store", "errors", "records", "model"},
 }

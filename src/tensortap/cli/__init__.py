@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import check_hooks, compare, demo, export, report, show
+from tensortap.cli import check_hooks, compare, demo, export, report, show, view
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -51,6 +51,7 @@ app.command()(show.show)
 app.command()(export.export)
 app.command()(compare.compare)
 app.command()(report.report)
+app.command()(view.view)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)
 

@@ -105,16 +105,20 @@ class RunCloseups:
     def detail(self, row: int, most: int | None = None) -> Detail:
         facts = facts_of(self._side, row)
         found = Detail(rows=(row,), whole=False, reference=facts)
-        if not self._side.kept[row] or (most is not None and facts.elements > most):
+        if self.why_not(row) or (most is not None and facts.elements > most):
             return found
         return replace(found, whole=True, histogram=histogram_of(self._side.array(row), bounds_of(facts)))
 
     def values(self, row: int, window: Window) -> tuple[tuple[int, int], Window, list[Floats]]:
         """How large the folded tensor is, what of the window is there, and the values in it."""
-        if not self._side.kept[row]:
-            raise UsageError('only the summary of this tensor was kept: capture with keep="tensors"')
+        if why := self.why_not(row):
+            raise UsageError(why)
         whole, part, values = folded_values(self._side.array(row), window)
         return whole, part, [values]
+
+    def why_not(self, row: int) -> str:
+        """Why a record's elements cannot be looked at; empty if they can."""
+        return "" if self._side.kept[row] else 'only the summary of this tensor was kept: capture with keep="tensors"'
 
     def details(self, first: Sequence[int], most: int) -> Iterator[Detail]:
         """Those rows, and a sample of the others."""

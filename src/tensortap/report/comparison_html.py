@@ -9,7 +9,7 @@ from tensortap.records import Comparison, Key
 from tensortap.report import pairs
 from tensortap.report.facts import ran_on
 from tensortap.report.html import static
-from tensortap.report.html.blocks import Block, json_block
+from tensortap.report.html.blocks import json_block
 from tensortap.report.html.columns import entries, packed
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.detail_data import detail_object, fitting
@@ -19,7 +19,7 @@ from tensortap.report.html.pairs_data import PairsData
 from tensortap.report.output import encoded
 from tensortap.report.wording import clean, plural
 
-__all__ = ["DETAILS", "detail_block", "page", "write"]
+__all__ = ["DETAILS", "detail_document", "page", "write"]
 
 DETAILS = 48
 """How many tensors a page shows closely: more than that is for `tensortap view`."""
@@ -34,7 +34,7 @@ def page(comparison: Comparison) -> Page:
     """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
     data = PairsData(comparison)
     columns, words = data.columns()
-    details = fitting((detail, detail_block(comparison, detail)) for detail in comparison.details)
+    details = fitting((detail, detail_document(comparison, detail)) for detail in comparison.details)
     blocks = {row: block.id for detail, block in details for row in detail.rows}
     return Page(
         kind="comparison",
@@ -52,11 +52,11 @@ def page(comparison: Comparison) -> Page:
     )
 
 
-def detail_block(comparison: Comparison, detail: Detail) -> Block:
+def detail_document(comparison: Comparison, detail: Detail) -> dict[str, Any]:
     """One close look, for the page's scripts."""
     row = pairs.row_at(comparison, detail.row)
     title = Key(*(row[name] for name in Key._fields))
-    return json_block(f"detail-{detail.row}", detail_object(detail, row, f"{title} · rank {row['rank']}"))
+    return detail_object(detail, row, f"{title} · rank {row['rank']}")
 
 
 def _header(comparison: Comparison) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tensortap.details import Detail
 from tensortap.records import TROUBLES, Examination, Key
 from tensortap.report.facts import RunFacts, ran_on
 from tensortap.report.html import static
-from tensortap.report.html.blocks import Block, json_block
+from tensortap.report.html.blocks import json_block
 from tensortap.report.html.columns import entries, packed
 from tensortap.report.html.definitions import RUN
 from tensortap.report.html.detail_data import detail_object, fitting
@@ -18,7 +18,7 @@ from tensortap.report.html.run_data import RunData
 from tensortap.report.output import encoded
 from tensortap.report.wording import clean, count, plural
 
-__all__ = ["DETAILS", "detail_block", "page", "write"]
+__all__ = ["DETAILS", "detail_document", "page", "write"]
 
 DETAILS = 48
 _GLYPHS = dict(zip(TROUBLES, "·✖▲○▽", strict=True))
@@ -32,7 +32,7 @@ def page(facts: RunFacts, examination: Examination) -> Page:
     """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
     data = RunData(facts, examination)
     columns, words = data.columns()
-    details = fitting((detail, detail_block(examination, detail)) for detail in examination.details)
+    details = fitting((detail, detail_document(examination, detail)) for detail in examination.details)
     blocks = {row: block.id for detail, block in details for row in detail.rows}
     return Page(
         kind="run",
@@ -51,11 +51,11 @@ def page(facts: RunFacts, examination: Examination) -> Page:
     )
 
 
-def detail_block(examination: Examination, detail: Detail) -> Block:
+def detail_document(examination: Examination, detail: Detail) -> dict[str, Any]:
     """One close look, for the page's scripts."""
     row = examination.table.slice(detail.row, 1).to_pylist()[0]
     title = Key(*(row[name] for name in Key._fields))
-    return json_block(f"detail-{detail.row}", detail_object(detail, row, f"{title} · rank {row['rank']}"))
+    return detail_object(detail, row, f"{title} · rank {row['rank']}")
 
 
 def _header(facts: RunFacts, examination: Examination) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.details import Detail, Histogram, TensorFacts, TileMap
-from tensortap.report.html.blocks import Block
+from tensortap.report.html.blocks import Block, json_block
 from tensortap.report.wording import clean, shape
 
 __all__ = ["detail_object", "fitting", "map_object"]
@@ -60,11 +60,12 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
     }
 
 
-def fitting(details: Iterable[tuple[Detail, Block]]) -> list[tuple[Detail, Block]]:
-    """As many as a page has room for; those that matter most come first."""
+def fitting(details: Iterable[tuple[Detail, dict[str, Any]]]) -> list[tuple[Detail, Block]]:
+    """As many documents as a page has room for, as blocks; those that matter most come first."""
     found: list[tuple[Detail, Block]] = []
     room = _ROOM
-    for detail, block in details:
+    for detail, document in details:
+        block = json_block(f"detail-{detail.row}", document)
         room -= len(block.data)
         if room < 0:
             break
