@@ -1,14 +1,14 @@
 // What all line plots share: the look of axes and legends, redrawn with the theme and fitted to their box.
 
 import { styled } from "./dom.js";
-import { number, powerOfTen } from "./format.js";
+import { count, number, powerOfTen } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 export const FONT =
   '-apple-system, "Segoe UI", Roboto, "Noto Sans", Ubuntu, Cantarell, "Liberation Sans", Arial, sans-serif';
 
 /** An axis in the page's colours. */
-export function axis(more = {}) {
+function axis(more = {}) {
   return {
     stroke: () => colour("muted"),
     grid: { stroke: () => colour("grid"), width: 1 },
@@ -18,6 +18,12 @@ export function axis(more = {}) {
     gap: 4,
     ...more,
   };
+}
+
+/** An axis of whole numbers, such as steps. */
+export function wholeAxis(more = {}) {
+  const incrs = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+  return axis({ incrs, values: (plot, splits) => splits.map(count), ...more });
 }
 
 /** An axis of powers of ten. uPlot's own labels would say 0 for most of them. */

@@ -84,7 +84,8 @@ function zeroMark(edges) {
   const at = edges.findIndex((edge, place) => place > 0 && Number(edges[place - 1]) < 0 && Number(edge) >= 0);
   if (at < 1) return [];
   const x = (at * WIDTH) / (edges.length - 1);
-  return [draw("line", { class: "zero", x1: x, x2: x, y1: 0, y2: HEIGHT - FOOT }), label(x, "0", "middle")];
+  const line = draw("line", { class: "zero", x1: x, x2: x, y1: 0, y2: HEIGHT - FOOT });
+  return x > 60 && x < WIDTH - 60 ? [line, label(x, "0", "middle")] : [line];
 }
 
 function ends(edges) {

@@ -32,7 +32,8 @@ async function answered(path) {
   throw new Error(told.error || `the server answered ${response.status}`);
 }
 
-function fromBase64(text) {
+/** Bytes from base64. */
+export function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const decoded = atob(text);
   const bytes = new Uint8Array(decoded.length);

@@ -1,7 +1,7 @@
 // Where in a tensor the differences are: tiles of its greatest difference. With a server, a click looks closer, down to
 // single elements.
 
-import { asked, isServed } from "./blocks.js";
+import { asked, fromBase64, isServed } from "./blocks.js";
 import { canvas, make } from "./dom.js";
 import { count, number, precise } from "./format.js";
 import { css, Ramp } from "./ramp.js";
@@ -9,6 +9,7 @@ import { colour, onTheme, theme } from "./theme.js";
 
 const WIDTH = 360;
 const TALLEST = 220;
+const WIDEST = 24; // a tile
 const CLOSER = 4;
 const ELEMENTS = 12; // values shown in each direction
 
@@ -24,17 +25,12 @@ export class ErrorMap {
 
   #draw() {
     const { map } = this;
-    const values = map.values.map((value) => (value === null ? NaN : Number(value)));
-    const finite = values.filter((value) => value > 0 && value < Infinity);
-    const high = finite.length ? finite.reduce((one, other) => Math.max(one, other)) : 1;
-    const low = finite.length ? finite.reduce((one, other) => Math.min(one, other)) : 0.1;
-    const ramp = new Ramp(Math.max(low, high * 1e-6), high);
+    const values = Array.from(fromBase64(map.codes), (code) => decoded(map, code));
+    const differing = values.some((value) => value > 0 && value < Infinity);
+    const ramp = differing ? new Ramp(map.low, map.high) : new Ramp(0.1, 1);
     ramp.dark = theme() === "dark";
-    const side = Math.min(WIDTH / map.width, Math.max(4, TALLEST / map.height));
-    const [tileWidth, tileHeight] = [
-      Math.min(WIDTH / map.width, Math.max(side, 2)),
-      Math.max(1, Math.min(side, TALLEST / map.height)),
-    ];
+    const tileWidth = Math.min(WIDTH / map.width, WIDEST);
+    const tileHeight = Math.min(TALLEST / map.height, tileWidth);
     const { node, context } = canvas(tileWidth * map.width, tileHeight * map.height, {
       role: "img",
       "aria-label": `greatest difference in ${map.height} by ${map.width} tiles`,
@@ -45,7 +41,7 @@ export class ErrorMap {
       const [row, column] = [Math.floor(at / map.width), at % map.width];
       context.fillRect(column * tileWidth, row * tileHeight, tileWidth + 0.5, tileHeight + 0.5);
     });
-    const said = make("p", { class: "hint" }, this.#about(low, high, finite.length));
+    const said = make("p", { class: "hint" }, this.#about(differing));
     const find = (event) => {
       const box = node.getBoundingClientRect();
       const column = Math.min(map.width - 1, Math.floor(((event.clientX - box.left) / box.width) * map.width));
@@ -60,14 +56,16 @@ export class ErrorMap {
     this.node.replaceChildren(node, said, ...this.#buttons());
   }
 
-  #about(low, high, many) {
+  #about(differing) {
     const { map } = this;
     const [firstRow, lastRow, firstColumn, lastColumn] = map.window;
     const part =
       lastRow - firstRow === map.whole[0] && lastColumn - firstColumn === map.whole[1]
         ? `${count(map.whole[0])} × ${count(map.whole[1])}`
         : `rows ${firstRow}–${lastRow - 1}, columns ${firstColumn}–${lastColumn - 1}`;
-    const range = many ? `greatest difference of a tile ${number(low)} to ${number(high)}` : "no finite difference";
+    const range = differing
+      ? `greatest difference of a tile ${number(map.low)} to ${number(map.high)}`
+      : "no finite difference";
     return `${part} · ${map.folded} · ${range}`;
   }
 
@@ -134,6 +132,12 @@ export class ErrorMap {
       this.node.append(make("p", { class: "hint", role: "alert" }, error.message));
     }
   }
+}
+
+/** A byte stands for a difference on a logarithmic scale. */
+function decoded({ low, high }, code) {
+  if (code === 0 || code === 255) return code ? Infinity : 0;
+  return low * (high / low) ** ((code - 1) / 253);
 }
 
 function paint(ramp, value) {

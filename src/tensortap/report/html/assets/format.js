@@ -2,24 +2,22 @@
 
 /** A measured number to three or four digits: 0, 0.0123, 42.5, 1.53e-5; "–" where nothing was measured. */
 export function number(value, digits = 3) {
+  if (typeof value === "string") return value === "NaN" ? value : number(Number(value), digits);
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "-∞";
   const size = Math.abs(value);
-  if (size >= 1e-3 && size < 1e5) {
+  if (size >= 1e-2 && size < 1e5) {
     return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(digits + 1)));
   }
-  return value
-    .toExponential(digits - 1)
-    .replace("e+", "e")
-    .replace(/\.0+e/, "e");
+  return value.toExponential(digits - 1).replace("e+", "e");
 }
 
 /** A number with all the digits that a float32 can carry, for values that are looked at side by side. */
 export function precise(value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "string") return value;
-  if (!Number.isFinite(value)) return number(value) === "–" ? "NaN" : number(value);
+  if (typeof value === "string") return number(value); // "NaN", "Infinity": JSON has no word for them
+  if (!Number.isFinite(value)) return number(value);
   const short = String(Number(value.toPrecision(9)));
   return short.length <= 14 ? short : value.toExponential(8);
 }

@@ -3,6 +3,7 @@
 import { Births } from "./births.js";
 import { Data } from "./data.js";
 import { make } from "./dom.js";
+import { Gradients } from "./gradients.js";
 import { HeatMap } from "./heat_map.js";
 import { Keys } from "./keys.js";
 import { OrderPlot } from "./order_plot.js";
@@ -25,7 +26,6 @@ async function start() {
   try {
     const data = await Data.open();
     const page = build(app, data);
-    performance.mark("tensortap-drawn");
     requestAnimationFrame(() => setTimeout(() => complete(page)));
   } catch (error) {
     app.append(make("p", { class: "hint", role: "alert" }, `The page could not be drawn: ${error.message}`));
@@ -73,11 +73,13 @@ function build(app, data) {
 
 /** The columns that the first drawing did not need. */
 async function complete({ data, table, trend, tensor }) {
+  performance.mark("tensortap-painted");
   await data.columns.loadAll();
   data.complete = true;
   table.refresh();
   trend.draw();
   tensor.draw();
+  performance.mark("tensortap-complete");
   document.body.dataset.ready = "";
 }
 
@@ -85,12 +87,16 @@ async function complete({ data, table, trend, tensor }) {
 function panels(data, trend) {
   const { head } = data;
   const all = [{ id: "trend", label: "Trend over steps", node: trend.node, opened: () => trend.draw() }];
+  if (head.gradients?.layers.length) {
+    const gradients = new Gradients(data);
+    all.push({ id: "gradients", label: "Gradient norms", node: gradients.node, opened: () => gradients.draw() });
+  }
   if (head.unmatched?.count) {
     const node = unmatchedPanel(head.unmatched);
     all.push({ id: "unmatched", label: `Unmatched (${head.unmatched.count})`, node });
   }
   for (const [id, label] of [
-    ["births", "Births"],
+    ["births", data.compares ? "Births" : "Findings"],
     ["coverage", "Coverage"],
     ["environment", "Environment"],
     ["notes", "Notes"],

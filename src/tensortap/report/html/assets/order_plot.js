@@ -1,6 +1,6 @@
 // Size against execution order, on a logarithmic scale: where it starts, how it grows, what is allowed.
 
-import { axis, Chart, FONT, logAxis, powersWithin } from "./axes.js";
+import { Chart, FONT, logAxis, powersWithin, wholeAxis } from "./axes.js";
 import { make, styled } from "./dom.js";
 import { count, number, powerOfTen } from "./format.js";
 import { estimated } from "./measures.js";
@@ -70,7 +70,7 @@ export class OrderPlot {
           y: { distr: 3, range: [bounds.floor, bounds.top] },
         },
         axes: [
-          axis({ values: (plot, splits) => splits.map((at) => (Number.isInteger(at) ? count(at) : "")) }),
+          wholeAxis(),
           logAxis({
             splits: (plot, _axis, low, high) => [low, ...powersWithin(low * 2, high)],
             values: (plot, splits) => splits.map((at) => this.#label(at)),

@@ -7,7 +7,8 @@ import { sortKeys, tableColumns } from "./measures.js";
 import { sorted } from "./order.js";
 import { VirtualTable } from "./virtual.js";
 
-const PAUSE = 60; // ms after the last key
+const LONG = 300_000; // rows that are filtered only when the reader stops typing
+const PAUSE = 150; // ms
 
 export class Table {
   constructor(data, selection, scope) {
@@ -71,8 +72,9 @@ export class Table {
 
   #typed() {
     clearTimeout(this.timer);
-    const wait = this.data.rows > 200_000 ? PAUSE * 3 : this.data.rows > 20_000 ? PAUSE : 0;
-    this.timer = setTimeout(() => this.selection.set({ text: this.input.value }), wait);
+    const apply = () => this.selection.set({ text: this.input.value });
+    if (this.data.rows <= LONG) apply();
+    else this.timer = setTimeout(apply, PAUSE);
   }
 
   #changed(changed) {

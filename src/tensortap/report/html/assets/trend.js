@@ -1,6 +1,6 @@
 // Any number over the steps: of the chosen tensor on both sides, or of the whole run.
 
-import { axis, Chart, logAxis, numberAxis } from "./axes.js";
+import { Chart, logAxis, numberAxis, wholeAxis } from "./axes.js";
 import { make } from "./dom.js";
 import { colour } from "./theme.js";
 
@@ -121,7 +121,7 @@ export class Trend {
           y: logarithmic ? { distr: 3, range: (plot, low, high) => decades(low, high) } : {},
         },
         axes: [
-          axis({ values: (plot, splits) => splits.map((at) => (Number.isInteger(at) ? `step ${at}` : "")) }),
+          wholeAxis({ values: (plot, splits) => splits.map((at) => `step ${at}`) }),
           logarithmic ? logAxis() : numberAxis(),
         ],
         series: [{}, ...series],
