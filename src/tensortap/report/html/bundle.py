@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Bundle", "bundle", "joined"]
 
 _ENTRY = "main.js"
-_IMPORT = re.compile(r'^import\s*\{([\w\s,$]*)\}\s*from\s*"\./([\w-]+)\.js";?[ \t]*$', re.MULTILINE)
+_IMPORT = re.compile(
+    r'^import\s*\{(\s*[\w$]+(?:\s*,\s*[\w$]+)*\s*,?\s*)\}\s*from\s*"\./([\w-]+)\.js";?[ \t]*$', re.MULTILINE
+)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|let|class) +([\w$]+))", re.MULTILINE)
 _LEFT_OVER = re.compile(r"^\s*(?:import\b(?!\s*\()|export\b).*$", re.MULTILINE)
 _ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)

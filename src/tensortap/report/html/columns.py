@@ -20,7 +20,7 @@ __all__ = ["ALL_BITS", "Column", "bits_for", "entries", "packed"]
 
 ALL_BITS = 23
 _LONG = 20_000
-_ERROR_BITS, _VALUE_BITS = 8, 11  # 2 and 3 decimal digits
+_ERROR_BITS, _VALUE_BITS = 7, 10  # good for 2 and 3 decimal digits
 _INTEGERS = (np.uint8, np.uint16, np.uint32, np.int32)
 _TYPES = {"uint8": "u8", "uint16": "u16", "uint32": "u32", "int32": "i32", "float32": "f32", "float64": "f64"}
 
@@ -117,4 +117,4 @@ def _rounded(values: npt.NDArray[Any], bits: int) -> npt.NDArray[np.float32]:
 
 def _shuffled(values: npt.NDArray[Any]) -> bytes:
     """All first bytes, then all second ones, and so on."""
-    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T).tobytes()
+    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), values.itemsize).T).tobytes()

@@ -15,7 +15,7 @@ from tensortap.report.wording import clean, shape
 
 __all__ = ["detail_object", "fitting", "map_object"]
 
-_ROOM = 400_000  # bytes of all detail documents in a page, compressed; a third more in the file
+_ROOM = 300_000  # bytes of all detail documents in a page, compressed; a third more in the file
 _LEVELS = 253
 _DIGITS = 6
 

@@ -187,7 +187,9 @@ class PairsData:
         steps, places = len(self.outline.steps), self.outline.step_places()
         status = coded(self.comparison.table.column("status")).within(STATUSES)
         births = _flags(self.comparison.table, "birth")
-        counts = np.bincount(places * len(STATUSES) + status, minlength=steps * len(STATUSES)).reshape(steps, -1)
+        counts = np.bincount(places * len(STATUSES) + status, minlength=steps * len(STATUSES)).reshape(
+            steps, len(STATUSES)
+        )
         found: dict[str, list[Any]] = {"pairs": counts.sum(1).tolist()}
         found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
         found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()

@@ -150,7 +150,9 @@ class RunData:
 
     def _by_step(self) -> dict[str, list[Any]]:
         steps, places = len(self.outline.steps), self.outline.step_places()
-        counts = np.bincount(places * len(TROUBLES) + self._status, minlength=steps * len(TROUBLES)).reshape(steps, -1)
+        counts = np.bincount(places * len(TROUBLES) + self._status, minlength=steps * len(TROUBLES)).reshape(
+            steps, len(TROUBLES)
+        )
         found: dict[str, list[Any]] = {"records": counts.sum(1).tolist()}
         found |= {name: counts[:, at].tolist() for at, name in enumerate(TROUBLES)}
         found["births"] = np.bincount(places, self._ints("birth"), minlength=steps).astype(int).tolist()
