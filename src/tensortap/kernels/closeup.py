@@ -236,8 +236,8 @@ class _Bins:
         return cls(np.linspace(low, high, BINS + 1), None)
 
     def count(self, values: Floats) -> npt.NDArray[np.int64]:
-        values = values[np.isfinite(values)]
         first, last = self.edges[0], self.edges[-1]
+        values = np.clip(values[np.isfinite(values)], first, last)
         if self.threshold is not None:
             values = _bent(values, self.threshold)
             first, last = _bent(self.edges[[0, -1]], self.threshold)
