@@ -2,8 +2,8 @@
 
     python benchmarks/report.py --pairs 100000 1000000
 
-The comparison is made by hand: a decoder of 80 layers on four ranks, errors and statistics random, so that they compress
-as badly as measured ones. Needs Debian's chromium (or --browser) and Playwright.
+The comparison is made by hand: a decoder of 80 layers on four ranks, errors and statistics random, so that they
+compress as badly as measured ones. Needs Debian's chromium (or --browser) and Playwright.
 """
 
 from __future__ import annotations
@@ -61,13 +61,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         for pairs in given.pairs:
             path = (given.out or Path(scratch)) / f"report-{pairs}.html"
-            started = time.perf_counter()
             comparison = made(pairs)
             ready = time.perf_counter()
             with path.open("wb") as file:
                 comparison_html.write(comparison, file)
             wrote = time.perf_counter() - ready
-            print(f"{pairs:,} pairs (made in {ready - started:.1f} s): {path.stat().st_size / 1e6:.2f} MB, written in {wrote:.2f} s")
+            print(f"{pairs:,} pairs: {path.stat().st_size / 1e6:.2f} MB, written in {wrote:.2f} s")
             browser = playwright.chromium.launch(executable_path=given.browser, args=SWITCHES.split())
             rounds = [opened(browser, path) for _ in range(given.rounds)]
             browser.close()
@@ -82,7 +81,9 @@ def opened(browser: Browser, path: Path) -> dict[str, float]:
     page.goto(f"{path.resolve().as_uri()}#step=all&rank=all")
     page.wait_for_selector("body[data-ready]", timeout=120_000)
     marked: Callable[[str], float] = lambda name: page.evaluate(f"performance.getEntriesByName('{name}')[0].startTime")  # noqa: E731
-    paints = page.evaluate("Object.fromEntries(performance.getEntriesByType('paint').map((p) => [p.name, p.startTime]))")
+    paints = page.evaluate(
+        "Object.fromEntries(performance.getEntriesByType('paint').map((p) => [p.name, p.startTime]))"
+    )
     measured = {
         "banner painted": paints["first-contentful-paint"],
         "plot, tree and table painted": marked("tensortap-painted"),
@@ -123,8 +124,18 @@ def made(pairs: int) -> Comparison:
     for name in ("mean", "std", "l2"):
         values = random.normal(size=pairs)
         columns |= {f"{name}_reference": values, f"{name}_candidate": values * (1 + error * random.normal(size=pairs))}
-    columns |= {f"{name}_{side}": np.zeros(pairs, int) for name in ("nan", "inf") for side in ("reference", "candidate")}
-    table = pa.table({field.name: pa.array(columns[field.name], field.type) if isinstance(columns[field.name], np.ndarray) else columns[field.name] for field in SCHEMA}, schema=SCHEMA)
+    columns |= {
+        f"{name}_{side}": np.zeros(pairs, int) for name in ("nan", "inf") for side in ("reference", "candidate")
+    }
+    table = pa.table(
+        {
+            field.name: pa.array(columns[field.name], field.type)
+            if isinstance(columns[field.name], np.ndarray)
+            else columns[field.name]
+            for field in SCHEMA
+        },
+        schema=SCHEMA,
+    )
     birth = Finding(
         key=Key(int(step[first]), 0, "forward", BORN, 0, "output", "0"),
         rank=int(rank[first]),

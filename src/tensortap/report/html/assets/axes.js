@@ -31,8 +31,8 @@ export function logAxis(more = {}) {
   return axis({
     size: 46,
     filter: (plot, splits) => splits,
-    splits: (plot, _axis, low, high) => powersWithin(low, high),
-    values: (plot, splits) => splits.map(powerOfTen),
+    splits: (plot, _axis, low, high) => (high / low < 100 ? fineWithin(low, high) : powersWithin(low, high)),
+    values: (plot, splits) => splits.map((value) => (isPower(value) ? powerOfTen(value) : number(value, 1))),
     ...more,
   });
 }
@@ -48,6 +48,18 @@ export function powersWithin(low, high) {
   const powers = [];
   for (let exponent = last; exponent >= first; exponent -= stride) powers.unshift(10 ** exponent);
   return powers;
+}
+
+/** 1, 2 and 5 times the powers of ten between two numbers that are near to each other. */
+function fineWithin(low, high) {
+  const first = Math.floor(Math.log10(low));
+  const steps = Array.from({ length: 4 }, (_, at) => [1, 2, 5].map((digit) => digit * 10 ** (first + at))).flat();
+  return steps.filter((value) => value >= low && value <= high);
+}
+
+function isPower(value) {
+  const exponent = Math.log10(value);
+  return Math.abs(exponent - Math.round(exponent)) < 1e-6;
 }
 
 /** A uPlot in a box: as wide as the box, of a fixed height, drawn anew with the theme. */

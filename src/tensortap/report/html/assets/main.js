@@ -135,17 +135,15 @@ function banner(data, births) {
 
 /** One ramp for the whole page, so that a colour means the same everywhere. It starts a little below what is allowed. */
 function rampOf(data) {
-  const sizes = data.column(data.size);
-  let [low, high, least] = [Infinity, 0, Infinity];
-  for (const size of sizes) {
+  let [low, high, allowed] = [Infinity, 0, Infinity];
+  for (const size of data.column(data.size)) {
     if (!(size > 0) || size === Infinity) continue;
     if (size < low) low = size;
     if (size > high) high = size;
   }
-  for (const limit of data.column("tolerance") ?? [])
-    if (limit > 0 && limit / 10 > low && limit < high) least = Math.min(least, limit / 10);
-  const ramp =
-    high > 0 ? new Ramp(Number.isFinite(least) ? least : Math.max(low, high * 1e-8), high) : new Ramp(1e-8, 1);
+  for (const limit of data.column("tolerance") ?? []) if (limit > 0 && limit < allowed) allowed = limit;
+  const start = Number.isFinite(allowed) ? allowed / 10 : low;
+  const ramp = high > 0 ? new Ramp(Math.max(Math.min(start, high), high * 1e-8), high) : new Ramp(1e-8, 1);
   const paint = () => (ramp.dark = theme() === "dark");
   paint();
   onTheme(paint);
