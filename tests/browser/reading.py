@@ -34,14 +34,14 @@ CONTRASTS = """() => {
   return found.sort((a, b) => a[0] - b[0]);
 }"""
 
+CELLS = """(rows, at) => rows
+  .sort((one, other) => one.ariaRowIndex - other.ariaRowIndex)
+  .map((row) => row.querySelectorAll("[role=gridcell]")[at].innerText)"""
+
 
 def column(page: Any, at: int) -> list[str]:
     """A column of the table as it can be seen, from the top down."""
-    rows = page.locator(".table-panel .grid-body .grid-row:visible").all()
-    found = [
-        (int(row.get_attribute("aria-rowindex")), row.locator("[role=gridcell]").nth(at).inner_text()) for row in rows
-    ]
-    return [text for _, text in sorted(found)]
+    return list(page.locator(".table-panel .grid-body .grid-row:visible").evaluate_all(CELLS, at))
 
 
 def chosen(page: Any) -> str:

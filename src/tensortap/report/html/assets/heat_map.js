@@ -69,11 +69,13 @@ export class HeatMap {
       const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
       pen.fillStyle = this.#paint(size);
       pen.fillRect(x, y, cellWidth - gap, cellHeight - gap);
-      if (this.births[at])
-        mark(pen, x + (cellWidth - gap) / 2, y + (cellHeight - gap) / 2, Math.max(3, Math.min(6, cellHeight / 2.5)));
     });
     this.#labels(pen, cellWidth, cellHeight);
     this.#chosen(pen, cellWidth, cellHeight);
+    this.births.forEach((many, at) => {
+      const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
+      if (many) mark(pen, x + cellWidth / 2, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
+    });
     const find = (event) => {
       const box = node.getBoundingClientRect();
       const layer = Math.floor((event.clientX - box.left - LEFT) / cellWidth);

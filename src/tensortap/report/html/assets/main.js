@@ -35,7 +35,8 @@ async function start() {
 
 function build(app, data) {
   const { head } = data;
-  const selection = new Selection({ step: head.start.step, rank: head.start.rank, row: head.start.row });
+  const { step, rank, row } = head.start;
+  const selection = new Selection({ step, rank, row, tab: firstTab(head) });
   const scope = new Scope(data, selection);
   const ramp = rampOf(data);
   const births = new Births(data, selection);
@@ -99,13 +100,18 @@ function panels(data, trend) {
     ["births", data.compares ? "Births" : "Findings"],
     ["coverage", "Coverage"],
     ["environment", "Environment"],
-    ["notes", "Notes"],
     ["definitions", "What each number means"],
   ]) {
     const node = document.getElementById(id);
     if (node) all.push({ id, label, node });
   }
   return all;
+}
+
+/** The panel that says most about these runs. */
+function firstTab(head) {
+  if (head.verdict === "incomparable" && head.unmatched.count) return "unmatched";
+  return head.steps.length > 1 ? "trend" : "births";
 }
 
 /** The buttons that are of no use without scripts. */

@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { numberKeys, textKeys } from "./order.js";
-import { glyph } from "./status.js";
+import { glyph, gravity } from "./status.js";
 
 const NAMES = [
   { id: "status", label: "status", least: 104, fill: statusCell },
@@ -109,20 +109,8 @@ function tensorKeys(data) {
 
 /** Worst first when sorted downwards: births above all, then what failed, then what is close. */
 function severity(data) {
-  const order = [
-    "equal",
-    "ok",
-    "unjudged",
-    "close",
-    "vanishing",
-    "dead",
-    "exploding",
-    "diverged",
-    "shape",
-    "nonfinite",
-  ];
   const [status, birth] = [data.column("status"), data.column("birth")];
-  const places = data.head.words.status.map((word) => order.indexOf(word));
+  const places = data.head.words.status.map(gravity);
   const keys = new Uint32Array(data.rows);
   for (let row = 0; row < keys.length; row++) keys[row] = places[status[row]] + birth[row] * 16;
   return keys;

@@ -4,6 +4,7 @@ import { Chart, FONT, logAxis, powersWithin, wholeAxis } from "./axes.js";
 import { make, styled } from "./dom.js";
 import { count, number, powerOfTen } from "./format.js";
 import { estimated } from "./measures.js";
+import { birthWords } from "./status.js";
 import { colour } from "./theme.js";
 
 const HEIGHT = 250;
@@ -66,7 +67,7 @@ export class OrderPlot {
     this.chart.draw(
       {
         scales: {
-          x: { time: false, range: (plot, low, high) => padded(low, high) },
+          x: { time: false, range: (plot, low, high) => (rows.length > 1 ? padded(low, high) : [-0.5, 0.5]) },
           y: { distr: 3, range: [bounds.floor, bounds.top] },
         },
         axes: [
@@ -156,12 +157,12 @@ export class OrderPlot {
     const { left, top, width, height } = plot.bbox;
     const at = (place) => [
       plot.valToPos(place, "x", true),
-      Math.max(top + 7 * scale, Math.min(top + height, plot.valToPos(this.#yOf(place), "y", true))),
+      Math.max(top + 11 * scale, Math.min(top + height, plot.valToPos(this.#yOf(place), "y", true))),
     ];
     pen.save();
     pen.setLineDash([]);
     pen.beginPath();
-    pen.rect(left - 8 * scale, top - 2 * scale, width + 16 * scale, height + 10 * scale);
+    pen.rect(left - 11 * scale, top - 2 * scale, width + 22 * scale, height + 11 * scale);
     pen.clip();
     this.#parts(plot, pen, scale);
     for (const place of this.lost) cross(pen, ...at(place), 3 * scale, colour("nonfinite-mark"), scale);
@@ -215,7 +216,11 @@ export class OrderPlot {
       : `rms ${number(data.sizeOf(row))}`;
     this.tip.replaceChildren(
       make("b", {}, data.moduleName(row)),
-      make("span", {}, `${data.tensorName(row)} · ${data.status(row)}${data.isBirth(row) ? " · ◀ born here" : ""}`),
+      make(
+        "span",
+        {},
+        `${data.tensorName(row)} · ${data.status(row)}${data.isBirth(row) ? ` · ◀ ${birthWords(data.status(row))}` : ""}`,
+      ),
       make("span", {}, size),
     );
     this.tip.hidden = false;
@@ -235,7 +240,7 @@ export class OrderPlot {
     const { plot } = this.chart;
     let [best, nearest] = [null, NEAR];
     for (const place of this.births) {
-      const away = Math.hypot(plot.valToPos(place, "x") - x, Math.max(7, plot.valToPos(this.#yOf(place), "y")) - y);
+      const away = Math.hypot(plot.valToPos(place, "x") - x, Math.max(11, plot.valToPos(this.#yOf(place), "y")) - y);
       if (away < nearest) [best, nearest] = [place, away];
     }
     return best;
@@ -260,7 +265,7 @@ export class OrderPlot {
           "li",
           {},
           make("span", { class: "key-birth", "aria-hidden": "true" }, "◆"),
-          ` ${count(this.births.length)} born`,
+          ` ${count(this.births.length)} ${this.data.compares ? "born" : "found"}`,
         ),
       );
     if (this.lost.length)
@@ -269,7 +274,7 @@ export class OrderPlot {
           "li",
           {},
           make("span", { class: "key-lost", "aria-hidden": "true" }, "×"),
-          ` ${count(this.lost.length)} not finite`,
+          ` ${count(this.lost.length)} without a size`,
         ),
       );
     this.legend.replaceChildren(...entries);

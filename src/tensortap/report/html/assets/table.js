@@ -18,6 +18,7 @@ export class Table {
       name: "row",
       label: data.compares ? "All pairs" : "All records",
       columns: tableColumns(data),
+      rows: data.rows,
       chosen: (row) => selection.set({ row }),
       sorted: (column) => selection.set({ sort: nextSort(selection.get("sort"), column) }),
     });
@@ -98,11 +99,8 @@ export class Table {
     const keys = id ? this.#keysOf(id) : null;
     this.grid.show(keys === null ? some : sorted(some, keys, descending));
     this.grid.sortedBy(keys === null ? "" : id, descending);
-    const order = keys === null ? ", in execution order" : "";
-    this.said.textContent =
-      some.length === all.length
-        ? `${count(all.length)} rows${order}`
-        : `${count(some.length)} of ${count(all.length)} rows${order}`;
+    const shown = some.length === all.length ? count(all.length) : `${count(some.length)} of ${count(all.length)}`;
+    this.said.textContent = `${shown} ${all.length === 1 ? "row" : "rows"}${keys === null ? ", in execution order" : ""}`;
   }
 
   /** Null for a column that the page does not have, or not yet. */

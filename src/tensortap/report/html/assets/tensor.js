@@ -6,7 +6,7 @@ import { make } from "./dom.js";
 import { ErrorMap } from "./error_map.js";
 import { count, number, percent, place, precise } from "./format.js";
 import { both, estimated } from "./measures.js";
-import { glyph } from "./status.js";
+import { birthWords, glyph } from "./status.js";
 
 const FACTS = [
   ["dtype", "dtype", String],
@@ -92,7 +92,7 @@ export class Tensor {
         "p",
         { class: "verdict" },
         make("span", { class: `badge ${data.status(row)}` }, glyph(data.status(row))),
-        data.isBirth(row) ? make("span", { class: "badge birth" }, "◀ born here") : null,
+        data.isBirth(row) ? make("span", { class: "badge birth" }, `◀ ${birthWords(data.status(row))}`) : null,
         container && data.isBirth(row) ? make("span", {}, ` in ${container}'s own code`) : null,
       ),
     );

@@ -5,6 +5,7 @@ import { make, styled } from "./dom.js";
 import { number, shown } from "./format.js";
 import { css, ink } from "./ramp.js";
 import { ranges } from "./scope.js";
+import { glyph, gravity } from "./status.js";
 import { onTheme } from "./theme.js";
 
 const OPENED = 60; // modules that are shown at the start, at most
@@ -57,22 +58,26 @@ export class Tree {
     const { data, modules, selection } = this;
     const many = modules.name.length;
     this.size = new Float64Array(many).fill(NaN);
+    this.worst = new Uint32Array(many);
     this.born = new Uint32Array(many);
+    this.trouble = new Array(many).fill(null);
     this.below = new Uint32Array(many);
     const [module, birth] = [data.column("module"), data.column("birth")];
     for (const { begin, end } of ranges(data, selection.get("step"), selection.get("rank"))) {
       for (let row = begin; row < end; row++) {
         const code = module[row];
         const size = data.sizeOf(row);
-        if (!(this.size[code] >= size)) this.size[code] = Number.isNaN(size) ? this.size[code] : size;
+        if (!Number.isNaN(size) && !(this.size[code] >= size)) [this.size[code], this.worst[code]] = [size, row];
         this.born[code] += birth[row];
+        if (!data.compares && data.isFailing(row)) this.#note(code, data.status(row));
       }
     }
     for (let code = many - 1; code >= 0; code--) {
       const parent = modules.parent[code];
       if (parent < 0) continue;
-      if (!(this.size[parent] >= this.size[code]) && !Number.isNaN(this.size[code]))
-        this.size[parent] = this.size[code];
+      if (!Number.isNaN(this.size[code]) && !(this.size[parent] >= this.size[code])) {
+        [this.size[parent], this.worst[parent]] = [this.size[code], this.worst[code]];
+      }
       this.below[parent] += this.born[code] + this.below[code];
     }
     const step = selection.get("step");
@@ -80,6 +85,11 @@ export class Tree {
     const parts = [step === null ? "all steps" : `step ${step}`];
     if (data.head.ranks.length > 1) parts.push(rank === null ? "all ranks" : `rank ${rank}`);
     this.where.textContent = parts.join(", ");
+  }
+
+  /** Of a run: the gravest trouble of a module. */
+  #note(code, status) {
+    if (gravity(status) > gravity(this.trouble[code])) this.trouble[code] = status;
   }
 
   /** Opens level by level while there is room. */
@@ -126,7 +136,6 @@ export class Tree {
     const { modules } = this;
     const inner = this.children.has(code);
     const open = this.open.has(code);
-    const size = this.size[code];
     const item = make(
       "li",
       {
@@ -142,7 +151,7 @@ export class Tree {
       make("span", { class: "twist", "aria-hidden": "true" }, inner ? (open ? "▾" : "▸") : ""),
       make("span", { class: "label" }, modules.label[code]),
       this.#mark(code, open),
-      this.#chip(size),
+      this.#chip(code),
     );
     styled(item, { "--level": String(level - 1) });
     item.code = code;
@@ -151,15 +160,21 @@ export class Tree {
   }
 
   #mark(code, open) {
-    if (this.born[code]) return make("span", { class: "born" }, "◀ born");
+    const trouble = this.trouble[code];
+    if (this.born[code]) return make("span", { class: "born" }, trouble ? glyph(trouble, true) : "◀ born");
+    if (trouble) return make("span", { class: "trouble" }, glyph(trouble));
     if (this.below[code] && !open)
       return make("span", { class: "born inside", title: "born inside" }, `◀ ${this.below[code]}`);
     return null;
   }
 
-  #chip(size) {
+  #chip(code) {
+    const size = this.size[code];
     if (Number.isNaN(size)) return make("span", { class: "chip none" }, "–");
-    if (size === Infinity) return make("span", { class: "chip lost" }, this.data.compares ? "✖ NaN" : "NaN");
+    if (size === Infinity) {
+      const shape = this.data.status(this.worst[code]) === "shape";
+      return make("span", { class: "chip lost" }, shape ? "✖ shape" : "✖ NaN");
+    }
     const colour = this.ramp.colour(size);
     if (colour === null) return make("span", { class: "chip equal" }, this.data.compares ? "=" : "0");
     return styled(make("span", { class: "chip" }, number(size, 2)), { background: css(colour), color: ink(colour) });

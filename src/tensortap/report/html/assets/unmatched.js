@@ -13,6 +13,7 @@ export function unmatchedPanel(unmatched) {
   const grid = new VirtualTable({
     name: "unmatched",
     label: "Unmatched records",
+    rows: unmatched.rows.length,
     columns: FIELDS.map((field, at) => ({
       id: field,
       label: field === "cls" ? "class" : field,

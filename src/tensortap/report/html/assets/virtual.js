@@ -8,10 +8,10 @@ const TALLEST = 8_000_000;
 
 /**
  * A grid. `columns` is [{id, label, title, least, grow, number, sortable, fill(cell, row)}]: `least` pixels wide, more if it may
- * `grow`. `name` begins the ids of its rows. `chosen(row)` and `sorted(column)` are called when the reader picks.
+ * `grow`. `name` begins the ids of its rows, of which there are never more than `rows`. `chosen(row)` and `sorted(column)` are called when the reader picks.
  */
 export class VirtualTable {
-  constructor({ name, label, columns, chosen, sorted = () => {} }) {
+  constructor({ name, label, columns, rows, chosen, sorted = () => {} }) {
     this.name = name;
     this.columns = columns;
     this.chosen = chosen;
@@ -34,7 +34,12 @@ export class VirtualTable {
       make("div", { class: "grid-inner" }, this.header, this.body),
     );
     this.node = make("div", { class: "grid", role: "grid", tabIndex: 0, "aria-label": label }, this.scroller);
-    styled(this.node, { "--tracks": tracks.join(" "), "--least": `${least}px`, "--row": `${ROW}px` });
+    styled(this.node, {
+      "--tracks": tracks.join(" "),
+      "--least": `${least}px`,
+      "--row": `${ROW}px`,
+      "--whole": `${(Math.min(rows, 100) + 2) * ROW}px`,
+    });
     this.scroller.addEventListener("scroll", () => this.#render(), { passive: true });
     this.node.addEventListener("keydown", (event) => this.#key(event));
     this.body.addEventListener("click", (event) => this.#click(event));
