@@ -262,6 +262,8 @@ class Comparison:
     """run.json of both sides, under "reference" and "candidate"."""
     details: Sequence[Detail] = ()
     """Pairs that were looked at closely, if that was asked for; those worth most first."""
+    options: Sequence[str] = ()
+    """Options of the command line that it was made with, so that a command can be told that shows the same."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -121,6 +121,15 @@ def test_the_users_own_tolerance_is_told(tmp_path: Path) -> None:
     assert found.tolerances[0] == 0.25
 
 
+def test_a_comparison_knows_the_options_it_was_made_with(tmp_path: Path) -> None:
+    for name in ("a", "b", "a2"):
+        write(tmp_path / name, chain(steps=(0, 1)))
+    assert tt.compare(tmp_path / "a", tmp_path / "b", steps=[0]).options == []
+    asked = {"rename": ["x=y"], "rtol": 0.5, "noise": [tmp_path / "a2"], "steps": {0: 1}}
+    told = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
+    assert told == ["--rename", "x=y", "--noise", str(tmp_path / "a2"), "--rtol", "0.5", "--step", "0:1"]
+
+
 def test_what_is_worth_a_look() -> None:
     error = np.zeros(1000)
     error[500:] = 1e-3

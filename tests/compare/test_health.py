@@ -84,7 +84,7 @@ def test_what_is_always_zero_is_dead(tmp_path: Path) -> None:
     assert statuses(found) == ["dead", "ok", "ok", "ok", "dead", "ok"] * 3
     assert [(birth.key.module, birth.row) for birth in found.births] == [("relu", 0), ("fc", 4)]
     assert "A layer is dead: output 0 of relu" in found.sentence
-    assert "1 more like it." in found.sentence
+    assert "So it is in 2 modules." in found.sentence
 
 
 def test_what_explodes(tmp_path: Path) -> None:
@@ -106,9 +106,27 @@ def test_growing_a_hundredfold_over_the_steps_is_exploding(tmp_path: Path) -> No
     assert [(b.key.module, b.key.step, b.status) for b in found.births] == [("fc", 4, "exploding")]
 
 
-def test_a_gradient_far_below_the_others_vanishes(tmp_path: Path) -> None:
-    seen = [Seen(f"fc{n}", values(n), "grad_output") for n in range(9)]
-    seen += [Seen("deep", values(1) * np.float32(1e-6), "grad_output"), Seen("deep", values(1) * np.float32(1e-6))]
+def test_gradients_vanish_and_explode_on_their_way_back(tmp_path: Path) -> None:
+    sizes = {"loss": 1e-3, "deep": 1e-5, "deeper": 1e-8, "odd": 20.0}
+    seen = [Seen(name, values(1) * np.float32(size), "grad_output") for name, size in sizes.items()]
+    seen += [Seen("deep", values(1) * np.float32(1e-9))]
+    found = run(tmp_path / "run", seen)
+    assert statuses(found) == ["ok", "ok", "vanishing", "exploding", "ok"]
+
+
+def test_what_vanishes_is_named_once_however_far_it_goes(tmp_path: Path) -> None:
+    sizes = [1e-3, *[1e-9] * 5]
+    seen = [Seen(f"fc{n}", values(n) * np.float32(size), "grad_output") for n, size in enumerate(sizes)]
+    found = run(tmp_path / "run", seen)
+    assert [(birth.key.module, birth.status) for birth in found.births] == [("fc1", "vanishing")]
+    assert found.counts["vanishing"] == 5
+    assert "So it is in 5 modules." in found.sentence
+
+
+def test_parameter_gradients_are_judged_by_each_other(tmp_path: Path) -> None:
+    seen = [Seen(f"fc{n}", values(n), "param_grad", path="weight") for n in range(9)]
+    seen += [Seen("deep", values(1) * np.float32(1e-6), "param_grad", path="weight")]
+    seen += [Seen("deep", values(1)[0] * np.float32(1e-6), "param_grad", path="bias")]
     assert statuses(run(tmp_path / "run", seen))[9:] == ["vanishing", "ok"]
 
 

@@ -33,7 +33,7 @@ def report(
         str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
     ],
     candidate: Annotated[
-        str | None, typer.Argument(metavar="[CANDIDATE]", help="The run to judge.", show_default=False)
+        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
     ] = None,
     out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="The page; - is stdout.")] = "report.html",
     rename: Rename = None,

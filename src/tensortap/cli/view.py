@@ -34,7 +34,7 @@ def view(
         str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
     ],
     candidate: Annotated[
-        str | None, typer.Argument(metavar="[CANDIDATE]", help="The run to judge.", show_default=False)
+        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
     ] = None,
     rename: Rename = None,
     map_file: MapFile = None,

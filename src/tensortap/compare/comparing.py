@@ -57,6 +57,20 @@ class Request:
     details: int = 0
     progress: Callable[[int, int], None] | None = None
 
+    @property
+    def options(self) -> list[str]:
+        """What on the command line decides which records belong together and what is allowed."""
+        found = [("rename", rule) for rule in self.rename]
+        found += [("noise", str(each.path if isinstance(each, Run) else each)) for each in self.noise]
+        found += [
+            (name, repr(given)) for name, given in (("rtol", self.rtol), ("atol", self.atol)) if given is not None
+        ]
+        if self.map_file is not None:
+            found.append(("map", str(self.map_file)))
+        if isinstance(self.steps, Mapping) and any(ours != theirs for ours, theirs in self.steps.items()):
+            found.append(("step", ",".join(f"{ours}:{theirs}" for ours, theirs in self.steps.items())))
+        return [part for name, value in found for part in (f"--{name}", value)]
+
 
 @dataclass(frozen=True)
 class _Matched:
@@ -88,7 +102,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    comparison = _conclude(matched, structure, judgement, policy, renames)
+    comparison = replace(_conclude(matched, structure, judgement, policy, renames), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.rel_l2, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))

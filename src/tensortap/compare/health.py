@@ -3,13 +3,14 @@
 A record is
 
     nonfinite   if it has a NaN or +Inf, or, being no activation, -Inf: masks are written as -Inf;
-    exploding   if an element is beyond half of what its dtype holds, or its root mean square is FAR times the median of
-                all records of its kind in the step, or GROWN times that of the same tensor over the steps before;
+    exploding   if an element is beyond half of what its dtype holds, or its root mean square is FAR times the usual one
+                of the step, or GROWN times that of the same tensor over the steps before;
     dead        if it is an output or a gradient, and zero in every element and in every recorded step that is finite;
-    vanishing   if it is a gradient, not zero, and its root mean square is FAR times smaller than that median.
+    vanishing   if it is a gradient, not zero, and its root mean square is FAR times smaller than the usual one.
 
-The first that is true counts. Integers, single elements and gradients of one dimension, which may cancel out, neither
-explode nor vanish nor die.
+Usual is the median of all records of its kind in the step; for gradients that flow from module to module, the one that
+backward began with. The first that is true counts. Integers, single elements and parameter gradients of one dimension,
+which may cancel out, neither explode nor vanish nor die.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _HISTORY = 3  # steps before, at least, that a median is taken of
 _MOST = 1000
 _GRADIENTS = ("grad_input", "grad_output", "param_grad")
 _ACTIVATIONS = ("input", "output")
+_FLOWING = ("grad_input", "grad_output")
 _MADE = ("output", *_GRADIENTS)
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _WORDS = {
@@ -82,7 +84,7 @@ def open_examination(
     found = Examination(
         path=str(side.run.path),
         verdict="suspicious" if births else "healthy",
-        sentence=_sentence(births, len(side)),
+        sentence=_sentence(births, side, status),
         policy=(
             f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:g} times "
             f"larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
@@ -199,9 +201,20 @@ def _half_of_range(dtype: str) -> float:
 
 
 def _usual(side: Side, numbers: _Numbers, judged: npt.NDArray[np.bool_]) -> Floats:
-    """For each record the median root mean square of its kind in its step, of those that are not zero."""
-    _, group = np.unique(np.stack([side.step, side.kind.codes]), axis=1, return_inverse=True)
-    return _medians(np.where(judged & (numbers.rms > 0), numbers.rms, np.nan), group.reshape(-1))
+    """For each record the root mean square that is usual: of a gradient that flows, that of the first one of the step,
+    where backward began; of all else, the median of its kind in the step. What is zero does not count."""
+    _, group = np.unique(np.stack([side.rank, side.step, side.kind.codes]), axis=1, return_inverse=True)
+    known = np.where(judged & (numbers.rms > 0), numbers.rms, np.nan)
+    usual = _medians(known, group.reshape(-1))
+    flows = np.isin(side.kind.codes, [at for at, word in enumerate(side.kind.words) if word in _FLOWING])
+    _, scope = np.unique(np.stack([side.rank, side.step]), axis=1, return_inverse=True)
+    scope = scope.reshape(-1)
+    rows = np.flatnonzero(flows & ~np.isnan(known))
+    rows = rows[np.argsort(side.seq[rows], kind="stable")]
+    scopes, first = np.unique(scope[rows], return_index=True)
+    began = np.full(int(scope.max(initial=-1)) + 1, np.nan)
+    began[scopes] = known[rows[first]]
+    return np.where(flows, began[scope], usual)
 
 
 def _medians(values: Floats, group: Codes) -> Floats:
@@ -246,7 +259,8 @@ def _before(side: Side, rms: Floats) -> Floats:
 
 
 def _births(side: Side, status: Codes) -> list[Trouble]:
-    """Of a NaN, rows that it was not handed on to; of all else, the first of each module and kind of trouble."""
+    """Of a NaN, rows that it was not handed on to; of what is dead, the first row of each module; of what explodes or
+    vanishes, which mostly goes on from module to module, the first row of each rank."""
     rows = np.flatnonzero(status)
     handed_on = _handed_on(side, status == TROUBLES.index("nonfinite"))
     chosen, met = [], set()
@@ -255,7 +269,8 @@ def _births(side: Side, status: Codes) -> list[Trouble]:
             if handed_on(row):
                 continue
         else:
-            spot = (int(side.module.codes[row]), int(status[row]))
+            dead = TROUBLES[status[row]] == "dead"
+            spot = (TROUBLES[status[row]], int(side.module.codes[row] if dead else side.rank[row]))
             if spot in met:
                 continue
             met.add(spot)
@@ -273,12 +288,11 @@ def _handed_on(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
     wrong = np.flatnonzero(bad)
     steps = {(int(side.rank[row]), int(side.step[row])) for row in wrong}
     in_forward = {(int(side.rank[row]), int(side.step[row])) for row in wrong if forward[int(side.phase.codes[row])]}
-    known = side.run.steps
+    before = dict(zip(side.run.steps[1:], side.run.steps, strict=False))
 
     def answer(row: int) -> bool:
         rank, step = int(side.rank[row]), int(side.step[row])
-        before = known[known.index(step) - 1] if known.index(step) else None
-        if (rank, before) in steps:
+        if (rank, before.get(step, -1)) in steps:
             return True
         if not forward[int(side.phase.codes[row])] and (rank, step) in in_forward:
             return True
@@ -302,15 +316,15 @@ def _trouble(side: Side, row: int, status: str) -> Trouble:
     return Trouble(row, side.key(row), int(side.rank[row]), side.cls[row], status, words)
 
 
-def _sentence(births: Sequence[Trouble], records: int) -> str:
+def _sentence(births: Sequence[Trouble], side: Side, status: Codes) -> str:
     if not births:
-        return f"Nothing is suspicious: all {records:,} records are finite, and no layer is dead or explodes."
+        return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])
     what = f"{first.key.kind} {first.key.path} of {shown(first.key.module)} ({first.cls}) in step {first.key.step}"
     if first.status == "nonfinite":
         return f"NaN or Inf is born in {what}: it {first.text}."
-    others = len({(birth.key.module, birth.status) for birth in births}) - 1
-    more = f" {others:,} more like it." if others else ""
+    modules = len(np.unique(side.module.codes[status == TROUBLES.index(first.status)]))
+    more = f" So it is in {modules:,} modules." if modules > 1 else ""
     return f"A layer is {first.status}: {what} {first.text}.{more}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -58,7 +59,9 @@ class PageServer(ThreadingHTTPServer):
         return f"{HOST}:{self.port}", f"localhost:{self.port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has left is no error; whatever else there is was answered already."""
+        """A browser that has left is no error. Whatever else was not foreseen is told where the server was started."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

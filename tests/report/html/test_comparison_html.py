@@ -122,6 +122,14 @@ def test_births_point_at_their_rows() -> None:
     assert f"--module {comparisons.BORN}" in first["command"]
 
 
+def test_the_command_has_the_options_that_the_comparison_was_made_with() -> None:
+    usual = read(comparisons.diverged()).head["births"][0]["command"]
+    assert usual == f"tensortap compare runs/a runs/b --step 3 --module {comparisons.BORN} --kind output"
+    options = ["--rename", "^model\\.=", "--step", "3:4"]
+    found = read(comparisons.diverged(options=options)).head["births"][0]["command"]
+    assert found.startswith("tensortap compare runs/a runs/b --rename '^model\\.=' --step 3:4 --module")
+
+
 def test_a_nan_that_comes_later_is_named_as_well() -> None:
     rows = comparisons.decoder()
     nan = next(row for row in rows if row["module"] == "layers.9.mlp.up" and row["kind"] == "output")

@@ -43,10 +43,12 @@ RUN = {
     "rms": "The root mean square of the finite elements: the size of a typical one.",
     "✖ nonfinite": "It has a NaN or +Inf; or −Inf, unless it is an activation, where masks are written so. It is born "
     "where all that a record was made from is finite, and no step before left anything behind.",
-    "▲ exploding": "An element is beyond half of what the dtype holds, or the rms is 10,000 times the median of all "
-    "records of this kind in the step, or 100 times that of the same tensor over the steps before.",
+    "usual": "The median rms of all records of a kind in a step; for gradients that flow from module to module, the "
+    "rms of the one that backward began with.",
+    "▲ exploding": "An element is beyond half of what the dtype holds, or the rms is 10,000 times the usual one, or "
+    "100 times that of the same tensor over the steps before.",
     "○ dead": "An output or gradient that is zero in every element and in every recorded step.",
-    "▽ vanishing": "A gradient that is not zero, but whose rms is 10,000 times smaller than the median of its kind.",
+    "▽ vanishing": "A gradient that is not zero, but whose rms is 10,000 times smaller than the usual one.",
     "gradient norm": "The norm of all parameter gradients of a step together, as gradient clipping takes it, on the "
     "first rank; of a layer, of its own parameters.",
     **_COMMON,

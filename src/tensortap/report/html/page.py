@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tensortap.report.html.blocks import Block
@@ -28,8 +28,8 @@ class Page:
     after: str
     """HTML below it."""
     head: Block
-    blocks: Iterable[Block]
-    """All others; they may be made as they are written."""
+    blocks: Sequence[Block]
+    """All others."""
 
     def parts(self, served: bool = False) -> Iterator[str]:
         """The file, piece by piece. A served page leaves all blocks but the head to be asked for."""

@@ -240,7 +240,8 @@ def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
 
 def command(comparison: Comparison, birth: Finding) -> str:
     """What shows the birth in a terminal."""
-    words = ["tensortap", "compare", comparison.reference, comparison.candidate, "--step", str(birth.key.step)]
+    words = ["tensortap", "compare", comparison.reference, comparison.candidate, *comparison.options]
+    words += [] if "--step" in comparison.options else ["--step", str(birth.key.step)]
     words += ["--module", shown(birth.key.module), "--kind", birth.key.kind]
     if birth.rank:
         words += ["--rank", str(birth.rank)]
