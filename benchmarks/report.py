@@ -12,7 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,11 @@ def opened(browser: Browser, path: Path) -> dict[str, float]:
     page = context.new_page()
     page.goto(f"{path.resolve().as_uri()}#step=all&rank=all")
     page.wait_for_selector("body[data-ready]", timeout=120_000)
-    marked: Callable[[str], float] = lambda name: page.evaluate(f"performance.getEntriesByName('{name}')[0].startTime")  # noqa: E731
-    paints = page.evaluate(
-        "Object.fromEntries(performance.getEntriesByType('paint').map((p) => [p.name, p.startTime]))"
-    )
+    marks = page.evaluate("Object.fromEntries(performance.getEntries().map((each) => [each.name, each.startTime]))")
     measured = {
-        "banner painted": paints["first-contentful-paint"],
-        "plot, tree and table painted": marked("tensortap-painted"),
-        "all columns decoded": marked("tensortap-complete"),
+        "banner painted": marks["first-contentful-paint"],
+        "plot, tree and table painted": marks["tensortap-painted"],
+        "all columns decoded": marks["tensortap-complete"],
         "filter by two words": page.evaluate(FILTER, "mlp grad"),
         "filter by nothing": page.evaluate(FILTER, ""),
         "sort by error": page.evaluate(SORT),
@@ -124,18 +121,9 @@ def made(pairs: int) -> Comparison:
     for name in ("mean", "std", "l2"):
         values = random.normal(size=pairs)
         columns |= {f"{name}_reference": values, f"{name}_candidate": values * (1 + error * random.normal(size=pairs))}
-    columns |= {
-        f"{name}_{side}": np.zeros(pairs, int) for name in ("nan", "inf") for side in ("reference", "candidate")
-    }
-    table = pa.table(
-        {
-            field.name: pa.array(columns[field.name], field.type)
-            if isinstance(columns[field.name], np.ndarray)
-            else columns[field.name]
-            for field in SCHEMA
-        },
-        schema=SCHEMA,
-    )
+    counts = ("nan_reference", "nan_candidate", "inf_reference", "inf_candidate")
+    columns |= {name: np.zeros(pairs, int) for name in counts}
+    table = pa.table([_arrow(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
     birth = Finding(
         key=Key(int(step[first]), 0, "forward", BORN, 0, "output", "0"),
         rank=int(rank[first]),
@@ -158,6 +146,10 @@ def made(pairs: int) -> Comparison:
         table=table,
         policy="relative error up to 1e-5",
     )
+
+
+def _arrow(values: Any, kind: Any) -> Any:
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
 def _identities() -> Iterator[tuple[str, str, str, str]]:

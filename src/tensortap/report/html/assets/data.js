@@ -15,6 +15,7 @@ export class Data {
     this.compares = head.page === "comparison";
     /** The column that colours stand for. */
     this.size = this.compares ? "rel_l2" : "rms";
+    this.complete = false;
     this.failing = head.words.status.map((word) => !["equal", "close", "ok", "unjudged"].includes(word));
     this.lost = head.words.status.map((word) => ["nonfinite", "shape"].includes(word));
     this.details = new Map();
@@ -64,9 +65,9 @@ export class Data {
   /** The detail document of a row, or null if the page has none. */
   async detail(row) {
     const id = this.head.details[row];
-    const key = id ?? row;
     if (!id && !isServed()) return null;
-    if (!this.details.has(key)) this.details.set(key, id && !isServed() ? jsonBlock(id) : asked(`detail?row=${row}`));
+    const key = id ?? row;
+    if (!this.details.has(key)) this.details.set(key, await (isServed() ? asked(`detail?row=${row}`) : jsonBlock(id)));
     return this.details.get(key);
   }
 }

@@ -5,7 +5,7 @@ import { asked, fromBase64, isServed } from "./blocks.js";
 import { canvas, make } from "./dom.js";
 import { count, number, precise } from "./format.js";
 import { css, Ramp } from "./ramp.js";
-import { colour, onTheme, theme } from "./theme.js";
+import { colour, theme } from "./theme.js";
 
 const WIDTH = 360;
 const TALLEST = 220;
@@ -19,11 +19,10 @@ export class ErrorMap {
     this.whole = map;
     this.map = map;
     this.node = make("div", { class: "error-map" });
-    this.#draw();
-    onTheme(() => this.node.isConnected && this.#draw());
+    this.draw();
   }
 
-  #draw() {
+  draw() {
     const { map } = this;
     const values = Array.from(fromBase64(map.codes), (code) => decoded(map, code));
     const differing = values.some((value) => value > 0 && value < Infinity);
@@ -96,7 +95,7 @@ export class ErrorMap {
 
   #become(map) {
     this.map = map;
-    this.#draw();
+    this.draw();
   }
 
   async #closer(row, column) {

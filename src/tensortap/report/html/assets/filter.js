@@ -35,6 +35,7 @@ function matching(data, word) {
     ["cls", words.cls],
     ["status", words.status],
     ["dtype", words.dtype],
+    ["dtype_reference", words.dtype],
     ["dtype_candidate", words.dtype],
   ];
   return sources

@@ -8,7 +8,9 @@ export function number(value, digits = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "-∞";
   const size = Math.abs(value);
   if (size >= 1e-2 && size < 1e5) {
-    return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(digits + 1)));
+    return Number.isInteger(value)
+      ? value.toLocaleString("en")
+      : String(Number(value.toPrecision(digits + (digits > 2 ? 1 : 0))));
   }
   return value.toExponential(digits - 1).replace("e+", "e");
 }

@@ -3,6 +3,7 @@
 import { FONT } from "./axes.js";
 import { canvas, make } from "./dom.js";
 import { number, shown } from "./format.js";
+import { diamond } from "./marks.js";
 import { css } from "./ramp.js";
 import { ranges } from "./scope.js";
 import { colour, onTheme } from "./theme.js";
@@ -74,7 +75,7 @@ export class HeatMap {
     this.#chosen(pen, cellWidth, cellHeight);
     this.births.forEach((many, at) => {
       const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
-      if (many) mark(pen, x + cellWidth / 2, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
+      if (many) diamond(pen, x + cellWidth / 2, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
     });
     const find = (event) => {
       const box = node.getBoundingClientRect();
@@ -147,19 +148,4 @@ export class HeatMap {
     const same = wanted.rank === this.selection.get("rank") && wanted.module === this.selection.get("module");
     this.selection.set(same ? { rank: null, module: null } : wanted);
   }
-}
-
-/** A birth: the same diamond as in the plot. */
-function mark(pen, x, y, reach) {
-  pen.beginPath();
-  pen.moveTo(x, y - reach);
-  pen.lineTo(x + reach, y);
-  pen.lineTo(x, y + reach);
-  pen.lineTo(x - reach, y);
-  pen.closePath();
-  pen.fillStyle = colour("birth-mark");
-  pen.fill();
-  pen.lineWidth = 1.5;
-  pen.strokeStyle = colour("panel");
-  pen.stroke();
 }

@@ -23,8 +23,11 @@ async function start() {
   const app = document.getElementById("app");
   startTheme();
   document.body.classList.add("scripted");
+  const waiting = make("p", { class: "waiting", role: "status" }, "Reading the data…");
+  app.append(waiting);
   try {
     const data = await Data.open();
+    waiting.remove();
     const page = build(app, data);
     requestAnimationFrame(() => setTimeout(() => complete(page)));
   } catch (error) {

@@ -68,12 +68,17 @@ export function both(data, name, row) {
 }
 
 /** The relative error; with a tilde where it is an estimate. */
-export function estimated(data, row) {
-  const error = data.column("rel_l2")[row];
-  return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error)}`;
+export function estimated(data, row, error = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
+  return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;
 }
 
-function measure(id, label, least, say = (data, row) => number(data.column(id)[row])) {
+/** How many digits of a column are worth showing: long tables keep only some bits of each number. */
+function digitsOf(data, id) {
+  const bits = data.columns.described.get(id)?.bits ?? 23;
+  return Math.min(3, Math.floor((bits + 1) * Math.log10(2)));
+}
+
+function measure(id, label, least, say = (data, row) => number(data.column(id)[row], digitsOf(data, id))) {
   const fill = (data, cell, row) => told(cell, data.column(id) === null ? "" : say(data, row));
   return { id, label, least, number: true, fill };
 }

@@ -3,6 +3,7 @@
 import { Chart, FONT, logAxis, powersWithin, wholeAxis } from "./axes.js";
 import { make, styled } from "./dom.js";
 import { count, number, powerOfTen } from "./format.js";
+import { cross, diamond, ring } from "./marks.js";
 import { estimated } from "./measures.js";
 import { birthWords } from "./status.js";
 import { colour } from "./theme.js";
@@ -165,11 +166,10 @@ export class OrderPlot {
     pen.rect(left - 11 * scale, top - 2 * scale, width + 22 * scale, height + 11 * scale);
     pen.clip();
     this.#parts(plot, pen, scale);
-    for (const place of this.lost) cross(pen, ...at(place), 3 * scale, colour("nonfinite-mark"), scale);
-    for (const place of this.births)
-      diamond(pen, ...at(place), 6 * scale, colour("birth-mark"), colour("panel"), scale);
+    for (const place of this.lost) cross(pen, ...at(place), 3 * scale, scale);
+    for (const place of this.births) diamond(pen, ...at(place), 6 * scale, scale);
     const chosen = this.#placeOf(this.selection.get("row"));
-    if (chosen >= 0) ring(pen, ...at(chosen), 10 * scale, colour("text"), scale);
+    if (chosen >= 0) ring(pen, ...at(chosen), 10 * scale, scale);
     pen.restore();
   }
 
@@ -294,37 +294,4 @@ function legendLine(text, name, look) {
   );
   styled(key, look === "dots" ? { color: `var(--${name})` } : { "border-top": `2px ${look} var(--${name})` });
   return make("li", {}, key, ` ${text}`);
-}
-
-function diamond(pen, x, y, reach, fill, edge, scale) {
-  pen.beginPath();
-  pen.moveTo(x, y - reach);
-  pen.lineTo(x + reach, y);
-  pen.lineTo(x, y + reach);
-  pen.lineTo(x - reach, y);
-  pen.closePath();
-  pen.fillStyle = fill;
-  pen.fill();
-  pen.lineWidth = 1.5 * scale;
-  pen.strokeStyle = edge;
-  pen.stroke();
-}
-
-function cross(pen, x, y, reach, stroke, scale) {
-  pen.beginPath();
-  pen.moveTo(x - reach, y - reach);
-  pen.lineTo(x + reach, y + reach);
-  pen.moveTo(x - reach, y + reach);
-  pen.lineTo(x + reach, y - reach);
-  pen.lineWidth = 1.5 * scale;
-  pen.strokeStyle = stroke;
-  pen.stroke();
-}
-
-function ring(pen, x, y, radius, stroke, scale) {
-  pen.beginPath();
-  pen.arc(x, y, radius, 0, 2 * Math.PI);
-  pen.lineWidth = 1.5 * scale;
-  pen.strokeStyle = stroke;
-  pen.stroke();
 }

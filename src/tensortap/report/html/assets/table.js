@@ -63,7 +63,7 @@ export class Table {
   /** After more columns arrived. */
   refresh() {
     if (this.selection.get("sort") || this.selection.get("text")) this.#rows();
-    this.grid.refresh();
+    this.grid.mark(this.selection.get("row"));
   }
 
   move(distance) {

@@ -7,6 +7,7 @@ import { ErrorMap } from "./error_map.js";
 import { count, number, percent, place, precise } from "./format.js";
 import { both, estimated } from "./measures.js";
 import { birthWords, glyph } from "./status.js";
+import { onTheme } from "./theme.js";
 
 const FACTS = [
   ["dtype", "dtype", String],
@@ -34,6 +35,8 @@ export class Tensor {
       { class: "panel tensor-panel", id: "tensor", "aria-label": "One tensor", tabIndex: -1 },
       this.body,
     );
+    this.map = null;
+    onTheme(() => this.map?.draw());
     selection.listen((changed) => {
       if (changed.has("row")) this.draw();
     });
@@ -102,10 +105,12 @@ export class Tensor {
     const { data } = this;
     const measured = (name) =>
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
-    if (!data.compares) return null ?? make("div", {});
+    if (!data.compares) return "";
     const bar = data.column("bar_percent")?.[row];
+    const exact = detail?.difference?.rel_l2;
+    const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
     const entries = [
-      ["relative error", `${estimated(data, row)}${bar ? ` ± ${bar} %` : ""}`],
+      ["relative error", `${error}${bar ? ` ± ${bar} %` : ""}`],
       ["allowed", number(data.column("tolerance")[row])],
       ["1 − cosine", number(measured("one_minus_cosine"))],
       ["max abs difference", number(measured("max_abs"))],
@@ -134,6 +139,7 @@ export class Tensor {
   }
 
   #withDetail(row, detail) {
+    this.map = detail.map ? new ErrorMap(row, detail.map) : null;
     return [
       this.#needed(detail),
       sidesTable(detail.sides),
@@ -147,7 +153,7 @@ export class Tensor {
             this.data.compares ? sidesKey() : null,
           )
         : null,
-      detail.map ? part("Where they differ", new ErrorMap(row, detail.map).node) : null,
+      this.map ? part("Where they differ", this.map.node) : null,
       detail.ulps ? part("Distance in ULP", ulpBars(detail.ulps), "counts on a logarithmic scale") : null,
       detail.worst?.length ? part("Worst elements", worstTable(detail.worst)) : null,
       detail.source === "summaries" && this.data.compares

@@ -55,11 +55,6 @@ export class VirtualTable {
     this.#render(true);
   }
 
-  /** Writes the visible cells anew. */
-  refresh() {
-    this.#render(true);
-  }
-
   /** Marks a row and, unless it is in view already, brings it there. */
   mark(row, scroll = true) {
     this.current = row;
