@@ -47,6 +47,10 @@ _ACTIVATIONS = ("input", "output")
 _FLOWING = ("grad_input", "grad_output")
 _MADE = ("output", *_GRADIENTS)
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
+_POLICY = (
+    f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:,.0f} times larger "
+    f"or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
+)
 _WORDS = {
     "nonfinite": "has {nan:,} NaN and {inf:,} Inf among {elements:,} elements",
     "exploding": "reaches {absmax:.2g}, root mean square {rms:.2g}",
@@ -85,10 +89,7 @@ def open_examination(
         path=str(side.run.path),
         verdict="suspicious" if births else "healthy",
         sentence=_sentence(births, side, status),
-        policy=(
-            f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:g} times "
-            f"larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
-        ),
+        policy=_POLICY,
         births=births,
         counts=counts,
         table=_table(side, status, [birth.row for birth in births]),

@@ -20,7 +20,10 @@ from tensortap.records import KINDS, PHASES, shown
 from tensortap.report.html.columns import Column
 from tensortap.report.wording import clean, shape
 
-__all__ = ["Coded", "Modules", "Outline", "coded", "coded_shapes", "elements_of"]
+__all__ = ["SCHEMA_VERSION", "Coded", "Modules", "Outline", "coded", "coded_shapes", "elements_of", "greatest"]
+
+SCHEMA_VERSION = 1
+"""Of the data in the page; grows when a key changes its meaning or goes."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -245,6 +248,7 @@ class Outline:
     def object(self) -> dict[str, Any]:
         """The keys of `head` that say what the rows are."""
         return {
+            "schema": SCHEMA_VERSION,
             "rows": self.rows,
             "ranks": self.ranks,
             "steps": self.steps,
@@ -256,3 +260,13 @@ class Outline:
 
 def _with(known: Sequence[str], met: Sequence[str]) -> list[str]:
     return [*known, *(word for word in met if word not in known)]
+
+
+def greatest(values: npt.NDArray[np.float64], groups: Any, count: int) -> tuple[list[int | None], list[float | None]]:
+    """Of each group the row with the greatest value, and the value; None where no row has one."""
+    rows: list[int | None] = [None] * count
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.lexsort((-known, values[known]))]  # of equal ones, the earliest row is written last
+    for group, row in zip(groups[order].tolist(), order.tolist(), strict=True):
+        rows[group] = row
+    return rows, [None if row is None else float(values[row]) for row in rows]

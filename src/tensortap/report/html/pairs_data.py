@@ -15,12 +15,11 @@ from tensortap.report import pairs, unmatched
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.environment import Setting, settings
-from tensortap.report.html.outline import Outline, coded, coded_shapes, elements_of
+from tensortap.report.html.outline import Outline, coded, coded_shapes, elements_of, greatest
 from tensortap.report.wording import clean, rough
 
 __all__ = ["PairsData"]
 
-SCHEMA = 1
 _MOST_UNMATCHED = 2000
 _MOST_PERCENT = 65535
 _TEXTS = {
@@ -56,7 +55,6 @@ class PairsData:
         births = self.births
         nonfinite = [at for at, birth in enumerate(comparison.births) if birth.status == "nonfinite"]
         return {
-            "schema": SCHEMA,
             "page": "comparison",
             **self.outline.object(),
             "columns": columns,
@@ -187,9 +185,8 @@ class PairsData:
         steps, places = len(self.outline.steps), self.outline.step_places()
         status = coded(self.comparison.table.column("status")).within(STATUSES)
         births = _flags(self.comparison.table, "birth")
-        counts = np.bincount(places * len(STATUSES) + status, minlength=steps * len(STATUSES)).reshape(
-            steps, len(STATUSES)
-        )
+        kinds = len(STATUSES)
+        counts = np.bincount(places * kinds + status, minlength=steps * kinds).reshape(steps, kinds)
         found: dict[str, list[Any]] = {"pairs": counts.sum(1).tolist()}
         found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
         found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()
@@ -199,29 +196,15 @@ class PairsData:
 
     def _unmatched(self) -> dict[str, Any]:
         groups = [
-            {
-                "side": g.side,
-                "name": clean(g.name),
-                "modules": g.modules,
-                "tensors": g.tensors,
-                "text": unmatched.words(g),
-            }
-            for g in unmatched.groups(self.comparison)
+            {"side": each.side, "modules": each.modules, "tensors": each.tensors}
+            | {"name": clean(each.name), "text": unmatched.words(each)}
+            for each in unmatched.groups(self.comparison)
         ]
-        rows = [
-            [
-                e.side,
-                e.rank,
-                e.key.step,
-                e.key.phase,
-                clean(shown(e.key.module)),
-                e.key.call,
-                e.key.kind,
-                clean(e.key.path),
-                clean(e.cls),
-            ]
-            for e in self.comparison.unmatched[:_MOST_UNMATCHED]
-        ]
+        rows = []
+        for each in self.comparison.unmatched[:_MOST_UNMATCHED]:
+            key = each.key
+            where = [each.side, each.rank, key.step, key.phase, clean(shown(key.module)), key.call]
+            rows.append([*where, key.kind, clean(key.path), clean(each.cls)])
         return {"count": self.comparison.counts.get("unmatched", 0), "groups": groups, "rows": rows}
 
 
@@ -248,16 +231,6 @@ def command(comparison: Comparison, birth: Finding) -> str:
     return clean(shlex.join(words))
 
 
-def greatest(values: npt.NDArray[np.float64], groups: Any, count: int) -> tuple[list[int | None], list[float | None]]:
-    """Of each group the row with the greatest value, and the value; None where no row has one."""
-    rows: list[int | None] = [None] * count
-    known = np.flatnonzero(~np.isnan(values))
-    order = known[np.lexsort((-known, values[known]))]  # of equal ones, the earliest row is written last
-    for group, row in zip(groups[order].tolist(), order.tolist(), strict=True):
-        rows[group] = row
-    return rows, [None if row is None else float(values[row]) for row in rows]
-
-
 def _places(comparison: Comparison) -> list[int]:
     """The rows of the births. They are marked in the table; identities tell which is which."""
     table = comparison.table
@@ -278,10 +251,7 @@ def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:
 
 def _both(table: Any, name: str) -> tuple[dict[str, npt.NDArray[np.int64]], list[str]]:
     """Codes of both sides in one list of words."""
-    sides = {}
-    for side in ("reference", "candidate"):
-        sides[side] = (
-            coded(table.column(f"{name}_{side}")) if name != "shape" else coded_shapes(table.column(f"shape_{side}"))
-        )
+    read = coded_shapes if name == "shape" else coded
+    sides = {side: read(table.column(f"{name}_{side}")) for side in ("reference", "candidate")}
     words = list(dict.fromkeys([*sides["reference"].words, *sides["candidate"].words]))
     return {side: each.within(words) for side, each in sides.items()}, words

@@ -15,8 +15,7 @@ from tensortap.report.facts import RunFacts
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import RUN
 from tensortap.report.html.environment import Setting, settings
-from tensortap.report.html.outline import Outline, coded, coded_shapes
-from tensortap.report.html.pairs_data import SCHEMA, greatest
+from tensortap.report.html.outline import Outline, coded, coded_shapes, greatest
 from tensortap.report.wording import clean
 
 __all__ = ["RunData"]
@@ -65,7 +64,6 @@ class RunData:
         examination = self.examination
         births, first = self.births, self.first
         return {
-            "schema": SCHEMA,
             "page": "run",
             **self.outline.object(),
             "columns": columns,
@@ -150,9 +148,8 @@ class RunData:
 
     def _by_step(self) -> dict[str, list[Any]]:
         steps, places = len(self.outline.steps), self.outline.step_places()
-        counts = np.bincount(places * len(TROUBLES) + self._status, minlength=steps * len(TROUBLES)).reshape(
-            steps, len(TROUBLES)
-        )
+        kinds = len(TROUBLES)
+        counts = np.bincount(places * kinds + self._status, minlength=steps * kinds).reshape(steps, kinds)
         found: dict[str, list[Any]] = {"records": counts.sum(1).tolist()}
         found |= {name: counts[:, at].tolist() for at, name in enumerate(TROUBLES)}
         found["births"] = np.bincount(places, self._ints("birth"), minlength=steps).astype(int).tolist()
