@@ -14,6 +14,7 @@ from tensortap.compare.metrics import Measures
 from tensortap.compare.side import Side
 from tensortap.compare.tensors import Tolerances
 from tensortap.details import Detail, TensorFacts, TileMap, Window
+from tensortap.dtypes import numpy_dtype
 from tensortap.errors import UsageError
 from tensortap.kernels.closeup import Folded, look, map_of
 from tensortap.kernels.pairs import tolerances
@@ -101,13 +102,19 @@ class Closeups:
             chosen.setdefault((int(ids[0][pair]), int(ids[1][pair])), pair)
             if len(chosen) == most:
                 break
-        left = MOST_ELEMENTS
-        for done, (two, pair) in enumerate(chosen.items()):
-            found = self.detail(pair, None if not done else left)
+        left, done, sizes = MOST_ELEMENTS, 0, {pair: self._nbytes(pair) for pair in chosen.values()}
+        for two, pair in chosen.items():
+            found = self.detail(pair, left if done else None)
             left -= found.reference.elements if found.whole else 0
             yield replace(found, rows=tuple(np.flatnonzero((ids[0] == two[0]) & (ids[1] == two[1])).tolist()))
+            done += sizes[pair]
             if progress is not None:
-                progress(done + 1, len(chosen))
+                progress(done, sum(sizes.values()))
+
+    def _nbytes(self, pair: int) -> int:
+        """Of both tensors; at least one, since a look at nothing is a look."""
+        sides = [(side, int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True)]
+        return 1 + sum(int(side.elements[row]) * numpy_dtype(side.dtype[row]).itemsize for side, row in sides)
 
 
 def bounds_of(*sides: TensorFacts) -> tuple[float, float, float]:

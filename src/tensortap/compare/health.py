@@ -48,8 +48,8 @@ _FLOWING = ("grad_input", "grad_output")
 _MADE = ("output", *_GRADIENTS)
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _POLICY = (
-    f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:,.0f} times larger "
-    f"or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
+    f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:,.0f} times "
+    f"larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
 )
 _WORDS = {
     "nonfinite": "has {nan:,} NaN and {inf:,} Inf among {elements:,} elements",
