@@ -1,15 +1,16 @@
 // Gradient norms of a run: all of it over the steps, and each layer in each step.
 
 import { Chart, FONT, logAxis, wholeAxis } from "./axes.js";
+import { cell } from "./cells.js";
 import { canvas, make } from "./dom.js";
 import { number, shown } from "./format.js";
-import { css, Ramp } from "./ramp.js";
+import { Ramp } from "./ramp.js";
 import { colour, onTheme, theme } from "./theme.js";
 
 const HEIGHT = 180;
 const LEFT = 160;
 const FOOT = 18;
-const CELL = 16;
+const CELL = 17;
 
 export class Gradients {
   constructor(data) {
@@ -64,7 +65,7 @@ export class Gradients {
     const bounds = all.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, 0]);
     const ramp = bounds[1] > 0 ? new Ramp(Math.max(bounds[0], bounds[1] * 1e-8), bounds[1]) : new Ramp(0.1, 1);
     ramp.dark = theme() === "dark";
-    const wide = Math.min(40, (this.cells.clientWidth - LEFT) / Math.max(1, steps.length));
+    const wide = Math.min(64, (this.cells.clientWidth - LEFT) / Math.max(1, steps.length));
     const { node, context: pen } = canvas(LEFT + wide * steps.length, CELL * layers.length + FOOT, {
       role: "img",
       "aria-label": `gradient norms of ${layers.length} layers in ${steps.length} steps`,
@@ -76,8 +77,8 @@ export class Gradients {
       const name = shown(modules.name[code]);
       pen.fillText(name.length > 24 ? `…${name.slice(-23)}` : name, 0, (row + 0.5) * CELL);
       steps.forEach((_, column) => {
-        pen.fillStyle = painted(ramp, norm[row][column]);
-        pen.fillRect(LEFT + column * wide, row * CELL, Math.max(1, wide - 1), CELL - 1);
+        const value = norm[row][column] === null ? null : Number(norm[row][column]);
+        cell(pen, ramp, value, [LEFT + column * wide, row * CELL, Math.max(1, wide - 1), CELL - 1]);
       });
     });
     pen.fillStyle = colour("muted");
@@ -95,11 +96,4 @@ export class Gradients {
     });
     this.cells.replaceChildren(node);
   }
-}
-
-function painted(ramp, value) {
-  if (value === null) return colour("none-fill");
-  if (!Number.isFinite(Number(value))) return colour("nonfinite-mark");
-  const found = ramp.colour(Number(value));
-  return found === null ? colour("equal-fill") : css(found);
 }

@@ -1,10 +1,10 @@
 // Ranks against layers: which rank, which part of the model. A click narrows the selection to both.
 
 import { FONT } from "./axes.js";
+import { cell, WIDE_ENOUGH } from "./cells.js";
 import { canvas, make } from "./dom.js";
 import { number, shown } from "./format.js";
 import { diamond } from "./marks.js";
-import { css } from "./ramp.js";
 import { ranges } from "./scope.js";
 import { colour, onTheme } from "./theme.js";
 
@@ -68,14 +68,15 @@ export class HeatMap {
     const gap = Math.min(cellWidth, cellHeight) > 6 ? 1 : 0;
     this.sizes.forEach((size, at) => {
       const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
-      pen.fillStyle = this.#paint(size);
-      pen.fillRect(x, y, cellWidth - gap, cellHeight - gap);
+      const shift = this.births[at] ? 10 : 0; // the number stands beside the mark
+      cell(pen, this.ramp, size, [x, y, cellWidth - gap, cellHeight - gap], shift);
     });
     this.#labels(pen, cellWidth, cellHeight);
     this.#chosen(pen, cellWidth, cellHeight);
     this.births.forEach((many, at) => {
       const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
-      if (many) diamond(pen, x + cellWidth / 2, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
+      const shift = cellWidth >= WIDE_ENOUGH + 20 ? -cellWidth / 2 + 12 : 0;
+      if (many) diamond(pen, x + cellWidth / 2 + shift, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
     });
     const find = (event) => {
       const box = node.getBoundingClientRect();
@@ -90,13 +91,6 @@ export class HeatMap {
 
   #fit() {
     if (this.sizes && this.drawn !== this.box.clientWidth) this.draw();
-  }
-
-  #paint(size) {
-    if (Number.isNaN(size)) return colour("none-fill");
-    if (size === Infinity) return colour("nonfinite-mark");
-    const found = this.ramp.colour(size);
-    return found === null ? colour("equal-fill") : css(found);
   }
 
   #labels(pen, cellWidth, cellHeight) {

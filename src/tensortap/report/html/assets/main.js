@@ -123,8 +123,12 @@ function banner(data, births) {
   if (copy && navigator.clipboard) {
     copy.hidden = false;
     copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(copy.dataset.command);
-      copy.textContent = "copied";
+      try {
+        await navigator.clipboard.writeText(copy.dataset.command);
+        copy.textContent = "copied";
+      } catch {
+        getSelection().selectAllChildren(copy.parentElement.querySelector(".command")); // not allowed: ready for Ctrl-C
+      }
     });
   }
   const next = document.getElementById("next-birth");

@@ -6,8 +6,8 @@ import { numberKeys, textKeys } from "./order.js";
 import { glyph, gravity } from "./status.js";
 
 const NAMES = [
-  { id: "status", label: "status", least: 104, fill: statusCell },
-  { id: "module", label: "module", least: 170, grow: 3, fill: moduleCell },
+  { id: "status", label: "status", least: 112, stuck: true, fill: statusCell },
+  { id: "module", label: "module", least: 170, grow: 3, stuck: true, fill: moduleCell },
   { id: "tensor", label: "tensor", least: 96, grow: 1, fill: (data, cell, row) => told(cell, data.tensorName(row)) },
 ];
 const WHERE = [
@@ -98,7 +98,7 @@ function statusCell(data, cell, row) {
 // Names are cut at their beginning: it is the end that tells them apart.
 function moduleCell(data, cell, row) {
   const name = data.moduleName(row);
-  cell.className = "cut";
+  cell.classList.add("cut");
   cell.title = name;
   if (cell.firstChild) told(cell.firstChild, name);
   else cell.append(make("bdi", { dir: "ltr" }, name));

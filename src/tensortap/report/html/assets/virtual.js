@@ -7,8 +7,9 @@ const ROW = 26;
 const TALLEST = 8_000_000;
 
 /**
- * A grid. `columns` is [{id, label, title, least, grow, number, sortable, fill(cell, row)}]: `least` pixels wide, more if it may
- * `grow`. `name` begins the ids of its rows, of which there are never more than `rows`. `chosen(row)` and `sorted(column)` are called when the reader picks.
+ * A grid. `columns` is [{id, label, title, least, grow, number, stuck, sortable, fill(cell, row)}]: `least` pixels wide, more if
+ * it may `grow`; the first ones may be `stuck`, in sight whatever is scrolled. `name` begins the ids of its rows, of which there
+ * are never more than `rows`. `chosen(row)` and `sorted(column)` are called when the reader picks.
  */
 export class VirtualTable {
   constructor({ name, label, columns, rows, chosen, sorted = () => {} }) {
@@ -82,13 +83,20 @@ export class VirtualTable {
     const inner = column.sortable
       ? make("button", { type: "button", title: column.title ?? "", onclick: () => sorted(column) }, column.label)
       : make("span", { title: column.title ?? "" }, column.label);
-    const head = make(
-      "div",
-      { class: column.number ? "number" : "", role: "columnheader", "aria-sort": "none" },
-      inner,
-    );
+    const head = this.#cell(column, "columnheader");
+    head.setAttribute("aria-sort", "none");
+    head.append(inner);
     if (column.sortable) this.heads.set(column.id, head);
     return head;
+  }
+
+  /** A cell; those of stuck columns stay in sight when the table is scrolled sideways. */
+  #cell(column, role) {
+    const node = make("div", { class: column.number ? "number" : "", role });
+    if (!column.stuck) return node;
+    node.classList.add("stuck");
+    const before = this.columns.slice(0, this.columns.indexOf(column));
+    return styled(node, { left: `${before.reduce((sum, each) => sum + each.least, 0)}px` });
   }
 
   #at(row) {
@@ -141,7 +149,7 @@ export class VirtualTable {
   }
 
   #line() {
-    const cells = this.columns.map((column) => make("div", { class: column.number ? "number" : "", role: "gridcell" }));
+    const cells = this.columns.map((column) => this.#cell(column, "gridcell"));
     const node = make("div", { class: "grid-row", role: "row" }, cells);
     this.body.append(node);
     const line = { node, cells, row: null };
