@@ -34,6 +34,20 @@ def test_clicking_a_birth_in_the_plot_shows_its_drill_down(visit: Any, runs: Any
     assert hash_of(page)["row"].isdigit()
 
 
+def test_drawing_across_the_plot_looks_closer_and_chooses_nothing(visit: Any, runs: Any) -> None:
+    page = visit(runs.comparison)
+    before, ring = page.url, page.locator(".order-panel .ring")
+    assert ring.is_visible()
+    over = page.locator(".order-panel .u-over").bounding_box()
+    page.mouse.move(over["x"] + over["width"] * 0.5, over["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(over["x"] + over["width"] * 0.8, over["y"] + 60, steps=4)
+    page.mouse.up()
+    assert page.url == before and not ring.is_visible()  # what is chosen lies outside now
+    page.mouse.dblclick(over["x"] + over["width"] * 0.5, over["y"] + 50)
+    assert ring.is_visible()
+
+
 def test_the_drill_down_has_every_part(visit: Any, runs: Any, births: Any) -> None:
     page = visit(runs.comparison)
     panel = page.locator("#tensor")

@@ -106,8 +106,8 @@ export class ErrorMap {
       const begin = Math.max(first, Math.min(last - size, at - Math.floor(size / 2)));
       return [begin, begin + size];
     };
-    const window_ = [...around(top, firstRow, lastRow), ...around(left, firstColumn, lastColumn)];
-    await this.#ask(`map?row=${this.row}&window=${window_.join(",")}`, (map) => this.#become(map));
+    const closer = [...around(top, firstRow, lastRow), ...around(left, firstColumn, lastColumn)];
+    await this.#ask(`map?row=${this.row}&window=${closer.join(",")}`, (map) => this.#become(map));
   }
 
   async #values() {
@@ -141,7 +141,7 @@ function decoded({ low, high }, code) {
 
 function paint(ramp, value) {
   const found = ramp.colour(value);
-  return found === null ? colour(value === 0 ? "equal-fill" : "none-fill") : css(found);
+  return found === null ? colour("equal-fill") : css(found);
 }
 
 /** Exact values of a window, both sides in one cell. */

@@ -50,7 +50,7 @@ function build(app, data) {
   const trend = new Trend(data, selection);
   const tabs = new Tabs(panels(data, trend), selection);
   const heat = head.ranks.length > 1 ? new HeatMap(data, selection, ramp) : null;
-  const page = { data, selection, births, table, trend, tensor, tabs };
+  const page = { data, selection, births, table, trend, tensor };
   const keys = new Keys(page);
   const toolbar = new Toolbar(data, selection, births, () => keys.help());
   app.append(
@@ -136,7 +136,7 @@ function banner(data, births) {
     next.hidden = false;
     next.addEventListener("click", () => births.go(1));
   }
-  for (const item of document.querySelectorAll("#births [data-row]")) {
+  for (const item of document.querySelectorAll("#births [data-row], #banner [data-row]")) {
     const row = Number(item.dataset.row);
     const at = births.list.findIndex((birth) => birth.row === row);
     if (at < 0) continue;

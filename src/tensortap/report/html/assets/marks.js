@@ -25,13 +25,6 @@ export function cross(pen, x, y, reach, scale = 1) {
   stroked(pen, colour("nonfinite-mark"), scale);
 }
 
-/** What is chosen. */
-export function ring(pen, x, y, radius, scale = 1) {
-  pen.beginPath();
-  pen.arc(x, y, radius, 0, 2 * Math.PI);
-  stroked(pen, colour("text"), scale);
-}
-
 function stroked(pen, style, scale) {
   pen.lineWidth = 1.5 * scale;
   pen.strokeStyle = style;

@@ -3,13 +3,15 @@
 import { Chart, FONT, logAxis, powersWithin, wholeAxis } from "./axes.js";
 import { make, styled } from "./dom.js";
 import { count, number, powerOfTen } from "./format.js";
-import { cross, diamond, ring } from "./marks.js";
+import { cross, diamond } from "./marks.js";
 import { estimated } from "./measures.js";
 import { birthWords } from "./status.js";
 import { colour } from "./theme.js";
 
 const HEIGHT = 250;
 const NEAR = 14; // pixels within which a click means a birth
+const STILL = 4; // pixels that a hand may move while it clicks
+const HIGHEST = 11; // pixels below the upper edge, where marks can still be seen whole
 const FEW = 600; // points are drawn one by one up to here
 const LINES = [
   { phase: "forward", name: "line-forward" },
@@ -31,11 +33,13 @@ export class OrderPlot {
       this.tip,
     );
     this.chart = new Chart(this.box, HEIGHT);
+    this.ring = make("div", { class: "ring", "aria-hidden": "true" });
+    this.box.addEventListener("mousedown", (event) => (this.pressed = event.clientX));
     this.box.addEventListener("click", (event) => this.#click(event));
     this.box.addEventListener("mouseleave", () => (this.tip.hidden = true));
     selection.listen((changed) => {
       if (["step", "rank", "module"].some((name) => changed.has(name))) this.draw();
-      else if (changed.has("row")) this.chart.plot?.redraw(false, false);
+      else if (changed.has("row")) this.#choose();
     });
   }
 
@@ -80,7 +84,11 @@ export class OrderPlot {
         ],
         series: [{}, ...series, ...(this.data.compares ? [allowed] : [])],
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
-        hooks: { draw: [() => this.#marks()], setCursor: [(plot) => this.#hover(plot)] },
+        hooks: {
+          ready: [(plot) => plot.over.append(this.ring)],
+          draw: [() => this.#marks()],
+          setCursor: [(plot) => this.#hover(plot)],
+        },
       },
       values,
     );
@@ -150,7 +158,7 @@ export class OrderPlot {
     return Number.isFinite(size) ? Math.max(size, this.floor) : this.top;
   }
 
-  /** Over the lines: the parts of the scope, what is not finite, births, and the chosen row. */
+  /** Over the lines: the parts of the scope, what has no finite size, and births. */
   #marks() {
     const { plot } = this.chart;
     const pen = plot.ctx;
@@ -158,7 +166,7 @@ export class OrderPlot {
     const { left, top, width, height } = plot.bbox;
     const at = (place) => [
       plot.valToPos(place, "x", true),
-      Math.max(top + 11 * scale, Math.min(top + height, plot.valToPos(this.#yOf(place), "y", true))),
+      Math.max(top + HIGHEST * scale, Math.min(top + height, plot.valToPos(this.#yOf(place), "y", true))),
     ];
     pen.save();
     pen.setLineDash([]);
@@ -168,13 +176,20 @@ export class OrderPlot {
     this.#parts(plot, pen, scale);
     for (const place of this.lost) cross(pen, ...at(place), 3 * scale, scale);
     for (const place of this.births) diamond(pen, ...at(place), 6 * scale, scale);
-    const chosen = this.#placeOf(this.selection.get("row"));
-    if (chosen >= 0) ring(pen, ...at(chosen), 10 * scale, scale);
     pen.restore();
+    this.#choose();
   }
 
-  #placeOf(row) {
-    return row === null ? -1 : this.rows.indexOf(row);
+  /** Moves the ring to the chosen row. It is an element of its own: the lines need not be drawn again for it. */
+  #choose() {
+    const { plot } = this.chart;
+    const row = this.selection.get("row");
+    const place = row === null ? -1 : this.rows.indexOf(row);
+    const { min, max } = plot?.scales.x ?? {};
+    this.ring.hidden = !plot || place < min || place > max || place < 0;
+    if (this.ring.hidden) return;
+    const [x, y] = [plot.valToPos(place, "x"), Math.max(HIGHEST, plot.valToPos(this.#yOf(place), "y"))];
+    styled(this.ring, { transform: `translate(${x}px, ${y}px)` });
   }
 
   /** Where a step or a rank begins, if the scope has several. */
@@ -185,6 +200,8 @@ export class OrderPlot {
     const name = this.selection.get("rank") === null && head.ranks.length > 1 ? "rank" : "step";
     const { left, top, width, height } = plot.bbox;
     pen.font = `${10 * scale}px ${FONT}`;
+    pen.textAlign = "left";
+    pen.textBaseline = "alphabetic";
     let free = -Infinity;
     let before = null;
     for (const part of parts) {
@@ -240,7 +257,10 @@ export class OrderPlot {
     const { plot } = this.chart;
     let [best, nearest] = [null, NEAR];
     for (const place of this.births) {
-      const away = Math.hypot(plot.valToPos(place, "x") - x, Math.max(11, plot.valToPos(this.#yOf(place), "y")) - y);
+      const away = Math.hypot(
+        plot.valToPos(place, "x") - x,
+        Math.max(HIGHEST, plot.valToPos(this.#yOf(place), "y")) - y,
+      );
       if (away < nearest) [best, nearest] = [place, away];
     }
     return best;
@@ -249,6 +269,7 @@ export class OrderPlot {
   #click(event) {
     const { plot } = this.chart;
     if (!plot || plot.cursor.idx === null || plot.cursor.idx === undefined) return;
+    if (Math.abs(event.clientX - this.pressed) > STILL) return; // it was drawn across, to look closer
     const over = plot.over.getBoundingClientRect();
     const place = this.#nearBirth(event.clientX - over.left, event.clientY - over.top) ?? plot.cursor.idx;
     this.selection.set({ row: this.rows[place] });

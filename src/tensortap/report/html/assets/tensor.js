@@ -110,7 +110,7 @@ export class Tensor {
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
     const entries = [
-      ["relative error", `${error}${bar ? ` ± ${bar} %` : ""}`],
+      ["relative error", `${error}${bar ? ` ± ${bar > 999 ? "> 999" : bar} %` : ""}`],
       ["allowed", number(data.column("tolerance")[row])],
       ["1 − cosine", number(measured("one_minus_cosine"))],
       ["max abs difference", number(measured("max_abs"))],

@@ -24,7 +24,7 @@ export class Toolbar {
     onTheme(sayTheme);
     this.node = make(
       "div",
-      { class: "toolbar", role: "toolbar", "aria-label": "Selection" },
+      { class: "toolbar", role: "group", "aria-label": "Selection" },
       this.step.node,
       data.head.ranks.length > 1 ? this.rank.node : null,
       this.module,

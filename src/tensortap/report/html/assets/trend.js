@@ -93,9 +93,7 @@ export class Trend {
       return;
     }
     this.about.textContent = lines.about;
-    const positive = lines.values.every((values) =>
-      values.every((value) => value === null || value > 0 || value === 0),
-    );
+    const positive = lines.values.every((values) => values.every((value) => value === null || value >= 0));
     const logarithmic =
       LOGARITHMIC.has(name) && positive && lines.values.some((values) => values.some((value) => value > 0));
     const drawn = logarithmic
