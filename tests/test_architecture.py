@@ -13,10 +13,11 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "dtypes", "machine"}
+COMMON = {"errors", "records", "details", "dtypes", "machine"}
 ROOMS = {
     "errors": set(),
-    "records": set(),
+    "records": {"details"},
+    "details": {"records"},
     "dtypes": set(),
     "machine": set(),
     "kernels": COMMON,
@@ -26,12 +27,13 @@ ROOMS = {
     "compare": COMMON | {"kernels", "store"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
+    "view": COMMON | {"compare", "store", "report"},
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
-    "bench": COMMON | {""},
+    "bench": COMMON | {"", "frameworks"},  # it measures the GPU's summary kernel by itself
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "store", "report", "demo", "bench", "compat", "model"},
+    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "kernels", "store", "errors", "records", "model", "replay"},
 }

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tensortap.details import Detail
 
 __all__ = [
     "KINDS",
     "PHASES",
     "STATUSES",
+    "TROUBLES",
     "Comparison",
     "Coverage",
     "Difference",
+    "Examination",
     "Finding",
     "Key",
     "Kind",
@@ -25,6 +30,7 @@ __all__ = [
     "Record",
     "Status",
     "Summary",
+    "Trouble",
     "Unmatched",
     "Verdict",
     "shown",
@@ -40,6 +46,8 @@ Verdict = Literal["match", "diverged", "incomparable"]
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
+"""What a record of one run may be by itself; `compare.health` defines them."""
 
 
 class Key(NamedTuple):
@@ -252,6 +260,11 @@ class Comparison:
     """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
+    details: Sequence[Detail] = ()
+    """Pairs that were looked at closely, if that was asked for; those worth most first."""
+    options: Sequence[str] | None = ()
+    """Options of `tensortap compare` that it was made with, so that a command can be told that shows the same. None if
+    no command can: a side was there for the comparison alone."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -264,3 +277,41 @@ class Comparison:
         """Every pair as a dict, in execution order, without holding all of them."""
         for batch in self.table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Where something that is usually a mistake first shows in a run."""
+
+    row: int
+    key: Key
+    rank: int
+    cls: str
+    status: str
+    """One of TROUBLES, not "ok"."""
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """One run in, this out. `str()` of it is the sentence."""
+
+    path: str
+    verdict: Literal["healthy", "suspicious"]
+    sentence: str
+    policy: str
+    """What counts as suspicious, in words."""
+    births: Sequence[Trouble]
+    """In execution order."""
+    counts: Mapping[str, int]
+    """Records by status."""
+    table: Any
+    """All records as a pyarrow.Table by rank and in execution order: the columns of the index without sketch and file,
+    with rank, status and birth."""
+    details: Sequence[Detail] = ()
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)

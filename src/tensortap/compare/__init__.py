@@ -29,6 +29,7 @@ def compare(
     noise: Sequence[str | os.PathLike[str] | Run] = (),
     until_first: bool = False,
     workers: int | None = None,
+    details: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Compare two runs, and name the first place where the candidate parts from the reference.
@@ -42,6 +43,7 @@ def compare(
     noise: further runs of the reference; what differs there is no difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
+    details: how many tensors to look at closely, for `Comparison.details`: births, the worst, and a sample.
     progress: called with bytes done and bytes in all.
 
     >>> result = tensortap.compare("runs/a", "runs/b")
@@ -65,6 +67,7 @@ def compare(
             noise=tuple(noise),
             until_first=until_first,
             workers=workers,
+            details=details,
             progress=progress,
         )
     )

@@ -6,15 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare import sentence
-from tensortap.compare.align import Alignment, Renames, align, suggest
+from tensortap.compare.align import Alignment, Renames, align, read_map, suggest
+from tensortap.compare.closeups import Closeups, worth_a_look
 from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.metrics import Measures, estimate, prepare
 from tensortap.compare.pairs_table import table_of
@@ -23,13 +23,13 @@ from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
-from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.errors import UsageError
 from tensortap.kernels import summarize
 from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "run_comparison"]
+__all__ = ["Request", "Source", "open_comparison", "open_source", "run_comparison"]
 
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
@@ -54,7 +54,22 @@ class Request:
     noise: tuple[Source, ...] = ()
     until_first: bool = False
     workers: int | None = None
+    details: int = 0
     progress: Callable[[int, int], None] | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """What on the command line decides which records belong together and what is allowed."""
+        found = [("rename", rule) for rule in self.rename]
+        found += [("noise", str(each.path if isinstance(each, Run) else each)) for each in self.noise]
+        found += [
+            (name, repr(given)) for name, given in (("rtol", self.rtol), ("atol", self.atol)) if given is not None
+        ]
+        if self.map_file is not None:
+            found.append(("map", str(self.map_file)))
+        if isinstance(self.steps, Mapping) and any(ours != theirs for ours, theirs in self.steps.items()):
+            found.append(("step", ",".join(f"{ours}:{theirs}" for ours, theirs in self.steps.items())))
+        return [part for name, value in found for part in (f"--{name}", value)]
 
 
 @dataclass(frozen=True)
@@ -68,17 +83,31 @@ class _Matched:
 
 
 def run_comparison(request: Request) -> Comparison:
-    renames = Renames.of(request.rename, _read_map(request.map_file))
+    with ExitStack() as opened:
+        return open_comparison(request, opened)[0]
+
+
+def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Closeups]:
+    """The comparison, and what looks at its pairs closely for as long as the runs are open."""
+    renames = Renames.of(request.rename, read_map(request.map_file))
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-    with ExitStack() as opened:
-        reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
-        matched = _match(reference, candidate, renames, request, request.progress)
-        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
-        structure = Structure(matched.reference, matched.alignment.reference)
-        judgement = judge(_pairs(matched), structure, policy, _moved(matched))
-        return _conclude(matched, structure, judgement, policy, renames)
+    reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
+    matched = _match(reference, candidate, renames, request, request.progress)
+    policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
+    structure = Structure(matched.reference, matched.alignment.reference)
+    pairs = _pairs(matched)
+    judgement = judge(pairs, structure, policy, _moved(matched))
+    closeups = Closeups(
+        matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
+    )
+    comparison = replace(_conclude(matched, structure, judgement, policy, renames), options=request.options)
+    if request.details and len(comparison):
+        chosen = worth_a_look(judgement.born, pairs.rel_l2, judgement.tolerance, request.details)
+        details = list(closeups.details(chosen, request.details, request.progress))
+        comparison = replace(comparison, details=details)
+    return comparison, closeups
 
 
 def _match(
@@ -186,7 +215,7 @@ def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStac
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, _open(source, opened), Renames(), request, None)
+        again = _match(reference, open_source(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
@@ -296,7 +325,7 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
     return found
 
 
-def _open(source: Source, opened: ExitStack) -> Run:
+def open_source(source: Source, opened: ExitStack) -> Run:
     """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
     return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
 
@@ -314,24 +343,3 @@ def _scope(request: Request, renames: Renames | None, state_only: bool) -> Scope
 
 def _mapping(value: Any) -> Mapping[int, int] | None:
     return value if isinstance(value, Mapping) else None
-
-
-def _read_map(path: str | os.PathLike[str] | None) -> dict[str, str] | None:
-    if path is None:
-        return None
-    try:
-        lines = Path(path).read_text().splitlines()
-    except FileNotFoundError as error:
-        raise RunNotFound(f"there is no map file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunUnreadable(f"the map file {path} cannot be read: {error}") from error
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            name, equals, other = line.partition("=")
-            if not equals:
-                raise UsageError(
-                    f"{path}, line {number}: write 'candidate name = reference name', not {line.strip()!r}"
-                )
-            found[name.strip()] = other.strip()
-    return found

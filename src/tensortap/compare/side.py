@@ -83,7 +83,8 @@ class Side:
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self._table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        self.table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        """Columns of the index without its sketches."""
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
         self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
@@ -95,17 +96,17 @@ class Side:
 
     def __getattr__(self, name: str) -> Any:
         """A column of numbers, read when it is first asked for."""
-        if name.startswith("_") or name not in self._table.column_names:
+        if name.startswith("_") or name == "table" or name not in self.table.column_names:
             raise AttributeError(name)
-        column = np.asarray(self._table.column(name).to_numpy())
+        column = np.asarray(self.table.column(name).to_numpy())
         setattr(self, name, column)
         return column
 
     def _keep_state(self) -> None:
         """A checkpoint knows neither steps nor which of its tensors are buffers."""
-        state = np.isin(self._table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
+        state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
         state &= self.step == (self.step[state].min() if state.any() else 0)
-        self._table = self._table.filter(pa.array(state))
+        self.table = self.table.filter(pa.array(state))
         self.row, self.rank = self.row[state], self.rank[state]
         for name in ("step", "micro"):
             setattr(self, name, np.zeros(len(self), np.int64))
@@ -116,7 +117,7 @@ class Side:
     def names(self, column: str) -> Names:
         if not len(self):
             return Names(np.empty(0, np.int64), [])
-        encoded = self._table.column(column).dictionary_encode().combine_chunks()
+        encoded = self.table.column(column).dictionary_encode().combine_chunks()
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.chunk(0)
         return Names(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
@@ -150,7 +151,7 @@ class Side:
         """Whether the tensor's bytes are there."""
         if not len(self):
             return np.empty(0, bool)
-        return np.asarray(self._table.column("file").is_valid().to_numpy())
+        return np.asarray(self.table.column("file").is_valid().to_numpy())
 
     @cached_property
     def tensor_id(self) -> Ints:
@@ -160,7 +161,7 @@ class Side:
 
     @cached_property
     def shapes(self) -> Any:
-        return self._table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
+        return self.table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
 
     @cached_property
     def shape_hash(self) -> npt.NDArray[np.uint64]:
@@ -210,7 +211,7 @@ class Side:
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
         """(path, offset, bytes) of records whose bytes are there."""
-        taken = self._table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
+        taken = self.table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
         ranks = self.rank[rows].tolist()
         files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
         return list(zip(files, taken["offset"], taken["nbytes"], strict=True))

@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,24 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
 _MOST_NODES = 20_000
 
 
+_FLAGS = (
+    "FLAGS_cudnn_deterministic",
+    "FLAGS_embedding_deterministic",
+    "FLAGS_cudnn_exhaustive_search",
+    "FLAGS_allow_tf32",
+    "FLAGS_use_mkldnn",
+)
+
+
+def _flags() -> dict[str, Any]:
+    """The switches that this build has."""
+    found: dict[str, Any] = {}
+    for name in _FLAGS:
+        with suppress(ValueError):
+            found |= paddle.get_flags([name])
+    return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
+
+
 class Paddle:
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
@@ -58,7 +77,7 @@ class Paddle:
                 "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
             },
             "devices": [paddle.get_device()],
-            "flags": {"default_dtype": paddle.get_default_dtype()},
+            "flags": {"default_dtype": paddle.get_default_dtype(), **_flags()},
             "seed": paddle.base.core.default_cpu_generator().initial_seed(),
         }
 

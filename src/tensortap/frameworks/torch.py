@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.errors import UsageError
+from tensortap.frameworks import torch_environment
 from tensortap.frameworks.base import (
     After,
     Before,
@@ -77,23 +78,7 @@ class Torch:
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
-        cuda = torch.cuda.is_available()
-        return {
-            "versions": {
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version() if cuda else None,
-            },
-            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
-            "flags": {
-                "threads": torch.get_num_threads(),
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-                "matmul_precision": torch.get_float32_matmul_precision(),
-                "default_dtype": _name(torch.get_default_dtype()),
-                "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            },
-            "seed": torch.initial_seed(),
-        }
+        return torch_environment.environment()
 
     def rank(self) -> int:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
