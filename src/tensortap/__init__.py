@@ -13,6 +13,7 @@ from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
 from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
+from tensortap.model.transfer import transfer
 
 if _TYPE_CHECKING:
     from tensortap.store import Run
@@ -27,6 +28,7 @@ __all__ = [
     "module_times",
     "open",
     "peek",
+    "transfer",
 ]
 __version__ = "0.1.0"
 

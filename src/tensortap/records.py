@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -19,9 +19,12 @@ __all__ = [
     "Finding",
     "Key",
     "Kind",
+    "LeftOut",
     "Location",
     "PairStatus",
     "Phase",
+    "Placed",
+    "Placements",
     "Record",
     "Status",
     "Summary",
@@ -202,6 +205,8 @@ class Finding:
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
     """The worst relative error among the inputs."""
+    counterpart: str | None = None
+    """What the candidate calls the module to look at, if it has another name there."""
 
     @property
     def module(self) -> str:
@@ -229,6 +234,48 @@ class Unmatched:
     key: Key
     rank: int
     cls: str
+    why: str = ""
+    """Why nothing on the other side belongs to it, where names were mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Something of the reference, and what it is in the candidate."""
+
+    reference: str
+    candidate: str
+    how: str
+    """By what it was found: root, same name, rename, rule, structure, shape, order, the only one left."""
+    change: str = ""
+    """What has to be done to the candidate's to read it as the reference's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that has no counterpart, and why."""
+
+    side: str
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Placements:
+    """How the candidate was mapped onto the reference: names, tensors, arguments, and what could not be placed."""
+
+    modules: Sequence[Placed] = ()
+    tensors: Sequence[Placed] = ()
+    values: Sequence[Placed] = ()
+    left: Sequence[LeftOut] = ()
+    """Modules and tensors that nothing belongs to."""
+    ignored: Sequence[LeftOut] = ()
+    """Tensors that a rule says have no counterpart."""
+    unused: Sequence[str] = ()
+    """Rules that fitted nothing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +299,8 @@ class Comparison:
     """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
+    mapping: Placements | None = None
+    """How names and layouts were mapped; None where both sides speak the same language."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -29,7 +29,8 @@ def compare(
         typer.Option(metavar="'PATTERN=REPLACEMENT'", help="Rename the candidate's modules; a regular expression."),
     ] = None,
     map_file: Annotated[
-        str | None, typer.Option("--map", metavar="FILE", help="A file of names that belong together.")
+        str | None,
+        typer.Option("--map", metavar="FILE", help="Rules for names and layouts (.toml), or a list of names."),
     ] = None,
     step: Annotated[
         str, typer.Option(metavar="STEPS", help="Only 3 or 0,5 or 10-20; 3:4 is step 3 against the candidate's 4.")
@@ -71,6 +72,7 @@ def compare(
       tensortap compare runs/a runs/b
       tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
+      tensortap compare runs/torch runs/paddle --map rules.toml
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
       tensortap compare runs/a runs/b --junit out.xml --json - | jq .first
     """
@@ -80,7 +82,7 @@ def compare(
     outputs = _outputs({"csv": csv, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet})
     options = {
         "rename": tuple(rename or ()),
-        "map_file": map_file,
+        "mapping" if (map_file or "").endswith(".toml") else "map_file": map_file,
         "steps": steps_meant(step) if step else None,
         "ranks": rank or None,
         "rtol": _tolerance("--rtol", rtol),

@@ -147,6 +147,9 @@ class Framework(Protocol):
         """A detached copy in memory of its own."""
 
     # --- tensors -----------------------------------------------------------------------------------------------
+    def assign(self, tensor: Any, array: npt.NDArray[np.generic]) -> None:
+        """Give a parameter or buffer these elements, in place; its dtype and device stay as they are."""
+
     def is_tensor(self, value: Any) -> bool: ...
 
     def unreadable(self, tensor: Any) -> str:

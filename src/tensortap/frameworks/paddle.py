@@ -220,6 +220,17 @@ class Paddle:
         return tensor.detach().clone()
 
     # --- tensors -----------------------------------------------------------------------------------------------
+    def assign(self, tensor: Any, array: npt.NDArray[np.generic]) -> None:
+        bits = next((bits for bits in _BITS.items() if bits[1][1] == array.dtype), None)
+        if bits is None:
+            value = paddle.to_tensor(array)
+        else:
+            value = paddle.to_tensor(array.view(bits[1][0])).view(bits[0])
+        with paddle.no_grad():
+            if _name(value) != _name(tensor):
+                value = value.astype(_name(tensor))
+            tensor.set_value(value)
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
 

@@ -301,6 +301,16 @@ class Torch:
         return tensor.detach().clone()
 
     # --- tensors -----------------------------------------------------------------------------------------------
+    def assign(self, tensor: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
+        bits = next((bits for bits in _BITS.items() if bits[1][1] == array.dtype), None)
+        if bits is None:
+            value = torch.from_numpy(array.copy())
+        else:
+            as_integers = np.dtype(_name(bits[1][0]))
+            value = torch.from_numpy(array.view(as_integers).copy()).view(bits[0])
+        with torch.no_grad():
+            tensor.copy_(value)
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
