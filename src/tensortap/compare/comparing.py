@@ -327,7 +327,7 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
     ]
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if matched.plan is not None:
-        notes += words_of(matched.plan.report())
+        notes += words_of(matched.plan)
         if len(matched.measures.bounded):
             notes.append(
                 'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'

@@ -18,7 +18,7 @@ from tensortap.compare.translated import Translated
 from tensortap.mapping.outline import full_name
 from tensortap.mapping.plan import Plan, plan
 from tensortap.mapping.rules_file import read_rules
-from tensortap.records import Placements, shown
+from tensortap.records import shown
 from tensortap.store import Run
 
 __all__ = [
@@ -140,8 +140,9 @@ def say_what_is_known(judgement: Judgement, bounded: Ints, allowed: Mapping[int,
             judgement.status[pair], judgement.rule[pair] = "unjudged", "only norms and counts: another layout"
 
 
-def words_of(report: Placements) -> list[str]:
+def words_of(plan: Plan) -> list[str]:
     """How it was mapped and what could not be, a line each."""
+    report = plan.report()
     how = Counter(placed.how for placed in report.modules if placed.how != "root")
     found = [f"{times:,} by {'name' if word == 'same name' else word}" for word, times in how.most_common()]
     changed = Counter(placed.change for placed in report.tensors if placed.change)
@@ -151,6 +152,11 @@ def words_of(report: Placements) -> list[str]:
     if guessed:
         few = ", ".join(f"{shown(p.candidate)} → {shown(p.reference)}" for p in guessed[:_FEW])
         lines.append(f"placed by structure: {few}{_more(len(guessed))}; result.mapping and --json have all")
+    for side, ties in zip(("reference", "candidate"), plan.ties, strict=True):
+        lines += [
+            f"the {side} ties {first} to what the other side has apart, as {name}: its gradient is the sum of both"
+            for name, first in ties.items()
+        ]
     for side in ("reference", "candidate"):
         left = [each for each in report.left if each.side == side]
         if left:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tensortap.mapping.outline import Module, Outline, Own
+from tensortap.mapping.outline import Module, Outline, Own, full_name
 from tensortap.mapping.values import Values
+from tensortap.records import shown
 from tensortap.store import Run
 
 __all__ = ["outline_of"]
 
+_TIED = re.compile(r"(\S+) is tied to (\S+) and recorded there")  # as capture remarks it
 _STATE = {"param": "param", "param_grad": "param", "buffer": "buffer"}
 
 
@@ -36,8 +40,19 @@ def outline_of(run: Run) -> tuple[Outline, Values]:
                 values.setdefault((module, kind.removeprefix("grad_")), {}).setdefault(path.partition("~")[0], shape)
             if kind in ("input", "output"):
                 called.setdefault(module, seq)
+    _tie(run, tensors)
     modules = [Module(name, cls, tensors.get(name, {}), called.get(name)) for name, cls in classes.items()]
     return Outline(str(run.info.get("framework", "")), modules), values
+
+
+def _tie(run: Run, tensors: dict[str, dict[str, Own]]) -> None:
+    """Second names of tensors, which have no records of their own."""
+    for row in (row for rank in run.ranks for row in run.coverage.get(rank, ())):
+        for own, first in _TIED.findall(row.reason):
+            module, _, name = first.rpartition(".")
+            module = module.removeprefix(shown(""))
+            if (known := tensors.get(module, {}).get(name)) is not None:
+                tensors.setdefault(row.module, {})[own] = replace(known, tied=full_name(module, name))
 
 
 def _sightings(table: Any) -> Iterator[tuple[str, str, str, str, int, tuple[int, ...]]]:

@@ -36,6 +36,8 @@ class _Target:
     kind: str
     path: str
     reading: Reading | None = None
+    added: tuple[tuple[str, Reading], ...] = ()
+    """What the reference ties to it and the candidate has apart: the reference's gradient is the sum."""
 
 
 class Translated(Side):
@@ -47,6 +49,9 @@ class Translated(Side):
         for made, reading in plan.tensors.readings.items():
             for part in reading.parts:
                 self._made_by.setdefault(part, []).append((made, reading))
+        self._sums: dict[str, list[tuple[str, Reading]]] = {}
+        for part, first in plan.ties[0].items():
+            self._sums.setdefault(first, []).append((part, self._made_by[part][0][1]))
         spots, codes = _spots(own)
         targets = [self._targets(plan, *spot) for spot in spots]
         counts = np.array([len(each) for each in targets], np.int64)
@@ -58,6 +63,7 @@ class Translated(Side):
         flat = [target for each in targets for target in each]
         self.row, self.rank = own.row[self.origin], own.rank[self.origin]
         self._readings = [target.reading for target in flat]
+        self._added = [target.added for target in flat]
         self._which = which
         self.module, self.kind, self.path = (
             _named([getattr(target, name) for target in flat], which) for name in ("module", "kind", "path")
@@ -85,33 +91,37 @@ class Translated(Side):
     def _state_targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
         base, again, number = path.partition("~")
         name = full_name(module, base)
+        if kind == "param_grad" and name in plan.ties[0]:
+            return []  # it is added to what the reference ties it to
+        if kind == "param_grad" and name in plan.ties[1].values():
+            return self._unplaced(module, kind, path)  # a sum, of which nobody can tell the parts
         found = []
         for made, reading in self._made_by.get(name, ()):
             if reading.parts[0] != name:
                 continue  # it comes with the first of the parts
             at = plan.places.made.find(made)
             assert at is not None
-            own = plan.places.made.modules[at[0]].tensors[at[1]]
+            own = plan.places.made.tensor(made)
             kept = kind if kind == "param_grad" else own.kind
-            changed = not reading.plain or own.shape != plan.places.given.modules[module].tensors[base].shape
-            found.append(_Target(at[0], kept, at[1] + again + number, reading if changed else None))
+            changed = not reading.plain or own.shape != plan.places.given.tensor(name).shape
+            added = tuple(self._sums.get(made, ())) if kind == "param_grad" else ()
+            found.append(_Target(at[0], kept, at[1] + again + number, reading if changed or added else None, added))
         return found if name in self._made_by else self._unplaced(module, kind, path)
 
     def _join(self, spots: list[tuple[str, str, str]], codes: Ints) -> dict[int, list[int]]:
         """For rows made of several, the own rows that they are made of. A row that lacks one of them has no place."""
-        joined = [at for at, reading in enumerate(self._readings) if reading is not None and len(reading.parts) > 1]
+        joined = [at for at in range(len(self._readings)) if len(self._part_names(at)) > 1]
         rows = np.flatnonzero(np.isin(self._which, joined)).tolist()
         if not rows:
             return {}
-        wanted = {part for at in joined for part in self._readings[at].parts}  # type: ignore[union-attr]
+        wanted = {part for at in joined for part in self._part_names(at)}
         having = [full_name(module, path.partition("~")[0]) in wanted for module, _, path in spots]
         by_key = {self._spot(row): row for row in np.flatnonzero(np.array(having)[codes]).tolist()}
         found: dict[int, list[int]] = {}
         lost = []
         for row in rows:
-            reading, first = self._readings[self._which[row]], self._spot(int(self.origin[row]))
-            assert reading is not None
-            parts = [by_key.get((part, *first[1:])) for part in reading.parts]
+            first = self._spot(int(self.origin[row]))
+            parts = [by_key.get((part, *first[1:])) for part in self._part_names(self._which[row])]
             if None in parts:
                 lost.append(row)
             found[row] = [part for part in parts if part is not None]
@@ -121,6 +131,11 @@ class Translated(Side):
             codes[lost] = len(words) - 1
             self.module = Names(codes, words)
         return found
+
+    def _part_names(self, at: int) -> tuple[str, ...]:
+        """What a target is made of, the parts that are added to it last."""
+        reading = self._readings[at]
+        return () if reading is None else reading.parts + tuple(name for name, _ in self._added[at])
 
     def _spot(self, row: int) -> tuple[Any, ...]:
         own, (path, _, number) = self.own, self.own.path[row].partition("~")
@@ -137,10 +152,11 @@ class Translated(Side):
         column = getattr(self.own, name)[self.origin]
         for row, parts in self._parts.items():
             numbers = getattr(self.own, name)[parts]
-            if name in _ADDED:
+            summed = bool(self._added[self._which[row]])
+            if name in _ADDED and not (summed and name == "elements"):
                 column[row] = numbers.sum()
             elif name in _MOMENTS:
-                column[row] = np.sqrt(np.square(numbers).sum()) if name == "l2" else np.nan
+                column[row] = np.sqrt(np.square(numbers).sum()) if name == "l2" and not summed else np.nan
         if name in _MOMENTS:
             column[self.cut] = np.nan  # of a part nothing is known but what its elements say
         setattr(self, name, column)
@@ -176,7 +192,7 @@ class Translated(Side):
     def moved(self) -> Bools:
         found = np.zeros(len(self), bool)
         for row in np.flatnonzero(self.laid).tolist():
-            found[row] = self.reading(row).moves(self.shape(row))
+            found[row] = row in self._parts or self.reading(row).moves(self.shape(row))
         return found
 
     @cached_property
@@ -197,7 +213,7 @@ class Translated(Side):
     def read_shape(self, row: int) -> Shape | None:
         """The shape in the reference's layout; None if the tensor cannot be read in it."""
         reading = self.reading(row)
-        shapes = [self.own.shape(part) for part in self._own_rows(row)]
+        shapes = [self.own.shape(part) for part in self._own_rows(row)[: len(reading.parts) or 1]]
         found = reading.result(shapes)
         if found is None or reading.shape is None or np.prod(found) != np.prod(reading.shape):
             return found
@@ -214,7 +230,14 @@ class Translated(Side):
 
     def array(self, row: int) -> npt.NDArray[Any]:
         arrays = [self.own.array(part) for part in self._own_rows(row)]
-        return self.reading(row).apply(arrays) if self.laid[row] else arrays[0]
+        if not self.laid[row]:
+            return arrays[0]
+        reading, added = self.reading(row), self._added[self._which[row]]
+        first = len(arrays) - len(added)
+        found = reading.apply(arrays[:first])
+        for (_, how), array in zip(added, arrays[first:], strict=True):
+            found = found + how.apply([array])
+        return found
 
 
 def _spots(side: Side) -> tuple[list[tuple[str, str, str]], Ints]:

@@ -85,7 +85,7 @@ class Reading:
         whole = found[0] if len(found) == 1 else np.concatenate(found, axis=self.axis)
         if self.shape is not None and whole.shape != self.shape:
             whole = whole.reshape(self.shape)
-        return np.ascontiguousarray(whole)
+        return np.ascontiguousarray(whole).reshape(whole.shape)  # a scalar stays one
 
     def words(self) -> str:
         """What is done, in a few words; empty if nothing is."""

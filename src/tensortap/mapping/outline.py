@@ -85,6 +85,11 @@ class Outline:
             self._leaves[name] = [leaf for child in children for leaf in self.leaves(child)] if children else [name]
         return self._leaves[name]
 
+    def tensor(self, name: str) -> Own:
+        """A tensor by its full name."""
+        module, _, own = name.rpartition(".")
+        return self.modules[module].tensors[own]
+
     def find(self, tensor: str) -> tuple[str, str] | None:
         """(module, own name) of a tensor by its full name."""
         module, _, own = tensor.rpartition(".")

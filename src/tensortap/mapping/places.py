@@ -18,6 +18,7 @@ from tensortap.mapping.rules import ClassRule, ModuleRule, Rules, Sides, side_of
 __all__ = ["Places", "class_rule"]
 
 Fits = Callable[[str, str], bool]
+_NAME = 1e-3  # decides between pairs that are worth the same
 
 
 class _Open(NamedTuple):
@@ -119,9 +120,9 @@ class Places:
 
     def _level(self, ours: Sequence[str], theirs: Sequence[str]) -> None:
         likeness = self._likeness
-        left = self._by_name(self._open(ours, theirs), likeness.same)
-        left = self._by_name(left, lambda m, g: not _last(m).isdecimal() and likeness.degree(m, g) >= 0.5)
-        left = self._in_order(left, lambda m, g: float(likeness.same(m, g)))
+        left = self._by_name(self._open(ours, theirs), lambda m, g: _says(m) and likeness.same(m, g))
+        left = self._by_name(left, lambda m, g: _says(m) and likeness.degree(m, g) >= 0.5)
+        left = self._in_order(left, lambda m, g: likeness.same(m, g) * (1 + _NAME * (_last(m) == _last(g))))
         left = self._by_name(left, lambda m, g: likeness.degree(m, g) >= 0.2)
         if not left.made or not left.given:
             return
@@ -215,6 +216,11 @@ def _has_tensors(places: Places, rule: ClassRule, made: str, given: str) -> bool
         if any(outline.find(full_name(name, tensor)) is None for tensor in wanted):
             return False
     return True
+
+
+def _says(name: str) -> bool:
+    """Whether a name means anything: a number only tells how many came before."""
+    return not _last(name).isdecimal()
 
 
 def _last(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from tensortap.mapping.outline import Outline, full_name
 from tensortap.mapping.patterns import matches
@@ -34,6 +35,19 @@ class Plan:
         """The given side's modules by name, and what the made side calls them."""
         return self.places.of_given
 
+    @cached_property
+    def ties(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Per side: tensors that are tied there and not on the other side, by the other side's name, and to what."""
+        found: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        made, given = self.places.made, self.places.given
+        for name, reading in self.tensors.readings.items():
+            tied = made.tensor(name).tied, given.tensor(reading.parts[0]).tied
+            if tied[0] and not tied[1]:
+                found[0][reading.parts[0]] = tied[0]
+            elif tied[1] and not tied[0]:
+                found[1][name] = tied[1]
+        return found
+
     @property
     def unused(self) -> list[str]:
         """Rules that fitted nothing, by where they stand."""
@@ -46,6 +60,10 @@ class Plan:
             return self._why_module(side, module)
         if kind in STATE:
             refused = self.tensors.refused[side].get(full_name(module, path))
+            if tie := self.ties[1 - side].get(full_name(module, path)):
+                return f"the {other} ties it to {tie}"
+            if kind == "param_grad" and full_name(module, path) in self.tensors.shared(side, self.ties[1 - side]):
+                return f"the {other}'s is a sum over all that is tied to it"
             return refused or f"the {other}'s {shown(placed[module])} has no such tensor"
         if (placed[module], kind.removeprefix("grad_")) not in self.values[1 - side]:
             return f"the {other}'s {shown(placed[module])} was not called"
@@ -84,8 +102,9 @@ class Plan:
         outline = (self.places.made, self.places.given)[side]
         placed = (self.places.of_made, self.places.of_given)[side]
         for name in outline.modules:
-            if name not in placed and (outline.parent(name) in placed or name in outline.leaves(outline.parent(name))):
-                yield LeftOut(_ROLES[side], name, self._why_module(side, name))
+            above, why = outline.parent(name), self._why_module(side, name)
+            if name not in placed and (above in placed or why != self._why_module(side, above)):
+                yield LeftOut(_ROLES[side], name, why)
         for name, why in self.tensors.left(side):
             if name.rpartition(".")[0] in placed:
                 yield LeftOut(_ROLES[side], name, why)
@@ -102,8 +121,8 @@ class Plan:
             rule = self.places.class_rule(made)
             if rule is not None and rule.whole:
                 return f"a part of {shown(around)}, which the {other} has in one"
-        if outline.children(name) and all(leaf in placed for leaf in outline.leaves(name)):
-            return "a level of its own; all that it holds is placed"
+        if any(leaf in placed for leaf in outline.leaves(name)):
+            return f"a level that the {other} does not have; what it holds is placed"
         return f"nothing left in the {other}'s {shown(placed.get(around, ''))} is like it"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.mapping.layouts import Reading, Shape, same_elements
@@ -55,6 +55,13 @@ class Tensors:
                 other = placed.get(module.name)
                 nobody = "its module has no counterpart" if other is None else f"{other or '(root)'} has no such tensor"
                 yield name, self.refused[side].get(name, nobody)
+
+    def shared(self, side: int, ties: Mapping[str, str]) -> set[str]:
+        """Tensors of a side whose counterparts other ones are tied to."""
+        firsts = set(ties.values())
+        if side == 0:
+            return {name for name, reading in self.readings.items() if reading.parts[0] in firsts}
+        return {reading.parts[0] for name, reading in self.readings.items() if name in firsts}
 
     # --- one rule after the other ----------------------------------------------------------------------------------
     def _ignore(self) -> None:
@@ -188,8 +195,7 @@ class Tensors:
 
     @staticmethod
     def _own(outline: Outline, names: Sequence[str]) -> list[Shape | None]:
-        found = [(name, outline.find(name)) for name in names]
-        return [None if at is None else outline.modules[at[0]].tensors[at[1]].shape for _, at in found]
+        return [None if outline.find(name) is None else outline.tensor(name).shape for name in names]
 
 
 def _sizes(shape: Shape) -> str:
