@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from math import prod
 
+from tensortap.mapping.layouts import inverse
 from tensortap.mapping.outline import Outline
-from tensortap.mapping.rules import Rules
+from tensortap.mapping.rules import FIRST, SIDES, Rules, side_of
 
 __all__ = ["Likeness", "Look"]
 
+_ROLES = SIDES[1]
 Item = tuple[str, tuple[tuple[int, ...], ...]]
 
 
@@ -21,6 +24,7 @@ class Look:
         self.outline = outline
         self._rules = rules
         self._labels = labels
+        self._one_language = labels[0] in _ROLES
         self._items: dict[str, tuple[Item, ...]] = {}
 
     def canonical(self, name: str) -> str:
@@ -53,9 +57,22 @@ class Look:
         return here + sum(self.elements(child) for child in self.outline.children(name))
 
     def _shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """The shapes of a module's own parameters, whatever their layout and names."""
-        own = [t.shape for t in self.outline.modules[name].tensors.values() if t.kind == "param" and prod(t.shape) > 1]
-        return tuple(sorted(tuple(sorted(size for size in shape if size != 1)) for shape in own))
+        """The shapes of a module's own parameters, whatever their names; in one layout for both sides, if that is known
+        of the class, else without any."""
+        module = self.outline.modules[name]
+        rule = next((rule for rule in self._rules.classes if rule.names_class(self._labels, module.cls)), None)
+        found = []
+        for own, tensor in module.tensors.items():
+            if tensor.kind != "param" or prod(tensor.shape) < 2:
+                continue
+            shape = tensor.shape
+            if rule is not None and self._labels[0] not in FIRST:
+                turns = (t.permute for t in rule.tensors if side_of(t.names, self._labels) == (own,))
+                permute = next((turn for turn in turns if len(turn) == len(shape)), ())
+                shape = tuple(shape[axis] for axis in inverse(permute)) if permute else shape
+            sizes = [size for size in shape if size != 1]
+            found.append(tuple(sizes if rule is not None or self._one_language else sorted(sizes)))
+        return tuple(sorted(found))
 
 
 class Likeness:
@@ -66,8 +83,16 @@ class Likeness:
         self._known: dict[tuple[tuple[Item, ...], tuple[Item, ...]], float] = {}
 
     def same(self, made: str, given: str) -> bool:
-        """Whether two subtrees look the same in everything but names."""
-        return self._made.items(made) == self._given.items(given)
+        """Whether two subtrees look the same in everything but names. What holds a module is not that module."""
+        if self._made.items(made) != self._given.items(given):
+            return False
+        depths = bool(self._made.outline.children(made)), bool(self._given.outline.children(given))
+        return depths[0] == depths[1] or self._made.canonical(made) == self._given.canonical(given)
+
+    def looks(self, side: int, names: Sequence[str]) -> set[tuple[Item, ...]]:
+        """What modules of a side (0 made, 1 given) look like."""
+        look = (self._made, self._given)[side]
+        return {look.items(name) for name in names}
 
     def degree(self, made: str, given: str) -> float:
         """From 0, nothing in common, to 1."""
@@ -89,7 +114,12 @@ def _of_rows(left: Sequence[Item], right: Sequence[Item]) -> float:
 def _of_two(left: Item, right: Item) -> float:
     (our_class, our_shapes), (their_class, their_shapes) = left, right
     if our_class == their_class:
-        return 1.0 if our_shapes == their_shapes else 0.5 if our_shapes and their_shapes else 0.8
+        if our_shapes == their_shapes:
+            return 1.0
+        if not our_shapes or not their_shapes:  # perhaps not recorded
+            return 0.8
+        common = (Counter(our_shapes) & Counter(their_shapes)).total()
+        return 0.4 + 0.5 * common / max(len(our_shapes), len(their_shapes))
     if our_shapes != their_shapes:
         return 0.0
     return 0.6 if our_shapes else 0.2

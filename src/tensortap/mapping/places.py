@@ -7,6 +7,7 @@ once more a level deeper, so that `layer1.0` finds `stages.0.blocks.0`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ class Places:
         for name in made.modules:
             if name in given.modules:
                 self._place(name, name, "same name")
+        self.of_made = {name: self.of_made[name] for name in made.modules if name in self.of_made}
 
     def class_rule(self, made: str) -> ClassRule | None:
         """The rule for the classes of a pair."""
@@ -122,7 +124,7 @@ class Places:
         likeness = self._likeness
         left = self._by_name(self._open(ours, theirs), lambda m, g: _says(m) and likeness.same(m, g))
         left = self._by_name(left, lambda m, g: _says(m) and likeness.degree(m, g) >= 0.5)
-        left = self._in_order(left, lambda m, g: likeness.same(m, g) * (1 + _NAME * (_last(m) == _last(g))))
+        left = self._same_in_order(left)
         left = self._by_name(left, lambda m, g: likeness.degree(m, g) >= 0.2)
         if not left.made or not left.given:
             return
@@ -154,10 +156,31 @@ class Places:
         return self._open(*found)
 
     def _by_name(self, left: _Open, fits: Fits) -> _Open:
+        by_name: dict[str, list[str]] = {}
+        for theirs in left.given:
+            by_name.setdefault(_last(theirs), []).append(theirs)
         for ours in left.made:
-            same = (n for n in left.given if _last(n) == _last(ours) and n not in self.of_given and fits(ours, n))
-            if (theirs := next(same, None)) is not None:
-                self._place(ours, theirs, "same name" if ours == theirs else "structure")
+            same = (n for n in by_name.get(_last(ours), ()) if n not in self.of_given and fits(ours, n))
+            if (found := next(same, None)) is not None:
+                self._place(ours, found, "same name" if ours == found else "structure")
+        return self._open(left.made, left.given)
+
+    def _same_in_order(self, left: _Open) -> _Open:
+        """Those of the same look in their order; names decide where that leaves a choice. Where both sides have but one
+        of a look, it needs no order."""
+        looks = self._likeness.looks(0, left.made) & self._likeness.looks(1, left.given)
+        once = [Counter(look.items(name) for name in names) for look, names in zip(self._looks, left, strict=True)]
+        for ours in left.made:
+            item = self._looks[0].items(ours)
+            if once[0][item] == once[1][item] == 1:
+                theirs = next(name for name in left.given if self._looks[1].items(name) == item)
+                if self._likeness.same(ours, theirs):
+                    self._place(ours, theirs, "same name" if ours == theirs else "structure")
+        left = self._open(left.made, left.given)
+        alike = [
+            [name for name in names if look.items(name) in looks] for look, names in zip(self._looks, left, strict=True)
+        ]
+        self._in_order(_Open(*alike), lambda m, g: self._likeness.same(m, g) * (1 + _NAME * (_last(m) == _last(g))))
         return self._open(left.made, left.given)
 
     def _in_order(self, left: _Open, worth: Callable[[str, str], float]) -> _Open:

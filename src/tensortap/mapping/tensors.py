@@ -40,6 +40,8 @@ class Tensors:
         for made, given in self.places.of_made.items():
             self._by_name(made, given)
             self._by_shape(made, given)
+        names = (full_name(name, own) for name, module in self.places.made.modules.items() for own in module.tensors)
+        self.readings = {name: self.readings[name] for name in names if name in self.readings}
 
     # --- what is left ----------------------------------------------------------------------------------------------
     def left(self, side: int) -> Iterator[tuple[str, str]]:
