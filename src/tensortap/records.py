@@ -148,6 +148,8 @@ class Coverage:
     status: Status
     calls: int = 0
     reason: str = ""
+    base: str = ""
+    """The framework's own class that the module's inherits from, if it is not that itself."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -156,6 +158,7 @@ class Coverage:
             "status": self.status,
             "calls": self.calls,
             "reason": self.reason,
+            **({"base": self.base} if self.base else {}),
         }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("paddle")
 import paddle
@@ -153,6 +154,41 @@ def test_a_mistake_is_named(mistake: str, back: bool, tmp_path: Path) -> None:
     if theirs is not None:
         assert (found if back else other) == theirs
         assert f"{other} in {'torch' if back else 'paddle'}" in str(result)
+
+
+def test_a_gradient_that_cancels_out_in_a_norm_is_no_mistake(tmp_path: Path) -> None:
+    """The sum of squares of what a LayerNorm returns does not depend on what it is given."""
+    ours = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16))
+    theirs = paddle.nn.Sequential(paddle.nn.Linear(6, 16), paddle.nn.LayerNorm(16))
+    tt.transfer(ours, theirs)
+    x = batch("Mlp")
+    for model, given in ((ours, torch.from_numpy(x)), (theirs, paddle.to_tensor(x))):
+        with tt.capture(model, tmp_path / ("torch" if model is ours else "paddle"), keep="tensors") as tap:
+            model(given).square().sum().backward()
+            tap.step()
+    result = tt.compare(tmp_path / "torch", tmp_path / "paddle")
+    assert result.verdict == "match", str(result)
+    row = next(row for row in result.rows if (row["module"], row["kind"]) == ("0", "grad_output"))
+    assert row["rule"] == "rounding of what cancels out in it"
+
+
+def test_training_agrees_over_steps(tmp_path: Path) -> None:
+    ours, theirs = models("ResNet")
+    tt.transfer(ours, theirs)
+    optimizers = (
+        torch.optim.AdamW(ours.parameters(), lr=1e-3),
+        paddle.optimizer.AdamW(1e-3, parameters=theirs.parameters()),
+    )
+    for model, optimizer, name in zip((ours, theirs), optimizers, ("torch", "paddle"), strict=True):
+        given = torch.from_numpy(batch("ResNet")) if model is ours else paddle.to_tensor(batch("ResNet"))
+        with tt.capture(model, tmp_path / name, keep="tensors", kinds=twins.KINDS, optimizer=optimizer):
+            for _ in range(3):
+                model(given).square().mean().backward()
+                optimizer.step()
+                (optimizer.zero_grad if model is ours else optimizer.clear_grad)()
+    result = tt.compare(tmp_path / "torch", tmp_path / "paddle")
+    assert result.verdict == "match", str(result)
+    assert {row["step"] for row in result.rows} == {0, 1, 2}
 
 
 def test_gradients_follow_their_parameters(tmp_path: Path) -> None:

@@ -142,6 +142,20 @@ def test_rules(tmp_path: Path) -> None:
     assert np.array_equal(theirs["x"].bias.numpy(), ours["b"].bias.detach().numpy())
 
 
+def test_a_class_is_known_by_what_it_inherits_from(tmp_path: Path) -> None:
+    class Projection(nn.Linear):
+        pass
+
+    class Dense(paddle.nn.Linear):
+        pass
+
+    ours, theirs = nn.Sequential(Projection(4, 4)), paddle.nn.Sequential(Dense(4, 4))
+    assert [each.change for each in tt.transfer(ours, theirs).copied] == ["transposed", ""]
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    result = tt.compare(twins.train(ours, x, tmp_path / "a"), twins.train(theirs, x, tmp_path / "b"))
+    assert result.verdict == "match", str(result)
+
+
 def test_what_trains_still_trains() -> None:
     ours, theirs = nn.Linear(4, 3), paddle.nn.Linear(4, 3)
     theirs.bias.stop_gradient = True

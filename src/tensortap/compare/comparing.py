@@ -100,8 +100,9 @@ def run_comparison(request: Request) -> Comparison:
         reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
         plan = plan_of(reference, candidate, renames, request.mapping)
         matched = _match(reference, candidate, renames, request, request.progress, plan)
-        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
-        structure = Structure(matched.reference, matched.alignment.reference)
+        noise = _noise(reference, matched, request, opened)
+        policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
+        structure = Structure(matched.reference, matched.alignment.reference, policy.mapped)
         judgement = judge(_pairs(matched), structure, policy, _moved(matched))
         say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
         return _conclude(matched, structure, judgement, policy, renames)
@@ -165,7 +166,9 @@ def _parts(
 def _parted(matched: _Matched, last: int, request: Request) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
-    born = judge(_pairs(matched), Structure(side, rows), Policy(request.rtol, request.atol), _moved(matched)).born
+    mapped = frameworks_differ(side.run, matched.candidate.run)
+    policy = Policy(request.rtol, request.atol, mapped=mapped)
+    born = judge(_pairs(matched), Structure(side, rows, mapped), policy, _moved(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -145,8 +146,8 @@ def words_of(plan: Plan) -> list[str]:
     report = plan.report()
     how = Counter(placed.how for placed in report.modules if placed.how != "root")
     found = [f"{times:,} by {'name' if word == 'same name' else word}" for word, times in how.most_common()]
-    changed = Counter(placed.change for placed in report.tensors if placed.change)
-    found += [f"{times:,} tensor{'s' if times > 1 else ''} {change}" for change, times in changed.most_common(_FEW)]
+    changed = Counter(re.sub(r" \(.*?\)", "", placed.change) for placed in report.tensors if placed.change)
+    found += [f"{times:,} tensor{'s' if times > 1 else ''} {change}" for change, times in changed.most_common()]
     lines = [f"mapped: modules {', '.join(found)}"] if found else []
     guessed = [placed for placed in report.modules if placed.how in ("structure", "the only one left")]
     if guessed:
@@ -158,10 +159,14 @@ def words_of(plan: Plan) -> list[str]:
             for name, first in ties.items()
         ]
     for side in ("reference", "candidate"):
-        left = [each for each in report.left if each.side == side]
-        if left:
-            few = "; ".join(f"{shown(each.name)} ({each.why})" for each in left[:_FEW])
-            lines.append(f"of the {side} not placed: {few}{_more(len(left))}")
+        reasons: dict[str, list[str]] = {}
+        for each in report.left:
+            if each.side == side:
+                reasons.setdefault(each.why, []).append(shown(each.name))
+        for why, names in list(reasons.items())[:_FEW]:
+            lines.append(f"of the {side} not placed: {', '.join(names[:_FEW])}{_more(len(names))}: {why}")
+        if len(reasons) > _FEW:
+            lines.append(f"of the {side} not placed: others for {len(reasons) - _FEW} more reasons")
     if report.ignored:
         alike = Counter((each.name.rpartition(".")[2], each.why) for each in report.ignored)
         words = (f"{times} × {name} ({why})" for (name, why), times in alike.most_common(_FEW))

@@ -23,10 +23,12 @@ _STATE = {"param": "param", "param_grad": "param", "buffer": "buffer"}
 def outline_of(run: Run) -> tuple[Outline, Values]:
     """The outline of a run, over all ranks, and the values that its modules took and returned."""
     classes: dict[str, str] = {}
+    bases: dict[str, str] = {}
     for rank in run.ranks:
         for row in run.coverage.get(rank, ()):
             if row.status != "alias":
                 classes.setdefault(row.module, row.cls)
+                bases.setdefault(row.module, row.base)
     tensors: dict[str, dict[str, Own]] = {}
     called: dict[str, int] = {}
     values: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
@@ -41,7 +43,9 @@ def outline_of(run: Run) -> tuple[Outline, Values]:
             if kind in ("input", "output"):
                 called.setdefault(module, seq)
     _tie(run, tensors)
-    modules = [Module(name, cls, tensors.get(name, {}), called.get(name)) for name, cls in classes.items()]
+    modules = [
+        Module(name, cls, tensors.get(name, {}), called.get(name), bases.get(name, "")) for name, cls in classes.items()
+    ]
     return Outline(str(run.info.get("framework", "")), modules), values
 
 

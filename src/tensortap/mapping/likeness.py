@@ -28,14 +28,14 @@ class Look:
         self._items: dict[str, tuple[Item, ...]] = {}
 
     def canonical(self, name: str) -> str:
-        return self._rules.canonical(self._labels, self.outline.modules[name].cls)
+        return self._rules.canonical(self._labels, self.outline.modules[name].classes)
 
     def items(self, name: str) -> tuple[Item, ...]:
         """What a subtree is made of, in order. Modules that only hold others do not show, and beside parameters those
         do not that have none: an activation may be a function on one side and a module on the other."""
         if name not in self._items:
             children = self.outline.children(name)
-            opaque = self._rules.opaque(self._labels, self.outline.modules[name].cls)
+            opaque = self._rules.opaque(self._labels, self.outline.modules[name].classes)
             if opaque or not children:
                 shapes = ((self.elements(name),),) if opaque else self._shapes(name)
                 found: tuple[Item, ...] = ((self.canonical(name), shapes),)
@@ -60,7 +60,7 @@ class Look:
         """The shapes of a module's own parameters, whatever their names; in one layout for both sides, if that is known
         of the class, else without any."""
         module = self.outline.modules[name]
-        rule = next((rule for rule in self._rules.classes if rule.names_class(self._labels, module.cls)), None)
+        rule = next((rule for rule in self._rules.classes if rule.names_class(self._labels, module.classes)), None)
         found = []
         for own, tensor in module.tensors.items():
             if tensor.kind != "param" or prod(tensor.shape) < 2:

@@ -28,6 +28,13 @@ class Module:
     tensors: dict[str, Own] = field(default_factory=dict)
     called: int | None = None
     """When it was first called, in the order of execution; None if that is not known, or never."""
+    base: str = ""
+    """The framework's own class that it inherits from, if it is not that itself."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What rules may call it."""
+        return (self.cls, self.base) if self.base else (self.cls,)
 
 
 class Outline:

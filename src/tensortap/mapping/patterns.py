@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 __all__ = ["matches", "translator", "wildcards"]
 
@@ -48,6 +49,7 @@ def translator(pattern: str, other: str, regex: bool = False) -> Callable[[str],
     return translate
 
 
+@cache
 def _regex(pattern: str) -> re.Pattern[str]:
     pieces, at = [], 0
     for wild in _WILD.finditer(pattern):

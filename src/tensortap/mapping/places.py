@@ -50,6 +50,7 @@ class Places:
         self._looks = Look(made, rules, sides.made), Look(given, rules, sides.given)
         self._likeness = Likeness(*self._looks)
         self._waiting: list[str] = []
+        self._class_rules: dict[tuple[str, str], ClassRule | None] = {}
         if rename is not None:
             self._by_rename(rename)
         for rule in rules.modules:
@@ -65,7 +66,10 @@ class Places:
 
     def class_rule(self, made: str) -> ClassRule | None:
         """The rule for the classes of a pair."""
-        return class_rule(self, made, self.of_made[made])
+        pair = (made, self.of_made[made])
+        if pair not in self._class_rules:
+            self._class_rules[pair] = class_rule(self, *pair)
+        return self._class_rules[pair]
 
     def packed(self, made: str) -> tuple[set[str], set[str]]:
         """Children of either side whose tensors are the other side's own: they are no modules over there."""
@@ -223,7 +227,7 @@ def class_rule(places: Places, made: str, given: str) -> ClassRule | None:
     """The first rule for the classes of two modules; one for any class needs the tensors that it names."""
     sides, ours, theirs = places.sides, places.made.modules[made], places.given.modules[given]
     for rule in places.rules.classes:
-        listed = rule.names_class(sides.made, ours.cls), rule.names_class(sides.given, theirs.cls)
+        listed = rule.names_class(sides.made, ours.classes), rule.names_class(sides.given, theirs.classes)
         if all(listed):
             return rule
         words = side_of(rule.names, sides.made), side_of(rule.names, sides.given)

@@ -106,9 +106,10 @@ class ClassRule:
     """What hangs below such a module is its own affair, and need not agree."""
     where: str = ""
 
-    def names_class(self, labels: Sequence[str], cls: str) -> bool:
-        """Whether a class is one of those that a side lists; a lone `*` lists none."""
-        return any(word != "*" and matches(word, cls) for word in side_of(self.names, labels) or ())
+    def names_class(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
+        """Whether a class, or one that it inherits from, is among those that a side lists; a lone `*` lists none."""
+        words = [word for word in side_of(self.names, labels) or () if word != "*"]
+        return any(matches(word, cls) for cls in classes for word in words)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Rules:
     structure: bool = True
     """Whether modules that no name and no rule places may be placed by the structure of the trees."""
     source: str = ""
-    _canon: dict[tuple[str, str], str] = field(default_factory=dict, repr=False, compare=False)
+    _canon: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict, repr=False, compare=False)
 
     def __add__(self, other: Rules) -> Rules:
         return Rules(
@@ -136,14 +137,14 @@ class Rules:
             source=self.source or other.source,
         )
 
-    def canonical(self, labels: Sequence[str], cls: str) -> str:
+    def canonical(self, labels: Sequence[str], classes: tuple[str, ...]) -> str:
         """One word for a class and for its counterparts: BatchNorm2d and BatchNorm2D, ModuleList and LayerList."""
-        key = (labels[0], cls)
+        key = (labels[0], classes)
         if key not in self._canon:
-            rule = next((rule for rule in self.classes if rule.names_class(labels, cls)), None)
-            self._canon[key] = cls.lower() if rule is None else next(iter(rule.names.values()))[0].lower()
+            rule = next((rule for rule in self.classes if rule.names_class(labels, classes)), None)
+            self._canon[key] = (classes[-1] if rule is None else next(iter(rule.names.values()))[0]).lower()
         return self._canon[key]
 
-    def opaque(self, labels: Sequence[str], cls: str) -> bool:
+    def opaque(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
         """Whether a class is known as a whole, so that what hangs below it need not agree."""
-        return any(rule.whole for rule in self.classes if rule.names_class(labels, cls))
+        return any(rule.whole for rule in self.classes if rule.names_class(labels, classes))

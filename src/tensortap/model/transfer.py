@@ -140,7 +140,7 @@ class _End:
                     self.tensors[full] = tensor
                     tied = first.setdefault(id(tensor), full)
                     own[name] = Own(_shape(framework, tensor), kind, tied if tied != full else "")
-            modules.append(Module(site.name, site.cls, own))
+            modules.append(Module(site.name, site.cls, own, base=site.base))
         self.outline: Outline = Outline(framework.name, modules)
 
 
