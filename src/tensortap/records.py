@@ -248,7 +248,7 @@ class Placed:
     reference: str
     candidate: str
     how: str
-    """By what it was found: root, same name, rename, rule, structure, shape, order, the only one left."""
+    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination."""
     change: str = ""
     """What has to be done to the candidate's to read it as the reference's."""
 

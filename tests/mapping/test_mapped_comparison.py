@@ -158,6 +158,21 @@ def test_without_a_mapping_nothing_is_guessed(tmp_path: Path) -> None:
     }
 
 
+def test_checkpoints_with_a_mapping(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    old = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    save_file(old.state_dict(), tmp_path / "old.safetensors")
+    new = {f"net.{'conv' if key[0] == '0' else 'norm'}{key[1:]}": value for key, value in old.state_dict().items()}
+    save_file(new, tmp_path / "new.safetensors")
+    rules = {"module": [{"reference": "0", "candidate": "net.conv"}, {"reference": "1", "candidate": "net.norm"}]}
+    ours, theirs = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    result = tt.compare(ours, theirs, mapping=rules)
+    assert (result.verdict, dict(result.counts)) == ("match", {"equal": 7})
+    run = twins.train(old, X[:, None, :3].repeat(3, 1).repeat(2, 2), tmp_path / "run")
+    assert tt.compare(run, theirs, mapping=rules).counts["equal"] == 7
+
+
 def test_renames_go_together_with_a_mapping(tmp_path: Path) -> None:
     old, new = renamed()
     first, second = twins.train(old, X, tmp_path / "a"), twins.train(new, X, tmp_path / "b")

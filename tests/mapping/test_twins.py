@@ -191,6 +191,11 @@ def test_training_agrees_over_steps(tmp_path: Path) -> None:
     assert {row["step"] for row in result.rows} == {0, 1, 2}
 
 
+def test_dropout_is_pointed_at(tmp_path: Path) -> None:
+    result = compared("Cnn", tmp_path, _set("features.9", p=0.5))
+    assert result.notes[0] == "dropout draws other numbers in each framework: set its rate to 0 on both sides"
+
+
 def test_gradients_follow_their_parameters(tmp_path: Path) -> None:
     result = compared("Encoder", tmp_path)
     rows = {(row["module"], row["path"]): row for row in result.rows if row["kind"] == "param_grad"}

@@ -122,7 +122,10 @@ def _match(
     steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
     if plan is not None:
-        right, rename = Translated(right, plan), None
+        right, rename = (
+            Translated(right, plan, kinds_known=not (reference.is_checkpoint or candidate.is_checkpoint)),
+            None,
+        )
     alignment = align(left, right, rename, steps, _mapping(request.ranks))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
@@ -330,6 +333,8 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
     ]
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if matched.plan is not None:
+        if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
+            notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
         notes += words_of(matched.plan)
         if len(matched.measures.bounded):
             notes.append(
@@ -352,11 +357,8 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
     ):
         for row in rows[:_MOST_UNMATCHED].tolist():
             key = side.key(row)
-            why = (
-                ""
-                if matched.plan is None
-                else matched.plan.why(int(name == "candidate"), key.module, key.kind, key.path)
-            )
+            own = int(name == "candidate")
+            why = matched.plan.why(own, key.module, key.kind, key.path) if matched.plan is not None else ""
             found.append(Unmatched(name, key, int(side.rank[row]), side.cls[row], why))  # type: ignore[arg-type]
     return found
 

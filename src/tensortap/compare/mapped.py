@@ -148,8 +148,10 @@ def words_of(plan: Plan) -> list[str]:
     found = [f"{times:,} by {'name' if word == 'same name' else word}" for word, times in how.most_common()]
     changed = Counter(re.sub(r" \(.*?\)", "", placed.change) for placed in report.tensors if placed.change)
     found += [f"{times:,} tensor{'s' if times > 1 else ''} {change}" for change, times in changed.most_common()]
+    turned = sum(bool(placed.change) for placed in report.values)
+    found += [f"{turned:,} value{'s' if turned > 1 else ''} with axes turned"] if turned else []
     lines = [f"mapped: modules {', '.join(found)}"] if found else []
-    guessed = [placed for placed in report.modules if placed.how in ("structure", "the only one left")]
+    guessed = [placed for placed in report.modules if placed.how in ("structure", "elimination")]
     if guessed:
         few = ", ".join(f"{shown(p.candidate)} → {shown(p.reference)}" for p in guessed[:_FEW])
         lines.append(f"placed by structure: {few}{_more(len(guessed))}; result.mapping and --json have all")

@@ -43,8 +43,10 @@ class _Target:
 class Translated(Side):
     """A side whose modules, kinds and paths are the reference's. Keys, classes and shapes stay its own."""
 
-    def __init__(self, own: Side, plan: Plan) -> None:
+    def __init__(self, own: Side, plan: Plan, kinds_known: bool = True) -> None:
+        """Against a checkpoint, which does not know its buffers from its parameters, all are parameters."""
         self.run, self.ranks, self.own = own.run, own.ranks, own
+        self._kinds_known = kinds_known
         self._made_by: dict[str, list[tuple[str, Reading]]] = {}
         for made, reading in plan.tensors.readings.items():
             for part in reading.parts:
@@ -102,7 +104,7 @@ class Translated(Side):
             at = plan.places.made.find(made)
             assert at is not None
             own = plan.places.made.tensor(made)
-            kept = kind if kind == "param_grad" else own.kind
+            kept = own.kind if kind != "param_grad" and self._kinds_known else kind
             changed = not reading.plain or own.shape != plan.places.given.tensor(name).shape
             added = tuple(self._sums.get(made, ())) if kind == "param_grad" else ()
             found.append(_Target(at[0], kept, at[1] + again + number, reading if changed or added else None, added))

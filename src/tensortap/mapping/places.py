@@ -137,7 +137,7 @@ class Places:
             return
         left = self._in_order(left, lambda m, g: degree if (degree := likeness.degree(m, g)) >= 0.5 else 0.0)
         if len(left.made) == len(left.given) == 1:
-            self._place(left.made[0], left.given[0], "the only one left")
+            self._place(left.made[0], left.given[0], "elimination")
 
     def _open(self, ours: Sequence[str], theirs: Sequence[str]) -> _Open:
         return _Open([n for n in ours if n not in self.of_made], [n for n in theirs if n not in self.of_given])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tensortap.mapping.layouts import Reading
 from tensortap.mapping.outline import Outline, full_name
 from tensortap.mapping.patterns import matches
 from tensortap.mapping.places import Places
@@ -86,7 +87,12 @@ class Plan:
                 for made, reading in tensors.readings.items()
             ],
             values=[
-                Placed(f"{shown(self.modules[module])} {kind} {flow.path}", f"{shown(module)} {kind} {path}", flow.how)
+                Placed(
+                    f"{shown(self.modules[module])} {kind} {flow.path}",
+                    f"{shown(module)} {kind} {path}",
+                    flow.how,
+                    Reading((), flow.permute).words(),
+                )
                 for (module, kind, path), flow in self.flows.items()
             ],
             left=[*self._left(0), *self._left(1)],
@@ -102,8 +108,10 @@ class Plan:
         outline = (self.places.made, self.places.given)[side]
         placed = (self.places.of_made, self.places.of_given)[side]
         for name in outline.modules:
+            if name in placed or self.ignored(side, name, "output", ""):
+                continue
             above, why = outline.parent(name), self._why_module(side, name)
-            if name not in placed and (above in placed or why != self._why_module(side, above)):
+            if above in placed or why != self._why_module(side, above):
                 yield LeftOut(_ROLES[side], name, why)
         for name, why in self.tensors.left(side):
             if name.rpartition(".")[0] in placed:
@@ -113,7 +121,7 @@ class Plan:
         outline = (self.places.made, self.places.given)[side]
         placed = (self.places.of_made, self.places.of_given)[side]
         around = next((above for above in outline.above(name) if above in placed), "")
-        other = "candidate" if side == 0 else "reference"
+        other = _ROLES[1 - side]
         if around in placed:
             made = around if side == 0 else placed[around]
             if any(name == part or name.startswith(f"{part}.") for part in self.places.packed(made)[side]):

@@ -31,7 +31,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{plural(len(copied), 'tensor')} copied from {facts['source']} to {facts['target']}" + (
         f": {how}." if copied else "."
     )
-    moved = [each for each in facts["modules"] if each["how"] in ("structure", "the only one left")]
+    moved = [each for each in facts["modules"] if each["how"] in ("structure", "elimination")]
     yield from _few("placed by structure", [f"{each['reference']} → {each['candidate']}" for each in moved])
     guessed = [each for each in copied if each["how"] in ("shape", "order")]
     names = [f"{' + '.join(each['source'])} → {each['target']}, by {each['how']}" for each in guessed]
