@@ -14,6 +14,7 @@ from tensortap.model.inspect import inspect
 from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
 from tensortap.model.transfer import transfer
+from tensortap.replay import replay
 
 if _TYPE_CHECKING:
     from tensortap.store import Run
@@ -28,6 +29,7 @@ __all__ = [
     "module_times",
     "open",
     "peek",
+    "replay",
     "transfer",
 ]
 __version__ = "0.1.0"

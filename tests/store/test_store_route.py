@@ -59,12 +59,12 @@ def test_every_byte_arrives(tmp_path, monkeypatch, way, flush_every):
 def test_the_faster_way_is_taken_and_the_other_tried_again():
     route = Route(possible=True, favour=1)
     taken = []
-    for _ in range(600):
+    for _ in range(3000):
         past = route.past()
         taken.append(past)
         route.took(past, 1 << 20, 1.0 if past else 0.1)
     assert taken.count(True) < 10 and True in taken[300:]
-    for _ in range(600):
+    for _ in range(6000):
         past = route.past()
         route.took(past, 1 << 20, 0.01 if past else 0.1)
     assert route.past()

@@ -17,7 +17,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
-from tensortap.records import Key
+from tensortap.records import Key, shown
 from tensortap.store.writer import RunWriter
 
 __all__ = ["Options", "Tap"]
@@ -60,7 +60,9 @@ class RunSink:
             overwrite=options.overwrite,
             max_buffer=options.max_buffer,
             crowded=threads >= cores(),
+            pinning=framework.pinning(tree.sites[0].owner),
         )
+        self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank)
 
@@ -69,14 +71,37 @@ class RunSink:
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
+        self._say_unseen(book)
         if book.changed:
             self.writer.coverage(book.rows(), book.notices)
         self.writer.end_step(step)
 
+    def flush(self) -> None:
+        self._recorder.settle()
+        self.writer.flush()
+
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._recorder.settle()
+            self._recorder.close()
+        except Exception as error:  # a device that has failed gives nothing back; what came before it is kept
+            self.writer.close("failed", reason or f"{type(error).__name__}: {error}")
+            raise
+        self._say_unseen(book)
         if status == "finished":
             self.writer.coverage(book.rows(), book.notices)
         self.writer.close(status, reason)
+
+    def _say_unseen(self, book: CoverageBook) -> None:
+        for module in sorted(self._recorder.changed_unseen):
+            book.notice(
+                f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
+                "after the change were not kept"
+            )
+        self._recorder.changed_unseen.clear()
 
 
 class Tap(Observer):
@@ -108,7 +133,7 @@ class Tap(Observer):
             return
         try:
             with self._lock:
-                self._run.writer.flush()
+                self._run.flush()
         except Exception as error:
             self._stop(error)
         self._tell()

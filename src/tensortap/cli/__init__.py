@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import check_hooks, compare, demo, export, show
+from tensortap.cli import bench, check_hooks, compare, demo, export, replay, show
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -50,8 +50,10 @@ app = typer.Typer(
 app.command()(show.show)
 app.command()(export.export)
 app.command()(compare.compare)
+app.command()(replay.replay)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)
+app.command()(bench.bench)
 
 
 def _version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from tensortap.records import Comparison
 
-__all__ = ["compare", "steps_meant"]
+__all__ = ["compare", "conclude", "outputs_meant", "steps_meant", "tolerance"]
 
 EXIT_CODES = {"match": 0, "diverged": 1, "incomparable": 3}
 _MOST_STEPS = 1_000_000
@@ -77,16 +77,15 @@ def compare(
       tensortap compare runs/a runs/b --junit out.xml --json - | jq .first
     """
     import tensortap
-    from tensortap.report import output
 
-    outputs = _outputs({"csv": csv, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet})
+    outputs = outputs_meant({"csv": csv, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet})
     options = {
         "rename": tuple(rename or ()),
         "mapping" if (map_file or "").endswith(".toml") else "map_file": map_file,
         "steps": steps_meant(step) if step else None,
         "ranks": rank or None,
-        "rtol": _tolerance("--rtol", rtol),
-        "atol": _tolerance("--atol", atol),
+        "rtol": tolerance("--rtol", rtol),
+        "atol": tolerance("--atol", atol),
         "noise": tuple(noise or ()),
         "kinds": _kinds(kind or ()),
         "modules": ["" if name == "(root)" else name for name in module or ()] or "*",
@@ -96,17 +95,7 @@ def compare(
     function: Callable[..., Comparison] = tensortap.compare
     with _bar(not quiet) as progress:
         result = function(reference, candidate, **options, progress=progress)
-    on_stdout = output.STDOUT in outputs.values()
-    if not quiet and not on_stdout:
-        _print_page(result, verbose)
-    elif not quiet:
-        from tensortap.report.wording import clean
-
-        typer.echo(clean(result.sentence), err=True)
-    _write(result, outputs)
-    _append_summary(result)
-    sys.stdout.flush()  # a reader that has left must be noticed before the exit code is chosen
-    raise typer.Exit(0 if exit_zero else EXIT_CODES[result.verdict])
+    conclude(result, outputs, verbose=verbose, quiet=quiet, exit_zero=exit_zero)
 
 
 # --- argv ----------------------------------------------------------------------------------------------------------
@@ -150,7 +139,7 @@ def _kinds(given: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(given) or None
 
 
-def _tolerance(option: str, given: float | None) -> float | None:
+def tolerance(option: str, given: float | None) -> float | None:
     from tensortap.errors import UsageError
 
     if given is not None and not 0 <= given < float("inf"):
@@ -166,7 +155,7 @@ def _workers(given: int | None) -> int | None:
     return given
 
 
-def _outputs(given: Mapping[str, str | None]) -> dict[str, str]:
+def outputs_meant(given: Mapping[str, str | None]) -> dict[str, str]:
     """Where each report goes. A folder that is not there is noticed now, not after the comparison."""
     from tensortap.errors import UsageError
     from tensortap.report import output
@@ -184,6 +173,23 @@ def _outputs(given: Mapping[str, str | None]) -> dict[str, str]:
 
 
 # --- what comes out ------------------------------------------------------------------------------------------------
+def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, quiet: bool, exit_zero: bool) -> None:
+    """The page, the reports and the exit code."""
+    from tensortap.report import output
+
+    on_stdout = output.STDOUT in outputs.values()
+    if not quiet and not on_stdout:
+        _print_page(result, verbose)
+    elif not quiet:
+        from tensortap.report.wording import clean
+
+        typer.echo(clean(result.sentence), err=True)
+    _write(result, outputs)
+    _append_summary(result)
+    sys.stdout.flush()  # a reader that has left must be noticed before the exit code is chosen
+    raise typer.Exit(0 if exit_zero else EXIT_CODES[result.verdict])
+
+
 def _print_page(result: Comparison, verbose: int) -> None:
     from tensortap.cli import screen
     from tensortap.report import comparison_page

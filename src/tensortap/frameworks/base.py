@@ -8,12 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["After", "Before", "Consumer", "Edge", "Framework", "Gradient", "Identity", "Remove"]
+from tensortap.records import Summary
+
+__all__ = [
+    "After",
+    "Before",
+    "Consumer",
+    "Edge",
+    "Framework",
+    "Gradient",
+    "Identity",
+    "Incoming",
+    "Pinning",
+    "Remove",
+    "Sent",
+    "Ticket",
+    "Workshop",
+]
 
 Remove = Callable[[], None]
 """Takes back what was placed; calling it twice does no harm."""
@@ -57,6 +73,61 @@ class Consumer:
     node: Any
     index: int
     edge: Edge
+
+
+class Ticket(Protocol):
+    """A summary that a device is still working out."""
+
+    def ready(self) -> bool:
+        """Whether asking for it would not wait."""
+
+    def summary(self) -> Summary:
+        """Waits for it if need be."""
+
+    def unchanged(self) -> bool:
+        """Whether the tensor turned out to be what it was at the sighting it was compared with. Waits if need be."""
+
+
+class Incoming(Protocol):
+    """Bytes in a device's memory, which come to the host by themselves once asked to."""
+
+    size: int
+
+    def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
+        """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
+
+
+class Sent(NamedTuple):
+    """A tensor on its way to the host, in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: Iterable[Incoming]
+
+
+class Workshop(Protocol):
+    """Looks at tensors where they are, on their device, without waiting for it."""
+
+    def submit(self, tensor: Any, known: Any = None) -> Ticket:
+        """Summarise a tensor, which may be changed or freed right after. `known` is the ticket of an earlier sighting
+        of what should be the same tensor: then a few elements are enough, unless these have changed."""
+
+    def send(self, tensor: Any) -> Sent:
+        """Bring the whole of a tensor, which may be changed or freed right after `parts` has been gone through."""
+
+    def end_step(self) -> None:
+        """Let the step's summaries travel to the host."""
+
+    def close(self) -> None:
+        """Wait for all that is under way, and let go of the memory."""
+
+
+class Pinning(Protocol):
+    """Makes host memory such that a device can write into it by itself."""
+
+    def pin(self, slab: npt.NDArray[np.uint8]) -> None: ...
+
+    def unpin(self, slab: npt.NDArray[np.uint8]) -> None: ...
 
 
 class Framework(Protocol):
@@ -150,9 +221,6 @@ class Framework(Protocol):
         """A detached copy in memory of its own."""
 
     # --- tensors -----------------------------------------------------------------------------------------------
-    def assign(self, tensor: Any, array: npt.NDArray[np.generic]) -> None:
-        """Give a parameter or buffer these elements, in place; its dtype and device stay as they are."""
-
     def is_tensor(self, value: Any) -> bool: ...
 
     def unreadable(self, tensor: Any) -> str:
@@ -163,3 +231,10 @@ class Framework(Protocol):
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         """The elements as a NumPy array; of a tensor in host memory a view, not a copy."""
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: Any) -> Workshop | None:
+        """Where to look at this tensor without bringing it to the host; None if it is there or must come."""
+
+    def pinning(self, model: Any) -> Pinning | None:
+        """For memory that the model's device writes into; None if its tensors are in the host's memory."""

@@ -16,7 +16,17 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.base import (
+    After,
+    Before,
+    Consumer,
+    Edge,
+    Gradient,
+    Identity,
+    Pinning,
+    Remove,
+    Workshop,
+)
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 
@@ -225,17 +235,6 @@ class Paddle:
         return tensor.detach().clone()
 
     # --- tensors -----------------------------------------------------------------------------------------------
-    def assign(self, tensor: Any, array: npt.NDArray[np.generic]) -> None:
-        bits = next((bits for bits in _BITS.items() if bits[1][1] == array.dtype), None)
-        if bits is None:
-            value = paddle.to_tensor(array)
-        else:
-            value = paddle.to_tensor(array.view(bits[1][0])).view(bits[0])
-        with paddle.no_grad():
-            if _name(value) != _name(tensor):
-                value = value.astype(_name(tensor))
-            tensor.set_value(value)
-
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
 
@@ -270,6 +269,13 @@ class Paddle:
         if (bits := _BITS.get(_name(tensor))) is not None:
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: Any) -> Workshop | None:
+        return None  # tensors on a device come to the host
+
+    def pinning(self, model: Any) -> Pinning | None:
+        return None
 
 
 def _name(tensor: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +18,21 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import unserializable_hook
 
-from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.base import (
+    After,
+    Before,
+    Consumer,
+    Edge,
+    Gradient,
+    Identity,
+    Pinning,
+    Remove,
+    Workshop,
+)
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.torch_tensors import NAMES, dense
 
 __all__ = ["Torch"]
 
@@ -52,6 +63,7 @@ class Torch:
     def __init__(self) -> None:
         self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
         """Outputs that are views, and how to say that they were changed in place since; the last few."""
+        self._workshops: dict[str, Workshop | None] = {}
 
     def _look_at_views(self) -> None:
         for _ in range(len(self._views)):
@@ -306,24 +318,15 @@ class Torch:
         return tensor.detach().clone()
 
     # --- tensors -----------------------------------------------------------------------------------------------
-    def assign(self, tensor: torch.Tensor, array: npt.NDArray[np.generic]) -> None:
-        bits = next((bits for bits in _BITS.items() if bits[1][1] == array.dtype), None)
-        if bits is None:
-            value = torch.from_numpy(array.copy())
-        else:
-            as_integers = np.dtype(_name(bits[1][0]))
-            value = torch.from_numpy(array.view(as_integers).copy()).view(bits[0])
-        with torch.no_grad():
-            tensor.copy_(value)
-
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
     def unreadable(self, tensor: torch.Tensor) -> str:
-        if type(tensor) in _PLAIN and tensor.dtype in _READABLE and not (tensor.is_nested or tensor.is_meta):
+        if type(tensor) in _PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
             # By far the most common case, and asked for every tensor of a step.
-            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            return _WRAPPED if wrapped else ""
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                return _WRAPPED
+            return _CAPTURING if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else ""
         if tensor.is_nested:
             return "a nested tensor has no single shape"
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -332,9 +335,9 @@ class Torch:
             return "a meta tensor has no elements"
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return _WRAPPED
-        if tensor.dtype not in _READABLE:
+        if tensor.dtype not in NAMES:
             return f"dtype {_name(tensor.dtype)} is not supported"
-        return ""
+        return _CAPTURING if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else ""
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         try:
@@ -363,16 +366,54 @@ class Torch:
         plain = type(tensor) in _PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
         if plain and tensor.is_cpu and not tensor.is_neg():
             return tensor.numpy()
-        if hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()
-        if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()
+        tensor = dense(tensor)
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
         tensor = tensor.resolve_conj().resolve_neg()
         if (bits := _BITS.get(tensor.dtype)) is not None:
             return tensor.view(bits[0]).numpy().view(bits[1])
         return tensor.numpy()
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: torch.Tensor) -> Workshop | None:
+        if tensor.is_cpu:
+            return None
+        kind = tensor.device.type
+        if kind not in self._workshops:
+            self._workshops[kind] = _workshop_for(kind, tensor.device)
+        return self._workshops[kind]
+
+    def pinning(self, model: torch.nn.Module) -> Pinning | None:
+        if not any(parameter.is_cuda for parameter in model.parameters()):
+            return None
+        from tensortap.frameworks.torch_sending import CudaPinning
+
+        return CudaPinning()
+
+
+def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
+    if kind == "cuda" and torch.version.hip is None:
+        from tensortap.frameworks.torch_cuda import CudaWorkshop
+        from tensortap.kernels.cuda.driver import CudaError
+
+        try:
+            workshop = CudaWorkshop()
+            workshop.submit(torch.zeros(1, device=device)).summary()
+        except CudaError as error:
+            warnings.warn(
+                f"tensortap summarises by plain torch operations, several times slower: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            return workshop
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError):  # a device without float64: its tensors come to the host
+        return None
+    from tensortap.frameworks.torch_ops import OpsWorkshop
+
+    return OpsWorkshop()
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -402,10 +443,12 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_READABLE = {getattr(torch, name) for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_NUMPY_KNOWS = {dtype for dtype in _READABLE if dtype not in _BITS and not dtype.is_complex}
+_NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in _BITS and not dtype.is_complex}
 _WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
+_CAPTURING = (
+    "while a CUDA graph is being captured nothing runs, and its replays call no hooks: tap the model without graphs"
+)
 
 if sys.byteorder != "little":  # the digest is defined on little-endian bytes and taken from memory as it is
     raise ImportError("tensortap reads tensors on little-endian machines only")

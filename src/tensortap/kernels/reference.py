@@ -55,6 +55,7 @@ __all__ = [
     "components",
     "digest_weights",
     "merge",
+    "row_hash",
     "sketch_distance",
     "summarize",
 ]
@@ -245,11 +246,12 @@ def _digest(bits: Words, pos: Words, itemsize: int) -> int:
     byte = pos * np.uint64(itemsize)
     word = byte // np.uint64(4)
     in_word = bits << (np.uint64(8) * (byte % np.uint64(4)))
-    weight = _WEIGHTS[word % np.uint64(256)] * _row_hash(word // np.uint64(256))
+    weight = _WEIGHTS[word % np.uint64(256)] * row_hash(word // np.uint64(256))
     return int((in_word * weight).sum(dtype=np.uint64))
 
 
-def _row_hash(row: Words) -> Words:
+def row_hash(row: Words) -> Words:
+    """H, the odd hash of a row of the digest."""
     odd: Words = _finalise(row + np.uint64(GOLDEN)) | np.uint64(1)
     return odd
 

@@ -36,7 +36,9 @@ class Route:
         if False not in self._rates:
             return False
         best = self._rates[True] * self._favour >= self._rates[False]
-        return best if self._turns % _TRY_AGAIN else not best
+        # The worse it was, the less often it is tried again.
+        rest = _TRY_AGAIN * max(1, round(self._rates[best] / self._rates[not best]))
+        return best if self._turns % rest else not best
 
     def took(self, past: bool, nbytes: int, seconds: float) -> None:
         """Learn from a write."""

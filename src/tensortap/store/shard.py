@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tensortap.records import Location
 from tensortap.store.format import PARTIAL
 from tensortap.store.header import Header, room_for
+from tensortap.store.pieces import Incoming
 from tensortap.store.pool import Slab, SlabPool
 from tensortap.store.route import BLOCK, Route
 from tensortap.store.state import State
@@ -59,19 +60,28 @@ class Shard:
     """`put` and `finish` may be called from any thread; one at a time gets in."""
 
     def __init__(
-        self, folder: Path, new_name: Callable[[int], str], buffer: int, state: State, route: Route | None
+        self,
+        folder: Path,
+        new_name: Callable[[int], str],
+        pool: SlabPool,
+        state: State,
+        route: Route | None,
     ) -> None:
         self._threaded = route is not None
         self._route = route or Route(possible=False, favour=1)
-        self._tail = b""
         self._folder = folder
         self._new_name = new_name
         self._state = state
-        self.pool = SlabPool(buffer, state)
+        self.pool = pool
         self._entry = threading.Lock()
         self._file: _File | None = None
         self._slab: Slab | None = None
         self._fill = 0
+        self._carried = 0
+        """Bytes at the slab's start that the thread has to fill in: the end of a block that the last slab left."""
+        self._left_over = 0
+        self._coming: list[Callable[[], None]] = []
+        """What to wait for before the slab's bytes are all there."""
         self._region = FIRST_REGION
         self._needed = 0  # header bytes of this step so far, over all its files
         # Shared with the thread, under state.changed:
@@ -87,6 +97,7 @@ class Shard:
         # The thread's own:
         self._fd = self._direct = -1
         self._path = folder
+        self._tail = b""
 
     @property
     def depth(self) -> int:
@@ -99,7 +110,7 @@ class Shard:
         dtype: str,
         shape: Sequence[int],
         nbytes: int,
-        parts: Iterable[npt.NDArray[np.uint8]],
+        parts: Iterable[npt.NDArray[np.uint8] | Incoming],
     ) -> Location:
         """Copy a tensor's bytes, and say where they will be."""
         with self._entry:
@@ -121,7 +132,7 @@ class Shard:
             location = Location(file.name, file.end, nbytes)
             try:
                 for part in parts:
-                    (self._copy if self._threaded else self._write_through)(file, part)
+                    self._copy(file, part)
             except BaseException:
                 self._take_back(file, location.offset)
                 raise
@@ -158,7 +169,7 @@ class Shard:
         if self._file is not None:
             self._complete(self._file)
         self._file = _File(self._new_name(step), step, max(self._region, least))
-        self._tail = b""
+        self._left_over = 0
         self._submit(_Job(partial(self._do_open, self._file.name)))
         return self._file
 
@@ -175,15 +186,22 @@ class Shard:
         self._region = min(self._needed * 5 // 4 + 512, LARGEST_REGION)
         self._needed = 0
 
-    def _copy(self, file: _File, part: npt.NDArray[np.uint8]) -> None:
+    def _copy(self, file: _File, part: npt.NDArray[np.uint8] | Incoming) -> None:
+        if not self._threaded and isinstance(part, np.ndarray):
+            self._submit_slab(file)
+            self._write_through(file, part)
+            return
         at = 0
         while at < part.size:
             if self._slab is None:
                 self._slab = self.pool.take()
-                self._fill = len(self._tail)
-                self._slab[: self._fill] = np.frombuffer(self._tail, np.uint8)
+                self._fill = self._carried = self._left_over
             count = min(self._slab.size - self._fill, part.size - at)
-            self._slab[self._fill : self._fill + count] = part[at : at + count]
+            target = self._slab[self._fill : self._fill + count]
+            if isinstance(part, np.ndarray):
+                target[:] = part[at : at + count]
+            else:
+                self._coming.append(part.copy(target, at))
             self._fill += count
             at += count
             file.end += count
@@ -198,7 +216,8 @@ class Shard:
     def _take_back(self, file: _File, end: int) -> None:
         """A copy was interrupted. What went out already lies behind `end`, and is written over or cut off."""
         self._fill = max(0, self._fill - (file.end - end))
-        self._tail = b""
+        self._carried = min(self._carried, self._fill)
+        self._left_over = 0
         file.end = end
 
     def _submit_slab(self, file: _File) -> None:
@@ -206,11 +225,11 @@ class Shard:
         slab begins on a block."""
         slab, self._slab = self._slab, None
         if slab is not None:
-            beyond = self._fill % BLOCK if self._fill < slab.size else 0
-            self._tail = bytes(slab[self._fill - beyond : self._fill])
-            act = partial(self._do_write, slab, self._fill, file.end - self._fill)
+            self._left_over = self._fill % BLOCK if self._fill < slab.size else 0
+            coming, self._coming = self._coming, []
+            act = partial(self._do_write_slab, slab, self._fill, file.end - self._fill, self._carried, coming)
             self._submit(_Job(act, slab, self._fill))
-            self._fill = 0
+            self._fill = self._carried = 0
 
     def _run(self, act: Callable[[], None]) -> None:
         """Do a job here and now. What goes wrong is remembered, as the thread remembers it."""
@@ -223,6 +242,9 @@ class Shard:
     def _submit(self, job: _Job) -> None:
         if not self._threaded:
             self._run(job.act)
+            if job.slab is not None:
+                with self._state.changed:
+                    self.pool.give(job.slab)
             return
         with self._state.changed:
             self._jobs.append(job)
@@ -267,6 +289,16 @@ class Shard:
     def _do_open(self, name: str) -> None:
         self._path = self._folder / (name + PARTIAL)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def _do_write_slab(
+        self, slab: Slab, count: int, offset: int, carried: int, coming: Sequence[Callable[[], None]]
+    ) -> None:
+        for arrive in coming:
+            arrive()
+        slab[:carried] = np.frombuffer(self._tail, np.uint8)[:carried]
+        left_over = count % BLOCK if count < slab.size else 0
+        self._tail = bytes(slab[count - left_over : count])
+        self._do_write(slab, count, offset)
 
     def _do_write(self, slab: Slab, count: int, offset: int) -> None:
         view, past = slab.data[:count], 0

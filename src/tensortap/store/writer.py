@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.machine import cores
+from tensortap.machine import cores, memory
 from tensortap.records import Coverage, Location, Record
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
@@ -35,7 +35,8 @@ from tensortap.store.format import (
     shard_name,
 )
 from tensortap.store.index import IndexWriter
-from tensortap.store.pieces import pieces
+from tensortap.store.pieces import Incoming, pieces
+from tensortap.store.pool import Pinning, SlabPool
 from tensortap.store.route import Route, can_go_past
 from tensortap.store.shard import Shard
 from tensortap.store.state import State, write_error
@@ -43,6 +44,7 @@ from tensortap.store.state import State, write_error
 __all__ = ["RunWriter"]
 
 DEFAULT_BUFFER = 256 << 20
+_MOST_PINNED = 4 << 30
 
 
 class RunWriter:
@@ -54,8 +56,8 @@ class RunWriter:
     ...     writer.end_step(0)
 
     `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
-    many threads write tensors, each to a file of its own. `crowded` says that
-    the run itself needs every core of the machine.
+    many threads write tensors, each to a file of its own. `crowded` says that the run itself needs every core of the
+    machine. `pinning` is for tensors that come from a device.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class RunWriter:
         max_buffer: int | None = None,
         writers: int | None = None,
         crowded: bool = False,
+        pinning: Pinning | None = None,
     ) -> None:
-        count = _default_writers() if writers is None else writers
-        buffer = DEFAULT_BUFFER if max_buffer is None else max_buffer
+        count = _default_writers(pinning is not None) if writers is None else writers
+        buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
         _check_arguments(rank, world, count, buffer)
         self.path = Path(path)
         self.rank = rank
@@ -97,7 +100,7 @@ class RunWriter:
             Shard(
                 self._folder,
                 self._new_name,
-                buffer // count,
+                SlabPool(buffer // count, self._state, pinning),
                 self._state,
                 Route(past, favour=8 if crowded else 2) if threaded else None,
             )
@@ -119,6 +122,13 @@ class RunWriter:
         shard = self._pick(step)
         parts = pieces(array, shard.pool.slab_bytes)
         return shard.put(step, name, dtype, array.shape, array.nbytes, parts)
+
+    def put_incoming(
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+    ) -> Location:
+        """As put, for bytes in C order that a device sends. They may still be on their way when this returns."""
+        nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
+        return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
 
     def put_raw(
         self,
@@ -195,6 +205,7 @@ class RunWriter:
                 shard.stop()
             for shard in self._shards:
                 shard.join()
+                shard.pool.release()
         failure = self._state.failure
         try:
             self._write_status(*(("failed", str(write_error(*failure))) if failure else (status, reason)))
@@ -265,9 +276,15 @@ def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
         raise UsageError(f"writers and max_buffer must be positive: writers {writers}, max_buffer {buffer}")
 
 
-def _default_writers() -> int:
-    """One on a small machine, where more would take cores from the run; a few on a large one."""
-    return max(1, min(4, cores() // 4))
+def _default_writers(from_device: bool) -> int:
+    """On a small machine one, where more would take cores from the run, and a few on a large one. A run whose work is
+    done by a device leaves most cores to the writers."""
+    return max(1, cores() * 3 // 4) if from_device else max(1, min(4, cores() // 4))
+
+
+def _default_buffer(from_device: bool) -> int:
+    """A device fills buffers much faster than a disk empties them; a thirty-second of the memory evens that out."""
+    return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32)) if from_device else DEFAULT_BUFFER
 
 
 def _now() -> str:

@@ -1,0 +1,106 @@
+"""What a tap costs on a GPU: a Llama's training step plain, tapped, and with np.save in hooks. On a CPU, too.
+
+    python benchmarks/capture_gpu.py [--quick] [--device auto] [--out DIR] [--json FILE]
+
+All ways take turns in one process; medians and ratios are printed beside what is aimed for, and what the machine can do
+at most is measured in the same run. `tensortap bench` is the same for a user's own machine, without leak and habit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from tensortap.bench import Options, measure
+from tensortap.report import table
+from tensortap.report.bench_page import bench_page, rate, signed
+from tensortap.report.times_page import duration
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--model", help="llama-0.95b, llama-small or llama-tiny")
+    parser.add_argument("--keep", default="summary,tensors")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=8, help="steps in a row that are timed together")
+    parser.add_argument("--tensor-steps", type=int, default=2, help="the same with keep=tensors")
+    parser.add_argument("--leak-steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=240, help="no further round begins after this time")
+    parser.add_argument("--no-habit", action="store_true", help="leave np.save out")
+    parser.add_argument("--quick", action="store_true", help="two rounds, no habit, 40 steps for the leak")
+    parser.add_argument("--out", type=Path, help="where runs are written and removed again")
+    parser.add_argument("--json", type=Path, help="all figures")
+    given = parser.parse_args()
+    options = Options(
+        device=given.device,
+        model=given.model,
+        keep=tuple(given.keep.split(",")),
+        rounds=min(given.rounds, 2) if given.quick else given.rounds,
+        steps=given.steps,
+        tensor_steps=given.tensor_steps,
+        out=given.out,
+        habit=not (given.no_habit or given.quick),
+        leak_steps=min(given.leak_steps, 40) if given.quick else given.leak_steps,
+        kernel=True,
+        seconds=min(given.seconds, 90) if given.quick else given.seconds,
+    )
+    facts = measure(options, lambda doing, share: print(f"{share:4.0%}  {doing}", file=sys.stderr, flush=True))
+    lines = [*bench_page(facts, None), Text(), *aims(facts)]
+    for name, way in facts["ways"].items():
+        if way["stats"]:
+            lines.append(Text(f"tap.stats() of {name}, {way['steps']} steps: {way['stats']}"))
+    print("\n".join(line.plain for line in lines))
+    if given.json is not None:
+        given.json.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def aims(facts: dict[str, Any]) -> list[Text]:
+    """Figures beside what is asked of one H200 with llama-0.95b in bf16; elsewhere the figures alone."""
+    ways, limits, cuda = facts["ways"], facts["limits"], facts["machine"]["device"] == "cuda"
+    rows: list[tuple[str, str, str]] = []
+    if summary := ways.get("summary"):
+        rows.append(("summary: ratio to the plain step", f"{summary['ratio']:.3f}×", "at most 1.06×, aim 1.035×"))
+        if cuda:
+            share = summary["memory"]["allocated"] / ways["plain"]["memory_peak"]["allocated"]
+            rows.append(("summary: GPU memory over plain", f"{share:.1%}", "under 2 %"))
+    if kernel := facts["kernel"]:
+        share = kernel["bytes_per_second"] / limits["device_read"]
+        said = f"{rate(kernel['bytes_per_second'])}, {share:.0%} of a read-only pass"
+        rows.append(("summary: kernel alone", said, "aim 85 %"))
+        rows.append(("summary: a small tensor", duration(kernel["seconds_a_small_tensor"] * 1e6), ""))
+    if tensors := ways.get("tensors"):
+        rows.append(("tensors: ratio to the plain step", f"{tensors['ratio']:.2f}×", "at most 8×"))
+        speed = tensors["bytes_per_second"]
+        rows.append(("tensors: bytes a second", rate(speed), ""))
+        for name, key in (("PCIe", "device_to_host"), ("the page cache", "page_cache_write_many")):
+            if limits[key]:
+                rows.append((f"tensors: of {name}", f"{speed / limits[key]:.0%} of {rate(limits[key])}", ""))
+        if cuda:
+            rows.append(("tensors: GPU memory over plain", signed(tensors["memory"]["allocated"]), "under 2 GiB"))
+    if habit := ways.get("np.save"):
+        rows.append(("np.save in hooks: ratio to the plain step", f"{habit['ratio']:.1f}×", ""))
+        if tensors:
+            times = habit["seconds"] / tensors["seconds"]
+            rows.append(("np.save in hooks: ratio to tensors", f"{times:.1f}×", ""))
+    if leak := facts["leak"]:
+        span = f"steps {leak['from_step']}–{leak['steps']}"
+        rows.append((f"leak on the host, {span}", signed(leak["host"]), "none"))
+        if cuda:
+            rows.append((f"leak on the GPU, {span}", signed(leak["device_allocated"]), "none"))
+    columns = [
+        table.Column("figure", [row[0] for row in rows], left=True),
+        table.Column("measured", [row[1] for row in rows], left=True),
+    ]
+    if cuda and facts["model"]["name"] == "llama-0.95b":
+        columns.append(table.Column("asked for", [row[2] for row in rows], left=True))
+    return [*table.lines(columns, None), Text()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The device's summary kernel alone: bytes a second over a great tensor, and what a small one costs."""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tensortap.bench.limits import device_seconds
+from tensortap.frameworks.torch_cuda import CudaWorkshop
+
+__all__ = ["summary_kernel_speed"]
+
+_GREAT = 1 << 30
+_SMALL = 1000
+
+
+def summary_kernel_speed() -> dict[str, float] | None:
+    """Bytes a second over one great tensor, and seconds a tensor over many small ones; None without a kernel."""
+    summarize = _enqueue()
+    if summarize is None:
+        return None
+    great = torch.randn(_GREAT // 2, device="cuda", dtype=torch.bfloat16)
+    small = [torch.randn(64, device="cuda", dtype=torch.bfloat16) for _ in range(_SMALL)]
+    one = device_seconds(lambda: summarize([great]))
+    many = device_seconds(lambda: summarize(small))
+    return {"bytes_per_second": _GREAT / one, "seconds_a_small_tensor": many / _SMALL}
+
+
+def _enqueue() -> Callable[[list[Any]], object] | None:
+    """A function that summarises CUDA tensors without waiting for the results; None where there is no kernel."""
+    if torch.version.hip is not None:
+        return None
+    workshop = CudaWorkshop()
+
+    def summarize(tensors: list[Any]) -> None:
+        for tensor in tensors:
+            workshop.submit(tensor)
+        workshop.end_step()
+
+    return summarize

@@ -1,0 +1,272 @@
+"""All figures of one run, as plain data for reports and JSON.
+
+machine   device, its name, cores, versions
+model     name, parameters, leaf modules, batch, length, dtype
+tapped    a step's records, tensors among them that are different ones, and their bytes
+limits    bytes a second (None: not here), files of page_cache_write_many, seconds of device_launch
+ways      plain, summary, tensors, np.save, each with: seconds a step to the last byte; the same without the wait
+          at the end (each); medians of their ratios to plain, taken within a round; rounds, steps in a row; memory
+          over plain and peaks; the tap's stats over the last block; what limits it
+kernel    of the summary alone, see bench/kernel.py; None without one
+leak      what host and device held more at the end of many steps than after the first few
+left_out  what there was no time or no space for, in words
+"""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tensortap
+from tensortap import dtypes
+from tensortap.bench import limits
+from tensortap.bench.habits import saved
+from tensortap.bench.kernel import summary_kernel_speed
+from tensortap.bench.memory import device_held, resident
+from tensortap.bench.model import size_of
+from tensortap.bench.options import Options
+from tensortap.bench.steps import KINDS, Block, plain, tapped
+from tensortap.bench.trainer import Trainer, device_of, is_leaf
+from tensortap.bench.verdict import floors, limit
+from tensortap.bench.writing import direct_write, page_cache_write, warm_page_cache
+from tensortap.errors import UsageError
+from tensortap.machine import cores
+
+__all__ = ["measured"]
+
+_SPARE = 1 << 30
+_LONGEST = 6.0
+"""Seconds that a block may take: a way that is very slow gets fewer steps in a row."""
+
+
+def measured(options: Options, on_progress: Callable[[str, float], None]) -> dict[str, Any]:
+    """See `bench.measure`."""
+    device = device_of(options.device)
+    name, size = size_of(options.model, device)
+    with _scratch(options.out) as folder:
+        on_progress("building the model", 0.0)
+        trainer = Trainer(size, device)
+        bench = _Bench(options, trainer, folder, on_progress)
+        return {
+            "machine": _machine(device),
+            "model": {"name": name, "parameters": trainer.parameters, "leaves": trainer.leaves} | asdict(size),
+        } | bench.figures()
+
+
+class _Bench:
+    """One run of the benchmark."""
+
+    def __init__(
+        self, options: Options, trainer: Trainer, folder: Path, on_progress: Callable[[str, float], None]
+    ) -> None:
+        self._options = options
+        self._trainer = trainer
+        self._folder = folder
+        self._on_progress = on_progress
+        self._started = time.perf_counter()
+        self._left_out: list[str] = []
+        self._ahead = options.rounds + 3 + options.habit + bool(options.leak_steps)
+        self._behind = 0
+
+    def figures(self) -> dict[str, Any]:
+        self._doing("looking at what a step has")
+        content = self._content()
+        self._doing("measuring the machine")
+        found = self._limits(content["bytes"])
+        kernel = summary_kernel_speed() if self._options.kernel and self._trainer.device == "cuda" else None
+        blocks = self._rounds(content["bytes"])
+        leak = self._leak()
+        if self._options.habit and self._late(1.25):
+            self._left_out.append("np.save in hooks, for want of time")
+        elif self._options.habit:
+            self._doing("np.save in hooks")
+            blocks["np.save"] = [saved(self._trainer, 1, self._folder / "habit")]
+        return {
+            "tapped": content,
+            "limits": found,
+            "ways": self._ways(blocks, content, found),
+            "kernel": kernel,
+            "leak": leak,
+            "left_out": self._left_out,
+            "seconds": time.perf_counter() - self._started,
+        }
+
+    def _content(self) -> dict[str, int]:
+        """From one step with summaries: the same tensors as those that are kept whole."""
+        folder = self._folder / "content"
+        with tensortap.capture(self._trainer.model, folder, kinds=KINDS, modules=is_leaf) as tap:
+            self._trainer.step()
+            tap.step()
+        records = list(tensortap.open(folder))
+        shutil.rmtree(folder)
+        once = {r.tensor: r.summary.elements * dtypes.numpy_dtype(r.dtype).itemsize for r in records}
+        return {"records": len(records), "tensors": len(once), "bytes": sum(once.values())}
+
+    def _limits(self, nbytes: int) -> dict[str, Any]:
+        cuda = self._trainer.device == "cuda"
+        room = max(0, shutil.disk_usage(self._folder).free - _SPARE)
+        if "tensors" in self._options.keep:
+            warm_page_cache(self._folder, min(nbytes, room // 2))
+        size = min(max(4 * nbytes, 64 << 20), 8 << 30, room // 2)
+        files = min(12, max(2, cores()))
+        return {
+            "device_read": limits.device_read() if cuda else None,
+            "device_to_host": limits.device_to_host() if cuda else None,
+            "device_launch": limits.device_launch() if cuda else None,
+            "memory_read": limits.memory_read(),
+            "page_cache_write": page_cache_write(self._folder, size // 2, 1),
+            "page_cache_write_many": page_cache_write(self._folder, size, files),
+            "files": files,
+            "direct_write": direct_write(self._folder, size // 2),
+        }
+
+    def _rounds(self, nbytes: int) -> dict[str, list[Block]]:
+        """All ways in turns, so that a busy machine disturbs them alike; before them a step of each, to warm up and to
+        know its pace."""
+        options, trainer, folder = self._options, self._trainer, self._folder
+        ways: dict[str, Callable[[int], Block]] = {"plain": lambda steps: plain(trainer, steps)}
+        most = {"plain": options.steps, "summary": options.steps}
+        if "summary" in options.keep:
+            ways["summary"] = lambda steps: tapped(trainer, steps, folder / "run", "summary")
+        if "tensors" in options.keep:
+            ways["tensors"] = lambda steps: tapped(trainer, steps, folder / "run", "tensors")
+            most["tensors"] = self._fitting_steps(nbytes)
+        self._doing("warming up")
+        paces = {name: way(1).seconds for name, way in ways.items()}
+        steps = {name: max(1, min(most[name], int(_LONGEST / pace))) for name, pace in paces.items()}
+        blocks: dict[str, list[Block]] = {name: [] for name in ways}
+        for turn in range(options.rounds):
+            if turn and self._late():
+                self._left_out.append(f"{options.rounds - turn} of {options.rounds} rounds, for want of time")
+                break
+            self._doing(f"round {turn + 1} of {options.rounds}")
+            for name, way in ways.items():
+                blocks[name].append(way(steps[name]))
+        return blocks
+
+    def _fitting_steps(self, nbytes: int) -> int:
+        """How many steps' tensors have room at once, as many as asked for at most."""
+        free = shutil.disk_usage(self._folder).free - _SPARE
+        steps = min(self._options.tensor_steps, int(free / (1.05 * nbytes)))
+        if steps < 1:
+            raise UsageError(
+                f"{self._folder.parent} has {max(free, 0) / 1e9:.1f} GB to spare, and the tensors of one step are "
+                f"{nbytes / 1e9:.1f} GB: choose another place with --out, or measure with --keep summary"
+            )
+        return steps
+
+    def _leak(self) -> dict[str, Any] | None:
+        wanted = self._options.leak_steps
+        if not wanted:
+            return None
+        self._doing(f"{wanted} steps with summaries")
+        trainer, settled, done = self._trainer, max(1, min(10, wanted // 10)), 0
+        folder = self._folder / "leak"
+        with tensortap.capture(trainer.model, folder, kinds=KINDS, modules=is_leaf) as tap:
+            before = self._held()
+            while done < wanted and (done <= settled or not self._late(1.25)):
+                trainer.step()
+                tap.step()
+                done += 1
+                if done == settled:
+                    tap.flush()
+                    before = self._held()
+            tap.flush()
+            after = self._held()
+        shutil.rmtree(folder)
+        if done < wanted:
+            self._left_out.append(f"{wanted - done} of {wanted} steps of the leak, for want of time")
+        grown = {name: after[name] - before[name] for name in after}
+        return {"steps": done, "from_step": settled} | grown
+
+    def _held(self) -> dict[str, int]:
+        self._trainer.synchronize()
+        allocated = torch.cuda.memory_allocated() if self._trainer.device == "cuda" else 0
+        return {"host": resident(), "device_allocated": allocated, "device_used": device_held(self._trainer.device)}
+
+    def _ways(
+        self, blocks: dict[str, list[Block]], content: dict[str, int], found: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        base = blocks["plain"]
+        ways: dict[str, dict[str, Any]] = {}
+        for name, each in blocks.items():
+            way = _way(each, base)
+            if name == "tensors":
+                way["bytes_per_second"] = content["bytes"] / way["seconds"]
+            elif name == "np.save":
+                way["bytes_per_second"] = way["stats"]["bytes"] / way["steps"] / way["seconds"]
+            if name in self._options.keep:
+                slowest = floors(name, self._trainer.device, content["bytes"], content["tensors"], found)[0]
+                hooks = float(way["stats"].get("seconds_in_hooks", 0.0)) / way["steps"]
+                way["limit"] = limit(way["seconds"], ways["plain"]["seconds"], hooks, slowest)
+            ways[name] = way
+        return ways
+
+    def _late(self, patience: float = 1.0) -> bool:
+        return time.perf_counter() - self._started > patience * self._options.seconds
+
+    def _doing(self, what: str) -> None:
+        self._on_progress(what, self._behind / self._ahead)
+        self._behind += 1
+
+
+def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
+    """Medians over the rounds; a ratio is taken within its round, where there is a plain block for each."""
+    others = base if len(blocks) == len(base) else [_middle(base)] * len(blocks)
+    paired = list(zip(blocks, others, strict=True))
+    last = blocks[-1]
+    return {
+        "seconds": statistics.median(block.seconds for block in blocks),
+        "each": statistics.median(block.each for block in blocks),
+        "ratio": statistics.median(block.seconds / other.seconds for block, other in paired),
+        "ratio_each": statistics.median(block.each / other.each for block, other in paired),
+        "rounds": len(blocks),
+        "steps": last.steps,
+        "memory": {
+            name: int(statistics.median(asdict(b.memory)[name] - asdict(other.memory)[name] for b, other in paired))
+            for name in asdict(last.memory)
+        },
+        "memory_peak": asdict(last.memory),
+        "stats": dict(last.stats),
+    }
+
+
+def _middle(blocks: Sequence[Block]) -> Block:
+    return sorted(blocks, key=lambda block: block.seconds)[len(blocks) // 2]
+
+
+def _machine(device: str) -> dict[str, Any]:
+    return {
+        "device": device,
+        "name": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "cores": cores(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "tensortap": tensortap.__version__,
+    }
+
+
+@contextmanager
+def _scratch(out: Path | None) -> Iterator[Path]:
+    """A folder of its own that is removed again."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {out}: {error.strerror or error}") from error
+    folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=out))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

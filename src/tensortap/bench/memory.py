@@ -1,0 +1,71 @@
+"""What a block of steps needs in memory, on the device and on the host."""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+__all__ = ["Memory", "Meter", "device_held", "resident"]
+
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peaks in bytes. The device's are zero on a CPU."""
+
+    allocated: int
+    """By torch's allocator, in tensors."""
+    reserved: int
+    """By torch's allocator, from the driver."""
+    used: int
+    """On the device by everyone, as the driver says, at the end: what other allocators took is in it, too."""
+    host: int
+    """Resident, above what there was when the block began."""
+
+
+class Meter:
+    """Begun before a block of steps, read after it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        if device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with suppress(OSError):  # where it is not allowed, the peak of the whole process must do
+            Path("/proc/self/clear_refs").write_text("5")
+        self._before = resident()
+
+    def read(self) -> Memory:
+        """While the tap is still open: what it holds counts."""
+        host = max(0, _status("VmHWM") - self._before)
+        if self._device != "cuda":
+            return Memory(0, 0, 0, host)
+        free, total = torch.cuda.mem_get_info()
+        return Memory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free, host)
+
+
+def resident() -> int:
+    """This process's bytes in host memory now."""
+    return _status("VmRSS")
+
+
+def device_held(device: str) -> int:
+    """Bytes of the device's memory that are in use now, as the driver says."""
+    if device != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def _status(word: str) -> int:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:  # not on Linux
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(word)), 0)

@@ -1,0 +1,59 @@
+"""What limits a tap: what each part of the machine would need at least, against what the tap took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Floor", "floors", "limit"]
+
+_MOST = 0.5
+"""A floor explains what a tap costs if it is at least this share of it."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time a step in which one part of the machine can do its share."""
+
+    name: str
+    seconds: float
+    beside: bool = False
+    """Whether it can run while the step itself does: then the whole step is its time, not what comes on top."""
+
+
+def floors(keep: str, device: str, nbytes: int, tensors: int, limits: Mapping[str, Any]) -> list[Floor]:
+    """For so many bytes in so many tensors a step, the slowest part first."""
+    found = []
+
+    def add(name: str, rate: float | None, beside: bool = False) -> None:
+        if rate:
+            found.append(Floor(name, nbytes / rate, beside))
+
+    if device == "cuda":
+        add("reading GPU memory", limits["device_read"])
+        found.append(Floor("launches", tensors * limits["device_launch"]))
+    else:
+        add("reading memory", limits["memory_read"])
+    if keep == "tensors":
+        if device == "cuda":
+            add("PCIe", limits["device_to_host"], beside=True)
+        cached, direct = limits["page_cache_write_many"], limits["direct_write"] or 0.0
+        add("the page cache" if cached >= direct else "the disk", max(cached, direct), beside=device == "cuda")
+    return sorted(found, key=lambda floor: -floor.seconds)
+
+
+def limit(seconds: float, plain: float, hooks: float, slowest: Floor) -> dict[str, Any]:
+    """In words and numbers: what a tapped step's time went to. `hooks` are seconds a step on the host."""
+    over = seconds - plain
+    whole, said_of = (seconds, "the step") if slowest.beside else (over, "the time over the plain step")
+    share = min(1.0, slowest.seconds / whole) if whole > 0 else 1.0
+    if over <= 0.01 * plain:
+        said = "nothing to speak of: it is within a hundredth of the plain step"
+    elif share >= _MOST:
+        said = f"{slowest.name}: {share:.0%} of {said_of} is that alone"
+    else:
+        said = f"tensortap's own work: even {slowest.name}, the slowest part, needs only {share:.0%} of {said_of}"
+        if hooks >= _MOST * over:
+            said += f"; its hooks keep the host busy for {hooks * 1e3:.0f} ms"
+    return {"name": slowest.name, "floor_seconds": slowest.seconds, "share": share, "said": said}

@@ -1,0 +1,84 @@
+"""How fast this machine writes files: into the page cache, and past it to the disk."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["direct_write", "page_cache_write", "warm_page_cache"]
+
+_BLOCK = 16 << 20
+_PATIENCE = 4.0
+
+
+def warm_page_cache(folder: Path, nbytes: int) -> None:
+    """Write and remove files: a virtual machine gets memory from its host at the first touch, many times slower than
+    ever after, and whoever writes first would pay for it."""
+    _write(folder, nbytes, files=4, flags=0, patience=15.0)
+
+
+def page_cache_write(folder: Path, nbytes: int, files: int) -> float:
+    """Bytes a second of `files` threads, each with a file of its own."""
+    return max(_write(folder, nbytes, files, flags=0) for _ in range(2))
+
+
+def direct_write(folder: Path, nbytes: int) -> float | None:
+    """Bytes a second past the page cache, with as many files as it takes; None where the file system cannot."""
+    flags = getattr(os, "O_DIRECT", 0)
+    if not flags:
+        return None
+    try:
+        return max(_write(folder, nbytes, files, flags) for files in (1, 4))
+    except OSError:
+        return None
+
+
+def _write(folder: Path, nbytes: int, files: int, flags: int, patience: float = _PATIENCE) -> float:
+    """Stops when all is written or patience ends, whichever comes first."""
+    place = folder / "writing"
+    place.mkdir(parents=True)
+    rounds = max(1, nbytes // files // _BLOCK)
+    started = time.perf_counter()
+
+    def write(number: int) -> int:
+        with _aligned() as block:
+            file = os.open(place / f"{number}.bin", os.O_WRONLY | os.O_CREAT | flags, 0o600)
+            try:
+                return _repeated(lambda: os.write(file, block), rounds, started + patience)
+            finally:
+                os.close(file)
+
+    try:
+        with ThreadPoolExecutor(files) as pool:
+            written = sum(pool.map(write, range(files)))
+        return written / (time.perf_counter() - started)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _repeated(write: Callable[[], int], rounds: int, deadline: float) -> int:
+    written = 0
+    for _ in range(rounds):
+        written += write()
+        if time.perf_counter() > deadline:
+            break
+    return written
+
+
+class _aligned:  # noqa: N801 - used like a function
+    """A block at a page's beginning, with bytes that no file system takes for a hole."""
+
+    def __enter__(self) -> mmap.mmap:
+        self._map = mmap.mmap(-1, _BLOCK)
+        self._map.write(os.urandom(1 << 20) * (_BLOCK >> 20))
+        return self._map
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(BufferError):
+            self._map.close()

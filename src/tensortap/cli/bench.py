@@ -1,0 +1,77 @@
+"""`tensortap bench`: what a tap costs on this machine, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["bench"]
+
+
+def bench(
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="llama-0.95b (default on cuda), llama-small (on a CPU) or llama-tiny."),
+    ] = None,
+    keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, tensors, or both.")] = "summary,tensors",
+    rounds: Annotated[int, typer.Option(metavar="N", help="In each, all ways take their turn.")] = 5,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where runs are written and removed again.  [default: a temporary folder]"),
+    ] = None,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="All figures; - for stdout.")] = None,
+) -> None:
+    """Train a standard model plain and tapped, in turns; say what a tap costs here and what limits it.
+
+    Takes a minute or two. Nothing is left on disk; the tensors of a step of llama-0.95b need some 20 GB while it runs.
+
+    \b
+    Example:
+      tensortap bench
+      tensortap bench --device cpu --keep summary
+      tensortap bench --out /data/scratch --json bench.json
+    """
+    from tensortap.bench import Options, measure
+    from tensortap.cli import screen
+    from tensortap.report import output
+    from tensortap.report.bench_page import bench_page
+
+    if json is not None:
+        output.check(json)
+    words = tuple(word.strip() for word in keep.split(",") if word.strip())
+    options = Options(device=device, model=model, keep=words, rounds=rounds, out=out)
+    with _bar() as on_progress:
+        facts = measure(options, on_progress)
+    if json != output.STDOUT:
+        screen.print_lines(bench_page(facts, screen.width()))
+    if json is not None:
+        _write_json(facts, json)
+
+
+def _write_json(facts: dict[str, object], path: str) -> None:
+    import json
+
+    from tensortap.report import output
+    from tensortap.report.plain import plain
+
+    with output.opened(path) as file:
+        file.write(json.dumps(plain(facts), indent=2).encode() + b"\n")
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    """How far it is and what it does, if somebody may be watching."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tensortap.cli import screen
+
+    console = screen.console(stderr=True)
+    columns = (BarColumn(32), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading torch", total=1.0)
+        yield lambda doing, share: progress.update(task, description=doing, completed=share)

@@ -1,0 +1,112 @@
+"""`tensortap replay`: one module run alone on its recorded inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["replay"]
+
+
+def replay(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run that kept the module's inputs.", show_default=False)
+    ],
+    module: Annotated[
+        str, typer.Option(metavar="NAME", help='Which module; "(root)" is the model.', show_default=False)
+    ],
+    model: Annotated[
+        str, typer.Option(metavar="FILE.py:FUNC", help="A function that builds the model.", show_default=False)
+    ],
+    with_: Annotated[
+        str | None,
+        typer.Option("--with", metavar="FILE.py:FUNC", help="Run this in place of the module's forward(self, ...)."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="float64, float32, float16 or bfloat16.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As the framework calls it: cpu, cuda, ...")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Which call.  [default: the first that was kept]")
+    ] = None,
+    micro: Annotated[int | None, typer.Option(metavar="N", help="Which forward of the step.")] = None,
+    call: Annotated[int | None, typer.Option(metavar="N", help="Which call within that.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Of which rank.")] = None,
+    eval_: Annotated[bool, typer.Option("--eval", help="Switch the module to evaluation.")] = False,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An argument that is no tensor, and so is not recorded."),
+    ] = None,
+    repro: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a script that shows the same without tensortap.")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(metavar="X", help="Relative error to allow, instead of what the dtype suggests.")
+    ] = None,
+    atol: Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")] = None,
+    csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
+    junit: Annotated[str | None, typer.Option(metavar="PATH", help="One case a module, for CI.")] = None,
+    markdown: Annotated[str | None, typer.Option(metavar="PATH", help="A page for a ticket or a comment.")] = None,
+    parquet: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as Parquet.")] = None,
+    verbose: Annotated[
+        int,
+        typer.Option("-v", "--verbose", count=True, show_default=False, help="100 rows and all else; -vv all rows."),
+    ] = 0,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if they diverge.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
+) -> None:
+    """Run one module alone on the inputs that a run recorded, and compare it with what the run recorded.
+
+    In another dtype, on another device, with another implementation. Backward too, where the run has the gradients that
+    came back to the module. Exit codes and reports are those of compare.
+
+    \b
+    Example:
+      tensortap replay runs/a --module layers.0.mlp --model train.py:build_model
+      tensortap replay runs/a --module layers.0.norm --model train.py:build_model --dtype float64
+      tensortap replay runs/a --module layers.0.norm --model train.py:build_model --with fused.py:norm --repro bug/
+    """
+    import tensortap
+    from tensortap.cli import screen
+    from tensortap.cli.compare import conclude, outputs_meant, tolerance
+
+    outputs = outputs_meant({"csv": csv, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet})
+    with screen.waiting(f"replaying {module}"):
+        result = tensortap.replay(
+            run,
+            module,
+            model,
+            implementation=with_,
+            step=step,
+            micro=micro,
+            call=call,
+            rank=rank,
+            dtype=dtype,
+            device=device,
+            evaluate=eval_,
+            arguments=dict(map(_argument, arg or ())),
+            rtol=tolerance("--rtol", rtol),
+            atol=tolerance("--atol", atol),
+            repro=repro,
+        )
+    if repro is not None and not quiet:
+        typer.echo(f"{repro}: run it with `python {repro / 'repro.py'}`", err=True)
+    conclude(result, outputs, verbose=verbose, quiet=quiet, exit_zero=exit_zero)
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """A name and its value: JSON where it is JSON, else the text itself."""
+    import json
+
+    from tensortap.errors import UsageError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--arg {text}: say NAME=VALUE, as in causal=true or scale=0.5")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,85 @@
+"""PaddlePaddle's answers to `frameworks.player.Player`."""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+from tensortap import dtypes
+from tensortap.errors import UsageError
+from tensortap.frameworks.player import FLOATS
+
+__all__ = ["PaddlePlayer"]
+
+_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
+
+
+class PaddlePlayer:
+    """Recorded values as paddle tensors."""
+
+    def tensor(self, values: npt.NDArray[np.generic], like: Any, dtype: str | None) -> Any:
+        state = next(iter([*like.parameters(), *like.buffers()]), None)
+        tensor = _tensor(values)
+        if state is not None:
+            tensor = tensor._copy_to(state.place, True)
+        return tensor.astype(dtype) if dtype is not None and _is_float(tensor) else tensor
+
+    def differentiable(self, tensor: Any) -> Any:
+        if not _is_float(tensor):
+            return tensor
+        tensor.stop_gradient = False
+        return tensor.clone()
+
+    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
+        tensor.set_value(_tensor(values).astype(tensor.dtype))
+
+    def assign(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
+        with paddle.no_grad():
+            value = _tensor(values)
+            tensor.set_value(value if value.dtype == tensor.dtype else value.astype(tensor.dtype))
+
+    def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
+        try:
+            return module.to(device=device, dtype=dtype)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"the layer cannot be moved to {device or dtype}: {error}") from error
+
+    def own_gradients(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        own = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
+        later = {
+            place: [at for at, other in enumerate(outputs) if at != place and _gradient([other], output) is not None]
+            for place, output in enumerate(outputs)
+        }
+        for place in sorted(later, key=lambda at: len(later[at])):  # those that nothing was made from come first
+            if others := later[place]:
+                made, sent = [outputs[at] for at in others], [own[at] for at in others]
+                own[place] = own[place] - _gradient(made, outputs[place], sent)
+        return own
+
+    def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+        sent = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
+        paddle.autograd.backward(list(outputs), sent)
+
+    def plain_source(self, module: Any) -> str | None:
+        return None
+
+
+def _gradient(made: list[Any], output: Any, sent: list[Any] | None = None) -> Any:
+    return paddle.grad(made, [output], sent, retain_graph=True, allow_unused=True)[0]
+
+
+def _is_float(tensor: Any) -> bool:
+    return str(tensor.dtype).removeprefix("paddle.") in FLOATS
+
+
+def _tensor(values: npt.NDArray[np.generic]) -> Any:
+    values = np.array(values, order="C")
+    name = dtypes.name_of(values.dtype)
+    if name in _BITS:
+        return paddle.to_tensor(values.view(_BITS[name])).view(name)
+    return paddle.to_tensor(values)

@@ -1,0 +1,215 @@
+"""Summaries by plain torch operations, for devices that have no kernel of their own: slower, with the same results.
+
+Everything stays on the device until the step ends; then one copy brings all of the step's results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tensortap.frameworks.base import Sent
+from tensortap.frameworks.torch_tensors import NAMES, dense
+from tensortap.kernels.gpu import RESULT, summaries
+from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, row_hash
+from tensortap.records import Summary
+
+__all__ = ["OpsWorkshop"]
+
+_ROWS = 1 << 11
+"""Rows at a time: what is unpacked for them, some tens of megabytes, is all the memory that is needed."""
+_SLOTS = 128
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = RESULT.itemsize // 8
+
+
+class OpsTicket:
+    """A row of the step's results."""
+
+    def __init__(self, step: _Step, number: int, elements: int, known: OpsTicket | None) -> None:
+        self._step = step
+        self._number = number
+        self.elements = elements
+        self._known = known
+
+    def ready(self) -> bool:
+        return self._step.closed
+
+    def summary(self) -> Summary:
+        return self._step.summary(self._number)
+
+    def unchanged(self) -> bool:
+        return self._known is not None and self._known.summary().digest == self.summary().digest
+
+
+class _Step:
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] = []
+        self.tickets: list[OpsTicket] = []
+        self.closed = False
+        self._summaries: list[Summary] = []
+
+    def summary(self, number: int) -> Summary:
+        if not self._summaries:
+            self.closed = True
+            host = np.concatenate([row.cpu().numpy() for row in _by_device(self.rows)]).reshape(-1, _WORDS)
+            elements = np.array([ticket.elements for ticket in self.tickets], np.int64)
+            self._summaries = list(summaries(host.view(RESULT).reshape(-1), elements))
+            self.rows, self.tickets = [], []
+        return self._summaries[number]
+
+
+def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Neighbours of one device together: as a rule all of them, in one copy."""
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at].device != rows[start].device:
+            yield torch.stack(rows[start:at])
+            start = at
+
+
+class OpsWorkshop:
+    """Works on any device that knows float64."""
+
+    def __init__(self) -> None:
+        self._step = _Step()
+
+    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None) -> OpsTicket:
+        tensor = tensor.detach()
+        tensor = dense(tensor)
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        flat = tensor.resolve_neg().reshape(-1)
+        ticket = OpsTicket(self._step, len(self._step.tickets), flat.numel(), known)
+        self._step.rows.append(_result(flat))
+        self._step.tickets.append(ticket)
+        return ticket
+
+    def send(self, tensor: torch.Tensor) -> Sent:
+        tensor = dense(tensor)
+        return Sent(NAMES[tensor.dtype], tuple(tensor.shape), _host_parts(tensor.detach()))
+
+    def end_step(self) -> None:
+        self._step.closed = True
+        self._step = _Step()
+
+    def close(self) -> None:
+        self._step = _Step()
+
+
+class _HostPart:
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        self.size = array.size
+        self._array = array
+
+    def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
+        target[:] = self._array[start : start + target.size]
+        return lambda: None
+
+
+def _host_parts(tensor: torch.Tensor) -> Iterator[_HostPart]:
+    host = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    if host.numel():
+        yield _HostPart(host.view(-1).view(torch.uint8).numpy())
+
+
+def _result(flat: torch.Tensor) -> torch.Tensor:
+    """One row of results, as 64-bit words."""
+    device, n = flat.device, flat.numel()
+    bits = flat.view(_BITS[flat.element_size()]) if flat.dtype != torch.bool else flat.view(torch.uint8)
+    about = _as_double(flat[:1])
+    about = (
+        torch.where(torch.isfinite(about), about, 0.0).sum()
+        if n
+        else torch.zeros((), dtype=torch.float64, device=device)
+    )
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    low, high = (
+        torch.full((), torch.inf, dtype=torch.float64, device=device),
+        torch.full((), -torch.inf, dtype=torch.float64, device=device),
+    )
+    counts = torch.zeros(5, dtype=torch.int64, device=device)
+    slots = torch.zeros((_SLOTS, 8), dtype=torch.float64, device=device)
+    for first in range(0, n, _ROWS * ROW):
+        span = slice(first, min(n, first + _ROWS * ROW))
+        x = _as_double(flat[span])
+        finite = torch.isfinite(x)
+        value = torch.where(finite, x, 0.0)
+        apart = torch.where(finite, x - about, 0.0)
+        sums += torch.stack([apart.sum(), apart.square().sum(), value.abs().sum()])
+        low = torch.minimum(low, torch.where(finite, x, torch.inf).amin())
+        high = torch.maximum(high, torch.where(finite, x, -torch.inf).amax())
+        digest = _digest(bits[span], first * flat.element_size())
+        found = [digest, torch.isnan(x).sum(), (x == torch.inf).sum(), (x == -torch.inf).sum(), (x == 0).sum()]
+        counts += torch.stack(found)
+        slots += _slots(value, first // ROW)
+    # Bucket b gets element j of slot (b - 29 j) / 2: every second j.
+    bucket, j = torch.arange(BUCKETS, device=device)[:, None], 2 * torch.arange(4, device=device)[None, :]
+    j = j + bucket % 2
+    sketch = slots[((bucket - 29 * j) % 256) // 2, j].sum(1)
+    words = [
+        sketch.to(torch.float32).view(torch.int64),
+        torch.stack([about, *sums, low, high]).view(torch.int64),
+        counts,
+    ]
+    return torch.cat([*words, torch.zeros(1, dtype=torch.int64, device=device)])
+
+
+def _as_double(values: torch.Tensor) -> torch.Tensor:
+    if values.dtype == torch.uint64:  # torch converts it as if it were signed
+        signed = values.view(torch.int64)
+        return torch.where(signed < 0, ((signed >> 1) & (2**63 - 1) | signed & 1).double() * 2, signed.double())
+    return values.to(torch.float64)
+
+
+def _digest(bits: torch.Tensor, first_byte: int) -> torch.Tensor:
+    """int64 arithmetic wraps, as the definition wants it."""
+    words = _words(bits)
+    rows = -(-words.numel() // 256)
+    padded = torch.nn.functional.pad(words, (0, rows * 256 - words.numel())).view(rows, 256)
+    weights = torch.from_numpy(digest_weights().astype(np.int64)).to(bits.device)
+    numbers = np.arange(first_byte // 1024, first_byte // 1024 + rows, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        hashes = torch.from_numpy(row_hash(numbers).view(np.int64)).to(bits.device)
+    return ((padded * weights).sum(1) * hashes).sum()
+
+
+def _words(bits: torch.Tensor) -> torch.Tensor:
+    """Little-endian 32-bit words as int64, from elements of any width."""
+    width = bits.element_size()
+    if width == 8:
+        return torch.stack([bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF], 1).view(-1)
+    if width == 4:
+        return bits.long() & 0xFFFFFFFF
+    each = 4 // width
+    padded = torch.nn.functional.pad(bits.long() & (256**width - 1), (0, -bits.numel() % each)).view(-1, each)
+    shifts = torch.arange(each, device=bits.device) * (8 * width)
+    return (padded << shifts).sum(1)
+
+
+def _slots(values: torch.Tensor, first_row: int) -> torch.Tensor:
+    """Signed values, added up by slot and place in the group."""
+    rows = -(-values.numel() // ROW)
+    groups = torch.nn.functional.pad(values, (0, rows * ROW - values.numel())).view(rows, _SLOTS, 8)
+    row = torch.arange(first_row, first_row + rows, device=values.device)
+    slot = torch.arange(_SLOTS, device=values.device)
+    turn = (_hash(row, ROW_SEED) & (_SLOTS - 1))[:, None]
+    group = slot ^ turn  # the group that lies in each slot
+    signs = _hash(row[:, None] * _SLOTS + group, SIGN_SEED)
+    chosen = groups.gather(1, group[:, :, None].expand(-1, -1, 8))
+    minus = (signs[:, :, None] >> torch.arange(8, device=values.device)) & 1
+    return torch.where(minus == 1, -chosen, chosen).sum(0)
+
+
+def _hash(x: torch.Tensor, seed: int) -> torch.Tensor:
+    return _mix((x & 0xFFFFFFFF) ^ _mix(x >> 32) ^ seed)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """32-bit arithmetic in int64: a product of two 32-bit numbers wraps, but its low half is right."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)

@@ -1,0 +1,1 @@
+"""CUDA C++ sources, and the little that is needed to compile and launch them at run time."""

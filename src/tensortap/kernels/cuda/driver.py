@@ -1,0 +1,120 @@
+"""NVRTC and the CUDA driver through ctypes: source text in, a kernel that can be launched out.
+
+Both libraries come with the framework that made the tensors; nothing is compiled when tensortap is installed. Pointers
+and streams are plain integers here, so that no framework is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from pathlib import Path
+
+from tensortap.errors import TensortapError
+
+__all__ = ["CudaError", "Kernel", "compile_kernel"]
+
+
+class CudaError(TensortapError):
+    """The driver or the run-time compiler refused."""
+
+
+class Kernel:
+    """A kernel of one parameter, a struct passed by value. It belongs to the context that was current at its making."""
+
+    def __init__(self, image: bytes, name: str) -> None:
+        self._module, self._function = c_void_p(), c_void_p()
+        _check(_driver().cuModuleLoadData(byref(self._module), image))
+        _check(_driver().cuModuleGetFunction(byref(self._function), self._module, name.encode()))
+        self._launch = _driver().cuLaunchKernel
+
+    def launch(self, blocks: int, threads: int, parameter: ctypes.Array[ctypes.c_char], stream: int) -> None:
+        parameters = (c_void_p * 1)(ctypes.addressof(parameter))
+        code = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None)
+        if code:
+            _check(code)
+
+
+def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> Kernel:
+    """`toolkit` is the CUDA version that the framework was built for, as "13.0"; its NVRTC is the one that is used."""
+    nvrtc = _nvrtc(toolkit.partition(".")[0])
+    program = c_void_p()
+    _check_nvrtc(nvrtc, nvrtc.nvrtcCreateProgram(byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None))
+    try:
+        flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17", *options]
+        code = nvrtc.nvrtcCompileProgram(program, len(flags), (c_char_p * len(flags))(*(f.encode() for f in flags)))
+        if code:
+            raise CudaError(
+                f"the kernel {name} does not compile for sm_{capability[0]}{capability[1]}: {_log(nvrtc, program)}"
+            )
+        size = c_size_t()
+        _check_nvrtc(nvrtc, nvrtc.nvrtcGetCUBINSize(program, byref(size)))
+        image = ctypes.create_string_buffer(size.value)
+        _check_nvrtc(nvrtc, nvrtc.nvrtcGetCUBIN(program, image))
+    finally:
+        nvrtc.nvrtcDestroyProgram(byref(program))
+    return Kernel(image.raw, name)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"there is no CUDA driver: {error}") from error
+    library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    library.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
+    library.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
+    library.cuGetErrorString.argtypes = [c_int, c_void_p]
+    return library
+
+
+@cache
+def _nvrtc(major: str) -> ctypes.CDLL:
+    name = f"libnvrtc.so.{major}"
+    for candidate in (name, *_installed(name)):
+        try:
+            library = ctypes.CDLL(candidate)
+        except OSError:
+            continue
+        library.nvrtcCreateProgram.argtypes = [c_void_p, c_char_p, c_char_p, c_int, c_void_p, c_void_p]
+        library.nvrtcCompileProgram.argtypes = [c_void_p, c_int, c_void_p]
+        for function in (library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN):
+            function.argtypes = [c_void_p, c_void_p]
+        for function in (library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog):
+            function.argtypes = [c_void_p, c_void_p]
+        library.nvrtcGetErrorString.restype = c_char_p
+        return library
+    raise CudaError(f"{name}, the run-time compiler of CUDA, was not found")
+
+
+def _installed(name: str) -> list[str]:
+    """Where pip puts NVIDIA's libraries, and where the toolkit's own installer does."""
+    packages = Path(ctypes.__file__).parents[1] / "site-packages"
+    import numpy  # wherever NumPy is, the framework and its libraries are as a rule
+
+    roots = {packages, Path(numpy.__file__).parents[1]}
+    found = [str(path) for root in roots for path in sorted(root.glob(f"nvidia/*/lib/{name}"))]
+    return [*found, f"/usr/local/cuda/lib64/{name}"]
+
+
+def _log(nvrtc: ctypes.CDLL, program: c_void_p) -> str:
+    size = c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, text)
+    return text.value.decode(errors="replace").strip()
+
+
+def _check_nvrtc(nvrtc: ctypes.CDLL, code: int) -> None:
+    if code:
+        raise CudaError(f"NVRTC: {nvrtc.nvrtcGetErrorString(code).decode()}")
+
+
+def _check(code: int) -> None:
+    if code:
+        text = c_char_p()
+        _driver().cuGetErrorString(code, byref(text))
+        raise CudaError(f"CUDA: {(text.value or b'unknown error').decode()} ({code})")

@@ -1,0 +1,262 @@
+"""Summaries of tensors in a GPU's memory: one read each, nothing allocated, nobody waits.
+
+A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
+and room for results. `Gpu.summarize` launches the one read and leaves partial results; `Gpu.finish` adds up those of
+many tensors; `summaries` reads the results once they are in host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.kernels.cuda.driver import Kernel, compile_kernel
+from tensortap.kernels.reference import BUCKETS, ROW
+from tensortap.records import Summary
+
+__all__ = ["MOST_FINISHED", "PARTIAL_BYTES", "RESULT", "Device", "Gpu", "Layout", "Pending", "lay_out", "summaries"]
+
+RESULT = np.dtype(
+    [
+        ("sketch", "<f4", BUCKETS),
+        ("about", "<f8"),
+        ("sum", "<f8"),
+        ("squares", "<f8"),
+        ("l1", "<f8"),
+        ("low", "<f8"),
+        ("high", "<f8"),
+        ("digest", "<u8"),
+        ("nan", "<u8"),
+        ("posinf", "<u8"),
+        ("neginf", "<u8"),
+        ("zeros", "<u8"),
+        ("probe", "<u4"),
+        ("unchanged", "<u4"),
+    ]
+)
+"""What `finish` leaves of a tensor; sums are of x - about."""
+
+PARTIAL_BYTES = 1104
+MOST_FINISHED = 64
+"""Tensors that one launch of `finish` takes."""
+
+_ELEMENTS = {
+    "bfloat16": 0,
+    "float16": 1,
+    "float32": 2,
+    "float64": 3,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 5,
+    "int8": 6,
+    "int16": 7,
+    "int32": 8,
+    "int64": 9,
+    "uint8": 10,
+    "bool": 10,
+    "uint16": 11,
+    "uint32": 12,
+    "uint64": 13,
+}
+_THREADS = 256
+_BLOCKS_EACH = 2
+_LEAST_ROWS = 4
+_MOST_DIMS = 6
+_WORK = struct.Struct(f"<6QII{_MOST_DIMS}I{_MOST_DIMS}q")
+_PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
+
+
+class Device(NamedTuple):
+    """What must be known of a GPU."""
+
+    capability: tuple[int, int]
+    processors: int
+    toolkit: str
+    """The CUDA version of the framework."""
+
+
+class Layout(NamedTuple):
+    """How elements in C order are found in memory: 0 as they lie, 1 whole groups of eight at strides, 2 one by one."""
+
+    code: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Innermost first, in elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Partial results that wait to be added up."""
+
+    first: int
+    blocks: int
+    slot: int
+
+
+def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int) -> Layout | None:
+    """The simplest layout that fits, None if the tensor must be copied first.
+
+    >>> lay_out((4, 8), (8, 1), 2, 256)
+    Layout(code=0, sizes=(), strides=())
+    >>> lay_out((2, 4, 8), (8, 16, 1), 2, 256)
+    Layout(code=1, sizes=(1, 4, 2), strides=(8, 16, 8))
+    """
+    sizes, steps = _collapse(shape, strides)
+    aligned = address % min(16, 8 * itemsize) == 0
+    if not sizes or (len(sizes) == 1 and steps[0] == 1):
+        if aligned:
+            return Layout(0, (), ())
+        return Layout(2, (math.prod(shape),), (1,))
+    if len(sizes) > _MOST_DIMS or max(sizes) >= 1 << 32:
+        return None
+    if aligned and steps[0] == 1 and sizes[0] % 8 == 0 and all(step % 8 == 0 for step in steps[1:]):
+        return Layout(1, (sizes[0] // 8, *sizes[1:]), (8, *steps[1:]))
+    return Layout(2, tuple(sizes), tuple(steps))
+
+
+def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Innermost first; neighbours that lie as one become one, and what has one element only is left out."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if sizes and step == steps[-1] * sizes[-1]:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return sizes, steps
+
+
+class Gpu:
+    """The kernels of one device. Each is compiled when it is first needed, in under a second."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._wave = device.processors * _BLOCKS_EACH
+        self._kernels: dict[tuple[str, int], Kernel] = {}
+        self._compiling = threading.Lock()
+        self._work = ctypes.create_string_buffer(_WORK.size)
+        self._batch = ctypes.create_string_buffer(16 + 16 * MOST_FINISHED)
+
+    @property
+    def most_blocks(self) -> int:
+        """The most partial results that one tensor leaves."""
+        return self._wave
+
+    def blocks(self, elements: int) -> int:
+        """How many partial results a tensor of that size leaves."""
+        return self._split(elements)[0]
+
+    def summarize(
+        self,
+        dtype: str,
+        address: int,
+        elements: int,
+        layout: Layout,
+        *,
+        weights: int,
+        partials: int,
+        result: int,
+        known: int = 0,
+        stream: int,
+    ) -> None:
+        """Read a tensor once. Addresses are of the tensor, the weights, room for `blocks` partial results, one result.
+
+        With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
+        """
+        kernel = self._kernels.get((dtype, layout.code)) or self._compile(dtype, layout.code)
+        blocks, rows = self._split(elements)
+        dims = len(layout.sizes)
+        padding = (0,) * (_MOST_DIMS - dims)
+        _WORK.pack_into(
+            self._work,
+            0,
+            address,
+            partials,
+            weights,
+            result + _PROBE_OFFSET,
+            known + _PROBE_OFFSET if known else 0,
+            elements,
+            rows,
+            dims,
+            *layout.sizes,
+            *padding,
+            *layout.strides,
+            *padding,
+        )
+        kernel.launch(blocks, _THREADS, self._work, stream)
+
+    def finish(self, pending: Sequence[Pending], partials: int, results: int, stream: int) -> None:
+        """Add up partial results, each into the slot of its result. At most `MOST_FINISHED` at a time."""
+        kernel = self._kernels.get(("finish", 0)) or self._compile("finish", 0)
+        struct.pack_into("<QQ", self._batch, 0, partials, results)
+        flat = [number for item in pending for number in (item.first, item.blocks, item.slot, 0)]
+        struct.pack_into(f"<{len(flat)}I", self._batch, 16, *flat)
+        kernel.launch(len(pending), 1024, self._batch, stream)
+
+    def _split(self, elements: int) -> tuple[int, int]:
+        """Blocks, and rows for half a block: all blocks run at once, and loads come in fours."""
+        rows = -(-elements // ROW)
+        each = max(_LEAST_ROWS, -(-rows // (2 * self._wave)))
+        return max(1, -(-rows // (2 * each))), each
+
+    def _compile(self, name: str, layout: int) -> Kernel:
+        with self._compiling:
+            if (kernel := self._kernels.get((name, layout))) is None:
+                folder = resources.files("tensortap.kernels") / "cuda"
+                file = "finish" if name == "finish" else "summarize"
+                source = (folder / "common.cuh").read_text() + (folder / f"{file}.cu").read_text()
+                options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}"]
+                options += [f"-DBLOCKS_EACH={_BLOCKS_EACH}"]
+                kernel = compile_kernel(source, file, self._device.capability, options, self._device.toolkit)
+                self._kernels[name, layout] = kernel
+            return kernel
+
+
+def summaries(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> Iterator[Summary]:
+    """From what `finish` left in host memory. The rows may be written over once the iterator is through."""
+    finite = elements - (results["nan"] + results["posinf"] + results["neginf"]).astype(np.int64)
+    low, high = results["low"].copy(), results["high"].copy()
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        along = results["sum"] / finite
+        mean = results["about"] + along
+        m2 = np.maximum(results["squares"] - results["sum"] * along, 0.0)
+        constant = low == high
+        mean[constant], m2[constant] = low[constant], 0.0
+        std = np.sqrt(m2 / finite)
+        l2 = np.sqrt(m2 + finite * np.square(mean))
+    empty = finite == 0
+    low[empty] = high[empty] = mean[empty] = std[empty] = math.nan
+    l2[empty] = 0.0
+    sketches = results["sketch"].copy()
+    # Lists of plain numbers: picking rows of a structured array one by one takes ten times as long.
+    nan, posinf, neginf, zeros, l1, digest = (
+        results[name].tolist() for name in ("nan", "posinf", "neginf", "zeros", "l1", "digest")
+    )
+    lows, highs, means, stds, l2s = low.tolist(), high.tolist(), mean.tolist(), std.tolist(), l2.tolist()
+    for k, count in enumerate(elements.tolist()):
+        yield Summary(
+            elements=count,
+            nan=nan[k],
+            posinf=posinf[k],
+            neginf=neginf[k],
+            zeros=zeros[k],
+            min=lows[k],
+            max=highs[k],
+            mean=means[k],
+            std=stds[k],
+            l1=l1[k],
+            l2=l2s[k],
+            digest=digest[k],
+            sketch=sketches[k],
+        )

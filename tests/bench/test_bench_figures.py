@@ -1,0 +1,175 @@
+"""The benchmark's figures: that all are there and mean what they say. How great they are is the machine's affair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensortap.bench import Options, measure  # noqa: E402
+from tensortap.bench.model import SIZES, Llama  # noqa: E402
+from tensortap.bench.trainer import Trainer, is_leaf  # noqa: E402
+from tensortap.bench.verdict import Floor, floors, limit  # noqa: E402
+from tensortap.errors import MissingDependency, UsageError  # noqa: E402
+
+SHORT = {"device": "cpu", "model": "llama-tiny", "rounds": 2, "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("bench")
+    found = measure(Options(**SHORT, out=out, habit=True, leak_steps=4, kernel=True))
+    assert not list(out.iterdir()), "nothing is left behind"
+    return found
+
+
+def test_the_great_model_is_what_it_is_called() -> None:
+    with torch.device("meta"):
+        model = Llama(SIZES["llama-0.95b"])
+    assert 0.945e9 < sum(p.numel() for p in model.parameters()) < 0.955e9
+    assert sum(is_leaf(name, module) for name, module in model.named_modules()) == 164
+
+
+def test_a_step_trains() -> None:
+    trainer = Trainer(SIZES["llama-tiny"], "cpu")
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.step()
+    assert all(not torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True))
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def test_every_way_is_measured(facts: dict[str, Any]) -> None:
+    assert list(facts["ways"]) == ["plain", "summary", "tensors", "np.save"]
+    for way in facts["ways"].values():
+        assert way["seconds"] > 0
+        assert way["each"] > 0
+        assert way["ratio"] > 0
+    assert facts["ways"]["plain"]["ratio"] == 1
+    assert [facts["ways"][name]["rounds"] for name in facts["ways"]] == [2, 2, 2, 1]
+    assert facts["left_out"] == []
+    json.dumps(facts)
+
+
+def test_what_is_tapped_is_counted(facts: dict[str, Any]) -> None:
+    """Inputs, outputs and gradients of 24 leaves; an output that is the next one's input is one tensor."""
+    tapped, tensors = facts["tapped"], facts["ways"]["tensors"]
+    assert facts["model"]["leaves"] == 24
+    assert tapped["records"] > tapped["tensors"] > 3 * 24
+    assert tensors["stats"]["records"] == tensors["steps"] * tapped["records"]
+    kept = tensors["stats"]["bytes"] / tensors["steps"]
+    assert tapped["bytes"] < kept < 3 * tapped["bytes"] + (1 << 20)
+
+
+def test_the_habit_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
+    stats = facts["ways"]["np.save"]["stats"]
+    assert stats["files"] == 2 * 24  # each leaf's output and its gradient; the rotary has two outputs and no gradient
+    assert stats["bytes"] > 0
+
+
+def test_limits_and_leak(facts: dict[str, Any]) -> None:
+    limits = facts["limits"]
+    for name in ("memory_read", "page_cache_write", "page_cache_write_many"):
+        assert limits[name] > 0
+    assert limits["device_read"] is limits["device_to_host"] is limits["device_launch"] is None
+    assert facts["kernel"] is None
+    assert facts["leak"]["steps"] == 4
+    assert facts["leak"]["device_allocated"] == 0
+
+
+def test_time_that_runs_out_is_told() -> None:
+    found = measure(Options(**SHORT, keep=("summary",), habit=True, leak_steps=30, seconds=1e-9))
+    assert list(found["ways"]) == ["plain", "summary"]
+    assert found["ways"]["summary"]["rounds"] == 1
+    assert [line.partition(",")[0] for line in found["left_out"]] == [
+        "1 of 2 rounds",
+        "26 of 30 steps of the leak",
+        "np.save in hooks",
+    ]
+
+
+def test_too_small_a_disk_is_told_before_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2 << 30, 1 << 30, (1 << 30) + 1000))
+    with pytest.raises(UsageError, match="--out"):
+        measure(Options(**SHORT, out=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"device": "tpu"}, {"keep": ("all",)}, {"keep": ()}, {"rounds": 0}, {"seconds": 0}, {"leak_steps": -1}]
+)
+def test_options_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Options(**wrong)
+
+
+def test_an_unknown_model_is_told_with_the_known() -> None:
+    with pytest.raises(UsageError, match=r"llama-0\.95b"):
+        measure(Options(device="cpu", model="gpt"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+def test_no_cuda_is_told() -> None:
+    with pytest.raises(UsageError, match="no CUDA"):
+        measure(Options(device="cuda"))
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+    import sys
+
+    monkeypatch.delitem(sys.modules, "tensortap.bench.measuring")
+    real = builtins.__import__
+
+    def importing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    with pytest.raises(MissingDependency, match=r"pip install"):
+        measure(Options(device="cpu"))
+
+
+# --- what limits it ------------------------------------------------------------------------------------------------
+H200 = {
+    "device_read": 3.8e12,
+    "device_to_host": 55e9,
+    "device_launch": 4e-6,
+    "memory_read": 1e11,
+    "page_cache_write_many": 20e9,
+    "direct_write": 2e9,
+}
+
+
+def test_floors_of_a_gpu() -> None:
+    found = {floor.name: floor.seconds for floor in floors("tensors", "cuda", 20_000_000_000, 500, H200)}
+    assert list(found) == ["the page cache", "PCIe", "reading GPU memory", "launches"]
+    assert found["the page cache"] == pytest.approx(1.0)
+    assert found["PCIe"] == pytest.approx(20 / 55)
+    assert found["launches"] == pytest.approx(2e-3)
+    assert [floor.name for floor in floors("summary", "cuda", 1000, 500, H200)] == ["launches", "reading GPU memory"]
+
+
+def test_the_faster_way_to_the_disk_counts() -> None:
+    fast_disk = H200 | {"direct_write": 30e9}
+    assert floors("tensors", "cpu", 1 << 30, 5, fast_disk)[0].name == "the disk"
+    none = H200 | {"direct_write": None}
+    assert floors("tensors", "cpu", 1 << 30, 5, none)[0].name == "the page cache"
+
+
+def test_what_runs_beside_the_step_is_held_against_all_of_it() -> None:
+    beside = limit(1.0, 0.2, 0.1, Floor("PCIe", 0.7, beside=True))
+    assert beside["said"] == "PCIe: 70% of the step is that alone"
+    on_top = limit(1.0, 0.2, 0.1, Floor("reading memory", 0.4))
+    assert on_top["said"] == "reading memory: 50% of the time over the plain step is that alone"
+    own = limit(1.0, 0.2, 0.6, Floor("launches", 0.04))
+    assert own["said"].startswith("tensortap's own work: even launches, the slowest part, needs only 5%")
+    assert own["said"].endswith("600 ms")
+    assert limit(1.001, 1.0, 0.0, Floor("launches", 0.04))["said"].startswith("nothing to speak of")

@@ -1,0 +1,89 @@
+"""Paddle layers run alone on what a run recorded of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensortap as tt
+from support.tapping import ALL_KINDS
+from tensortap.errors import UsageError
+
+paddle = pytest.importorskip("paddle")
+nn = paddle.nn
+
+
+class Block(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.act = nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()
+
+    def forward(self, x: Any, scale: float = 1.0) -> Any:
+        y = self.first(x) * scale
+        z = self.act(self.norm(y))
+        return y, z + x
+
+
+class Net(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(4, 4), Block()
+
+    def forward(self, x: Any) -> Any:
+        y, z = self.block(self.stem(x), scale=0.5)
+        return y.sum() + (z * z).sum()
+
+
+@pytest.fixture
+def run(run_path: Path) -> Any:
+    paddle.seed(0)
+    model = Net()
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((3, 4)), dtype="float32")
+    with tt.capture(model, run_path, keep="tensors", kinds=ALL_KINDS) as tap:
+        model(x).backward()
+        tap.step()
+    return tt.open(run_path)
+
+
+@pytest.mark.parametrize("module", ["stem", "block.norm", "block.act", "block"])
+def test_layers_come_out_as_they_did(run: Any, module: str) -> None:
+    given = {"scale": 0.5} if module == "block" else {}
+    result = tt.replay(run, module, Net(), arguments=given)
+    assert result.verdict == "match", str(result)
+    assert not result.unmatched
+    kinds = {row["kind"] for row in result.rows}
+    assert {"input", "output", "grad_output"} <= kinds
+
+
+def test_another_dtype_and_implementation(run: Any) -> None:
+    assert tt.replay(run, "block.norm", Net(), dtype="float64").verdict == "match"
+    wrong = tt.replay(run, "stem", Net(), implementation=lambda self, x: paddle.matmul(x, 1.01 * self.weight))
+    assert wrong.verdict == "diverged"
+    assert wrong.first is not None
+    assert wrong.first.module == "stem"
+
+
+def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
+    from tensortap.frameworks.paddle_player import PaddlePlayer
+
+    values = paddle.to_tensor([1.5, -2.25, 1e-3]).astype("bfloat16")
+    from tensortap.frameworks.paddle import Paddle
+
+    host = Paddle().host(values)
+    again = PaddlePlayer().tensor(host, nn.Linear(1, 1), None)
+    assert str(again.dtype) == "paddle.bfloat16"
+    assert np.array_equal(Paddle().host(again), host)
+
+
+def test_a_reproduction_is_a_torch_script(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="torch script"):
+        tt.replay(run, "stem", Net(), repro=tmp_path / "bug")
+
+
+def test_a_run_of_the_other_framework_is_refused(run: Any) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="recorded with paddle, and this is a torch model"):
+        tt.replay(run, "stem", torch.nn.ModuleDict({"stem": torch.nn.Linear(4, 4)}))

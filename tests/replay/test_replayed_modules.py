@@ -1,0 +1,289 @@
+"""Modules run alone on what a run recorded of them: bit for bit the same, and wrong where they were made wrong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support import zoo
+from support.tapping import ALL_KINDS, hooks_on, tapped
+from tensortap.errors import UsageError
+from tensortap.records import Comparison
+
+TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
+
+
+def calls(run: Any) -> list[tuple[int, str, int]]:
+    return sorted({(r.key.step, r.key.module, r.key.call) for r in run.records(kind="input")})
+
+
+def statuses(result: Comparison) -> dict[str, str]:
+    """Module, kind and path of each pair → its status."""
+    return {f"{row['module']} {row['kind']} {row['path']}": row["status"] for row in result.rows}
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (zoo.InPlaceModule, ()),
+        (zoo.InPlaceAfter, ()),
+        (zoo.BehindAutograd, ()),
+        (zoo.Views, ()),
+        (zoo.Structured, ()),
+        (zoo.Shared, ()),
+        (zoo.PassThrough, ()),
+        (zoo.Frozen, (TOKENS,)),
+        (zoo.Statistics, ()),
+        (zoo.Residual, ()),
+    ],
+)
+def test_every_call_of_every_module_comes_out_as_it_did(
+    model: type[nn.Module], inputs: tuple[Any, ...], run_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = model()
+    run, _ = tapped(net, run_path, *inputs, steps=2)
+    other = model()  # its weights are others: the run's win
+    for step, module, call in calls(run):
+        result = tt.replay(run, module or "(root)", other, step=step, call=call)
+        assert result.verdict == "match", (module, str(result))
+        assert not result.unmatched, (module, result.unmatched)
+        forward = [row for row in result.rows if row["phase"] == "forward"]
+        assert {row["status"] for row in forward if row["module"] == module} == {"equal"}, module
+        if module == "":
+            compared = {r.key for r in run.records(step=step) if r.key.phase != "state" or r.key.call == 0}
+            assert len(result) == len(compared), "all of the step but the parameters after it"
+
+
+def test_gradients_are_replayed_too(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+    result = tt.replay(run, "gated", zoo.Residual())
+    found = statuses(result)
+    assert found["gated grad_input 0"] == "equal"
+    assert found["gated.up param_grad weight"] == "equal"
+    assert found["gated.down grad_output 0"] == "equal"
+
+
+def test_the_model_stays_as_it_is(run_path: Path) -> None:
+    model = zoo.Statistics()
+    run, _ = tapped(model, run_path)
+    other = zoo.Statistics()
+    before = copy.deepcopy(other.state_dict())
+    tt.replay(run, "norm", other, dtype="float64", evaluate=True, implementation=lambda self, x: x)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    assert other.norm.training
+    assert other.norm.weight.dtype == torch.float32
+    assert "forward" not in vars(other.norm)
+    assert hooks_on(other) == 0
+    assert all(parameter.grad is None for parameter in other.parameters())
+
+
+# --- in another way ------------------------------------------------------------------------------------------------
+def test_another_dtype(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual().bfloat16(), run_path, zoo.batch().bfloat16())
+    result = tt.replay(run, "gated", zoo.Residual(), dtype="float64")
+    assert result.verdict == "match"
+    row = next(row for row in result.rows if (row["module"], row["kind"]) == ("gated", "output"))
+    assert 1e-4 < row["rel_l2"] < 1e-2, "bfloat16 rounds, and float64 does not"
+    assert "in float64" in result.candidate
+    with pytest.raises(UsageError, match="float64, float32"):
+        tt.replay(run, "gated", zoo.Residual(), dtype="int8")
+
+
+def test_another_implementation_is_judged(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+
+    def right(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x) * self.gate(x).sigmoid()) + torch.sin(x)
+
+    def wrong(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x) * self.gate(x).sigmoid()) + x
+
+    assert tt.replay(run, "gated", zoo.Residual(), implementation=right).verdict == "match"
+    result = tt.replay(run, "gated", zoo.Residual(), implementation=wrong)
+    assert result.verdict == "diverged"
+    assert result.first is not None
+    assert (result.first.module, result.first.key.kind) == ("gated", "output")
+    assert statuses(result)["gated.down output 0"] == "equal"
+
+
+class Louder(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1.01 * super().forward(x)
+
+
+def test_a_mistake_within_a_container_is_named(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+    wrong = zoo.Residual()
+    wrong.gated.up = Louder(4, 8)
+    result = tt.replay(run, "gated", wrong)
+    assert result.first is not None
+    assert result.first.module == "gated.up"
+
+
+# --- parameters ----------------------------------------------------------------------------------------------------
+def noted(result: Comparison, words: str) -> bool:
+    return any(words in note for note in result.notes)
+
+
+def test_without_recorded_parameters_the_models_own_are_used(run_path: Path) -> None:
+    model = zoo.Residual()
+    run, _ = tapped(model, run_path, kinds=("input", "output"))
+    result = tt.replay(run, "first", model)
+    assert result.verdict == "match"
+    assert noted(result, "not recorded by the run: first.weight, first.bias")
+    assert tt.replay(run, "first", zoo.Residual()).verdict == "diverged"
+
+
+def test_summaries_tell_whether_the_parameters_are_the_same(run_path: Path) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(x)
+
+    model = Whole()
+    run, _ = tapped(model, run_path, keep={"outer": "tensors", "*": "summary"})
+    assert noted(tt.replay(run, "outer", model), "bit for bit what the run had: outer.0.weight, outer.0.bias")
+    result = tt.replay(run, "outer", Whole())
+    assert result.verdict == "diverged"
+    assert noted(result, "NOT what the run had")
+
+
+def test_a_parameter_of_another_shape_is_told(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+    other = zoo.Residual()
+    other.first = nn.Linear(4, 5)
+    with pytest.raises(UsageError, match=r"first.weight has the shape \(5, 4\) in the model and \(4, 4\) in the run"):
+        tt.replay(run, "first", other)
+
+
+def test_a_tied_parameter_has_gradient_from_elsewhere(run_path: Path) -> None:
+    run, _ = tapped(zoo.Frozen(), run_path, TOKENS)
+    result = tt.replay(run, "embed", zoo.Frozen())
+    assert result.verdict == "match"
+    assert "embed param_grad weight" not in statuses(result)
+    assert noted(result, "embed.weight")
+
+
+def test_a_module_that_ran_twice_has_gradient_from_both_calls(run_path: Path) -> None:
+    run, _ = tapped(zoo.Shared(), run_path)
+    result = tt.replay(run, "norm", zoo.Shared(), call=1)
+    assert result.verdict == "match"
+    assert "norm param_grad weight" not in statuses(result)
+    assert noted(result, "ran more than once")
+    assert {row["call"] for row in result.rows if row["phase"] != "state"} == {1}
+
+
+def test_dropout_that_draws_anew_is_told(run_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    run, _ = tapped(model, run_path)
+    assert noted(tt.replay(run, "1", model), "--eval")
+    assert not noted(tt.replay(run, "1", model, evaluate=True), "--eval")
+
+
+def test_without_kept_gradients_there_is_no_backward(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path, kinds=("input", "output", "param", "param_grad"))
+    result = tt.replay(run, "gated", zoo.Residual())
+    assert result.verdict == "match"
+    assert not result.unmatched
+    assert noted(result, "no backward")
+
+
+# --- which call ----------------------------------------------------------------------------------------------------
+def test_step_and_micro_step_are_chosen(run_path: Path) -> None:
+    model = zoo.Residual()
+    with tt.capture(model, run_path, keep="tensors", kinds=ALL_KINDS) as tap:
+        for step in range(2):
+            for micro in range(2):
+                zoo.loss_of(model(zoo.batch(seed=2 * step + micro))).backward()
+            tap.step()
+    result = tt.replay(run_path, "gated", model, step=1, micro=1)
+    assert result.verdict == "match"
+    assert {(row["step"], row["micro"]) for row in result.rows if row["phase"] != "state"} == {(1, 1)}
+    with pytest.raises(UsageError, match="no call of gated in step 7; it has step 0 micro 0 call 0"):
+        tt.replay(run_path, "gated", model, step=7)
+    with pytest.raises(UsageError, match="no rank 3; it has 0"):
+        tt.replay(run_path, "gated", model, rank=3)
+
+
+# --- what cannot be replayed ---------------------------------------------------------------------------------------
+def test_names_that_are_not_there(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+    with pytest.raises(UsageError, match=r"no records of gatd; did you mean gated"):
+        tt.replay(run, "gatd", zoo.Residual())
+    other = zoo.Residual()
+    del other.gated
+    other.gate = nn.Linear(4, 4)
+    with pytest.raises(UsageError, match=r"has no module gated; did you mean gate"):
+        tt.replay(run, "gated", other)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"keep": "summary"}, "only summaries of the inputs"),
+        ({"kinds": ("output",)}, "no inputs"),
+    ],
+)
+def test_inputs_that_were_not_kept(options: dict[str, Any], told: str, run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path, **options)
+    with pytest.raises(UsageError, match=told) as error:
+        tt.replay(run, "gated", zoo.Residual())
+    assert 'keep={"gated": "tensors", "*": "summary"}' in str(error.value)
+    assert '"input"' in str(error.value)
+
+
+def test_a_module_that_fails_is_told(run_path: Path) -> None:
+    run, _ = tapped(zoo.Residual(), run_path)
+
+    def failing(self: Any, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(UsageError, match="gated failed on what the run recorded: RuntimeError: no such kernel"):
+        tt.replay(run, "gated", zoo.Residual(), implementation=failing)
+
+
+# --- arguments that are no tensors ---------------------------------------------------------------------------------
+class Scaled(nn.Module):
+    def forward(
+        self, x: torch.Tensor, by: float, pair: Any = None, *, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = x * by if mask is None else x * by * mask
+        return y if pair is None else y + pair[0]["k"]
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scaled = nn.Linear(4, 4), Scaled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.scaled(y, 0.5, ({"k": y + 1}, None), mask=torch.ones(4))
+
+
+def test_what_is_no_tensor_must_be_given(run_path: Path) -> None:
+    run, _ = tapped(Caller(), run_path)
+    with pytest.raises(UsageError, match=r"scaled needs the argument by, .* --arg by=VALUE"):
+        tt.replay(run, "scaled", Caller())
+    assert tt.replay(run, "scaled", Caller(), arguments={"by": 0.5}).verdict == "match"
+    assert tt.replay(run, "scaled", Caller(), arguments={"by": 2.0}).verdict == "diverged"
+    with pytest.raises(UsageError, match="scaled takes no argument bye; it takes x, by, pair, mask"):
+        tt.replay(run, "scaled", Caller(), arguments={"by": 0.5, "bye": 1})
+    with pytest.raises(UsageError, match="argument x is a tensor that the run has"):
+        tt.replay(run, "scaled", Caller(), arguments={"by": 0.5, "x": 1})
+
+
+def test_defaults_are_told(run_path: Path) -> None:
+    run, _ = tapped(zoo.Structured(), run_path)
+    assert noted(tt.replay(run, "inner", zoo.Structured()), "mode = 'plain'")
+    assert not noted(tt.replay(run, "inner", zoo.Structured(), arguments={"mode": "plain"}), "mode =")
