@@ -1,4 +1,4 @@
-"""What replaying a module, or filling one from another, asks of a framework beyond watching it: values become tensors."""
+"""What replaying or filling a module asks of a framework beyond watching it: recorded values become tensors again."""
 
 from __future__ import annotations
 
