@@ -13,6 +13,7 @@ from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
 from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
+from tensortap.model.transfer import transfer
 from tensortap.replay import replay
 
 if _TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "open",
     "peek",
     "replay",
+    "transfer",
 ]
 __version__ = "0.1.0"
 

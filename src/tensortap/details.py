@@ -18,7 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What the index says of one tensor: its summary without the sketch."""
+    """What is known of one tensor: its summary without the sketch. Of one that was read in another layout to be
+    compared, as it was read if its elements were, else as it lies."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -24,9 +24,12 @@ __all__ = [
     "Finding",
     "Key",
     "Kind",
+    "LeftOut",
     "Location",
     "PairStatus",
     "Phase",
+    "Placed",
+    "Placements",
     "Record",
     "Status",
     "Summary",
@@ -153,6 +156,8 @@ class Coverage:
     status: Status
     calls: int = 0
     reason: str = ""
+    base: str = ""
+    """The framework's own class that the module's inherits from, if it is not that itself."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -161,6 +166,7 @@ class Coverage:
             "status": self.status,
             "calls": self.calls,
             "reason": self.reason,
+            **({"base": self.base} if self.base else {}),
         }
 
 
@@ -210,6 +216,8 @@ class Finding:
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
     """The worst relative error among the inputs."""
+    counterpart: str | None = None
+    """What the candidate calls the module to look at, if it has another name there."""
 
     @property
     def module(self) -> str:
@@ -237,6 +245,48 @@ class Unmatched:
     key: Key
     rank: int
     cls: str
+    why: str = ""
+    """Why nothing on the other side belongs to it, where names were mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Something of the reference, and what it is in the candidate."""
+
+    reference: str
+    candidate: str
+    how: str
+    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination."""
+    change: str = ""
+    """What has to be done to the candidate's to read it as the reference's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that has no counterpart, and why."""
+
+    side: str
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Placements:
+    """How the candidate was mapped onto the reference: names, tensors, arguments, and what could not be placed."""
+
+    modules: Sequence[Placed] = ()
+    tensors: Sequence[Placed] = ()
+    values: Sequence[Placed] = ()
+    left: Sequence[LeftOut] = ()
+    """Modules and tensors that nothing belongs to."""
+    ignored: Sequence[LeftOut] = ()
+    """Tensors that a rule says have no counterpart."""
+    unused: Sequence[str] = ()
+    """Rules that fitted nothing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +315,8 @@ class Comparison:
     options: Sequence[str] | None = ()
     """Options of `tensortap compare` that it was made with, so that a command can be told that shows the same. None if
     no command can: a side was there for the comparison alone."""
+    mapping: Placements | None = None
+    """How names and layouts were mapped; None where both sides speak the same language."""
 
     def __str__(self) -> str:
         return self.sentence

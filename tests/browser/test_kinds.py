@@ -25,6 +25,27 @@ def many_ranks() -> Comparison:
     return comparisons.comparison(rows, sentence="The runs part in layers.10.fc.")
 
 
+def mapped() -> Comparison:
+    """What the candidate calls something else, and what only norms are known of."""
+    names = {"module_candidate": "linear1", "path_candidate": "w", "layout": "transposed"}
+    rows = [
+        comparisons.estimated("fc1", 0.25, rel_l2_bar=float("inf"), status="diverged", birth=True, **names),
+        comparisons.row("fc2"),
+    ]
+    return comparisons.comparison(rows, sentence="The runs part in fc1.")
+
+
+def test_the_candidates_names_and_bounds_are_shown(visit: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with path.open("wb") as file:
+        comparison_html.write(mapped(), file)
+    page = visit(path)
+    assert "in the candidate: linear1 · w · transposed" in page.locator("#tensor").inner_text()
+    assert "≥ 0.25" in page.locator("#tensor .measures").first.inner_text()
+    page.locator("#filter").fill("linear1")
+    assert count_said(page) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "rows"),
     [
@@ -34,6 +55,7 @@ def many_ranks() -> Comparison:
         (comparisons.matching, 5),
         (comparisons.incomparable, 1),
         (nothing, 0),
+        (mapped, 2),
         (many_ranks, 30),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

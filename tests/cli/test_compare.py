@@ -53,7 +53,7 @@ def compare(capsys: Capsys, *args: object) -> Said:
 # --- what it asks for ----------------------------------------------------------------------------------------------
 def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: Asked) -> None:
     compare(capsys, "matching", "b")
-    nothing = dict.fromkeys(("map_file", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
+    nothing = dict.fromkeys(("map_file", "mapping", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
     asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": (), "modules": "*"}
     assert asked.options == {**asked_for, "until_first": False, "details": 0, **nothing}
 
@@ -70,6 +70,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "candidate": "b",
         "rename": ("(?=a)b=c", "x="),
         "map_file": "names.txt",
+        "mapping": None,
         "steps": {0: 0, 3: 4},
         "ranks": [0, 2],
         "modules": ["layers.*", ""],

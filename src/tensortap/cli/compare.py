@@ -70,6 +70,7 @@ def compare(
       tensortap compare runs/a runs/b
       tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
+      tensortap compare runs/torch runs/paddle --map rules.toml
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
       tensortap compare runs/a runs/b --html report.html --junit out.xml --json - | jq .first
     """

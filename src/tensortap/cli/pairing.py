@@ -34,7 +34,9 @@ Rename = Annotated[
     list[str] | None,
     typer.Option(metavar="'PATTERN=REPLACEMENT'", help="Rename the candidate's modules; a regular expression."),
 ]
-MapFile = Annotated[str | None, typer.Option("--map", metavar="FILE", help="A file of names that belong together.")]
+MapFile = Annotated[
+    str | None, typer.Option("--map", metavar="FILE", help="Rules for names and layouts (.toml), or a list of names.")
+]
 Steps = Annotated[
     str, typer.Option(metavar="STEPS", help="Only 3 or 0,5 or 10-20; 3:4 is step 3 against the candidate's 4.")
 ]
@@ -65,9 +67,11 @@ def options(
     workers: int | None,
 ) -> dict[str, Any]:
     """What was given, checked, as `tensortap.compare` takes it."""
+    rules = map_file is not None and map_file.endswith(".toml")
     return {
         "rename": tuple(rename or ()),
-        "map_file": map_file,
+        "map_file": None if rules else map_file,
+        "mapping": map_file if rules else None,
         "steps": steps_meant(step) if step else None,
         "ranks": rank or None,
         "rtol": tolerance("--rtol", rtol),
@@ -83,9 +87,9 @@ def one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """What of the options means something where there is nothing to compare with; the others must not be given."""
     from tensortap.errors import UsageError
 
-    for name in ("rename", "map_file", "rtol", "atol", "noise", "workers"):
+    for name in ("rename", "map_file", "mapping", "rtol", "atol", "noise", "workers"):
         if chosen[name] not in (None, ()):
-            option = "map" if name == "map_file" else name
+            option = "map" if name in ("map_file", "mapping") else name
             raise UsageError(f"--{option} needs two runs: say which candidate to compare")
     if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):
         raise UsageError("--step 3:4 needs two runs: say which candidate to compare")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensortap.records import Comparison
 
@@ -20,6 +20,7 @@ def compare(
     *,
     rename: Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     steps: Collection[int] | Mapping[int, int] | None = None,
     ranks: Collection[int] | Mapping[int, int] | None = None,
     modules: str | Collection[str] | None = None,
@@ -37,6 +38,8 @@ def compare(
     reference, candidate: paths of runs, or runs that are open already.
     rename: 'PATTERN=REPLACEMENT' regular expressions that turn the candidate's module names into the reference's.
     map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
+    mapping: rules for names and layouts, as a TOML file or a mapping of the same form; where one run is of torch and
+        the other of paddle, what is known of the two is added.
     steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
@@ -58,6 +61,7 @@ def compare(
             candidate=candidate,
             rename=tuple(rename),
             map_file=map_file,
+            mapping=mapping,
             steps=steps,
             ranks=ranks,
             modules=modules,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.side import Names, Side
-from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.errors import UsageError
 from tensortap.records import shown
 
-__all__ = ["Alignment", "Renames", "align", "read_map", "suggest"]
+__all__ = ["Alignment", "Renames", "align", "suggest"]
 
 Ints = npt.NDArray[np.int64]
 _MOST_RULES = 8
@@ -57,28 +55,6 @@ class Renames:
         for pattern, replacement in self.patterns:
             name = pattern.sub(replacement, name)
         return name
-
-
-def read_map(path: str | os.PathLike[str] | None) -> dict[str, str] | None:
-    """Exact names from a file with a line 'candidate name = reference name' each; None if there is no file."""
-    if path is None:
-        return None
-    try:
-        lines = Path(path).read_text().splitlines()
-    except FileNotFoundError as error:
-        raise RunNotFound(f"there is no map file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunUnreadable(f"the map file {path} cannot be read: {error}") from error
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            name, equals, other = line.partition("=")
-            if not equals:
-                raise UsageError(
-                    f"{path}, line {number}: write 'candidate name = reference name', not {line.strip()!r}"
-                )
-            found[name.strip()] = other.strip()
-    return found
 
 
 def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> None:

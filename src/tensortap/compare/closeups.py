@@ -16,6 +16,7 @@ from tensortap.compare.tensors import Tolerances
 from tensortap.details import Detail, TensorFacts, TileMap, Window
 from tensortap.dtypes import numpy_dtype
 from tensortap.errors import UsageError
+from tensortap.kernels import summarize
 from tensortap.kernels.closeup import Folded, look, map_of
 from tensortap.kernels.pairs import tolerances
 from tensortap.kernels.reference import components
@@ -57,10 +58,14 @@ class Closeups:
         )
         if self.why_not(pair) or (most is not None and ours.elements > most):
             return found
-        near = look(*self.arrays(pair), bounds_of(ours, theirs), (rtol, atol))
+        arrays = self.arrays(pair)
+        if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
+            theirs = _facts_as_read(theirs.dtype, arrays[1])
+        near = look(*arrays, bounds_of(ours, theirs), (rtol, atol))
         return replace(
             found,
             whole=True,
+            candidate=theirs,
             histogram=near.histogram,
             ulps=near.ulps,
             map=near.map,
@@ -128,6 +133,12 @@ def facts_of(side: Side, row: int) -> TensorFacts:
     counts = {name: int(getattr(side, name)[row]) for name in _COUNTS}
     moments = {name: float(getattr(side, name)[row]) for name in _MOMENTS}
     return TensorFacts(side.dtype[row], side.shape(row), **counts, **moments)  # type: ignore[arg-type]
+
+
+def _facts_as_read(dtype: str, array: npt.NDArray[Any]) -> TensorFacts:
+    summary = summarize(array)
+    known = {name: getattr(summary, name) for name in (*_COUNTS, *_MOMENTS)}
+    return TensorFacts(dtype, array.shape, **known)
 
 
 def folded_values(array: npt.NDArray[Any], window: Window) -> tuple[tuple[int, int], Window, npt.NDArray[np.float64]]:

@@ -7,24 +7,39 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare import sentence
-from tensortap.compare.align import Alignment, Renames, align, read_map, suggest
+from tensortap.compare.align import Alignment, Renames, align, suggest
 from tensortap.compare.closeups import Closeups, worth_a_look
 from tensortap.compare.judge import Judgement, Pairs, judge
+from tensortap.compare.map_file import read_map
+from tensortap.compare.mapped import (
+    Allowance,
+    allowances,
+    frameworks_differ,
+    other_names,
+    plan_of,
+    reference_name,
+    say_what_is_known,
+    without_ignored,
+    words_of,
+)
 from tensortap.compare.metrics import Measures, estimate, prepare
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
 from tensortap.compare.tolerance import Policy
+from tensortap.compare.translated import Translated
 from tensortap.compare.verdict import findings
 from tensortap.errors import UsageError
 from tensortap.kernels import summarize
+from tensortap.mapping.plan import Plan
 from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
@@ -45,6 +60,7 @@ class Request:
     candidate: Source
     rename: tuple[str, ...] = ()
     map_file: str | os.PathLike[str] | None = None
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None
     steps: Collection[int] | Mapping[int, int] | None = None
     ranks: Collection[int] | Mapping[int, int] | None = None
     modules: str | Collection[str] | None = None
@@ -58,15 +74,18 @@ class Request:
     progress: Callable[[int, int], None] | None = None
 
     @property
-    def options(self) -> list[str]:
-        """What on the command line decides which records belong together and what is allowed."""
+    def options(self) -> list[str] | None:
+        """What on the command line decides which records belong together and what is allowed; None if it cannot be
+        said there, as rules that are in no file."""
+        maps = [given for given in (self.map_file, self.mapping) if given is not None]
+        if len(maps) > 1 or (self.mapping is not None and not str(self.mapping).endswith(".toml")):
+            return None
         found = [("rename", rule) for rule in self.rename]
         found += [("noise", str(each.path if isinstance(each, Run) else each)) for each in self.noise]
         found += [
             (name, repr(given)) for name, given in (("rtol", self.rtol), ("atol", self.atol)) if given is not None
         ]
-        if self.map_file is not None:
-            found.append(("map", str(self.map_file)))
+        found += [("map", str(given)) for given in maps]
         if isinstance(self.steps, Mapping) and any(ours != theirs for ours, theirs in self.steps.items()):
             found.append(("step", ",".join(f"{ours}:{theirs}" for ours, theirs in self.steps.items())))
         return [part for name, value in found for part in (f"--{name}", value)]
@@ -80,6 +99,15 @@ class _Matched:
     candidate: Side
     alignment: Alignment
     measures: Measures
+    plan: Plan | None = None
+    """How the candidate's names and layouts were mapped; None where they were not."""
+
+    @cached_property
+    def allowed(self) -> dict[int, Allowance]:
+        """Pairs that are allowed more than others."""
+        if self.plan is None or not isinstance(self.candidate, Translated):
+            return {}
+        return allowances(self.reference, self.candidate, self.alignment, self.plan)
 
 
 def run_comparison(request: Request) -> Comparison:
@@ -94,11 +122,14 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
-    matched = _match(reference, candidate, renames, request, request.progress)
-    policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
-    structure = Structure(matched.reference, matched.alignment.reference)
+    plan = plan_of(reference, candidate, renames, request.mapping)
+    matched = _match(reference, candidate, renames, request, request.progress, plan)
+    noise = _noise(reference, matched, request, opened)
+    policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
+    structure = Structure(matched.reference, matched.alignment.reference, policy.mapped)
     pairs = _pairs(matched)
     judgement = judge(pairs, structure, policy, _moved(matched))
+    say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
@@ -111,17 +142,31 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
 
 
 def _match(
-    reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
+    reference: Run,
+    candidate: Run,
+    renames: Renames,
+    request: Request,
+    progress: Callable[[int, int], None] | None,
+    plan: Plan | None = None,
 ) -> _Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
-    right = Side(candidate, _scope(request, renames, state_only=reference.is_checkpoint))
+    known = renames if plan is None else partial(reference_name, plan)
+    right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
     steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
-    alignment = align(left, right, renames if renames else None, steps, _mapping(request.ranks))
+    rename = renames if renames else None
+    if plan is not None:
+        right, rename = (
+            Translated(right, plan, kinds_known=not (reference.is_checkpoint or candidate.is_checkpoint)),
+            None,
+        )
+    alignment = align(left, right, rename, steps, _mapping(request.ranks))
+    if plan is not None:
+        alignment = without_ignored(alignment, left, plan)
     measures = prepare(left, right, alignment)
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = _Matched(left, right, alignment, measures)
+    found = _Matched(left, right, alignment, measures, plan)
     tolerances = (request.rtol, request.atol)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
     if stops:
@@ -157,7 +202,9 @@ def _parts(
 def _parted(matched: _Matched, last: int, request: Request) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
-    born = judge(_pairs(matched), Structure(side, rows), Policy(request.rtol, request.atol), _moved(matched)).born
+    mapped = frameworks_differ(side.run, matched.candidate.run)
+    policy = Policy(request.rtol, request.atol, mapped=mapped)
+    born = judge(_pairs(matched), Structure(side, rows, mapped), policy, _moved(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])
@@ -180,10 +227,16 @@ def _pairs(matched: _Matched) -> Pairs:
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
         dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
-        base=base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
+        base=_more(base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched)
         if len(rows)
         else np.empty(0),
     )
+
+
+def _more(base: npt.NDArray[np.float64], matched: _Matched) -> npt.NDArray[np.float64]:
+    for pair, allowed in matched.allowed.items():
+        base[pair] = max(base[pair] * allowed.times, allowed.at_least)
+    return base
 
 
 def _moved(matched: _Matched) -> Callable[[int, int], float]:
@@ -234,6 +287,7 @@ def _conclude(
         key=lambda pair: left.key(int(rows[pair])),
         cls=lambda pair: left.cls[int(rows[pair])],
         difference=measures.difference,
+        theirs={} if matched.plan is None else other_names(matched.plan),
     )
     births = list(born.values())
     counts = Counter(judgement.status)
@@ -259,6 +313,7 @@ def _conclude(
         policy=policy.described(),
         notes=notes,
         info={"reference": left.run.info, "candidate": right.run.info},
+        mapping=None if matched.plan is None else matched.plan.report(),
     )
 
 
@@ -290,7 +345,14 @@ def _sentence(
         return sentence.checkpoints(first, len(born), (ours, theirs))
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
-    return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1, _has_forward(left))
+    return sentence.parted(
+        first,
+        changed if at_start else 0,
+        (ours, theirs),
+        len(left.ranks) > 1,
+        _has_forward(left),
+        str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
+    )
 
 
 def _has_forward(side: Side) -> bool:
@@ -303,7 +365,15 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
         f"{name}: {text}" for name, side in (("reference", left), ("candidate", right)) for text in side.run.notices
     ]
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
-    if one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
+    if matched.plan is not None:
+        if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
+            notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
+        notes += words_of(matched.plan)
+        if len(matched.measures.bounded):
+            notes.append(
+                'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
+            )
+    elif one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
         options = " ".join(f"--rename '{rule}'" for rule in rules)
         notes.append(f"many names are on one side only; try {options}")
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
@@ -318,10 +388,11 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
         ("reference", matched.reference, alignment.only_reference),
         ("candidate", matched.candidate, alignment.only_candidate),
     ):
-        found += [
-            Unmatched(name, side.key(row), int(side.rank[row]), side.cls[row])  # type: ignore[arg-type]
-            for row in rows[:_MOST_UNMATCHED].tolist()
-        ]
+        for row in rows[:_MOST_UNMATCHED].tolist():
+            key = side.key(row)
+            own = int(name == "candidate")
+            why = matched.plan.why(own, key.module, key.kind, key.path) if matched.plan is not None else ""
+            found.append(Unmatched(name, key, int(side.rank[row]), side.cls[row], why))  # type: ignore[arg-type]
     return found
 
 
@@ -330,7 +401,7 @@ def open_source(source: Source, opened: ExitStack) -> Run:
     return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
 
 
-def _scope(request: Request, renames: Renames | None, state_only: bool) -> Scope:
+def _scope(request: Request, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
     """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:

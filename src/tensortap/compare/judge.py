@@ -23,6 +23,7 @@ __all__ = ["Judgement", "Pairs", "judge"]
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_CANCELLED = 4.0
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ class _Judge:
                 allowed, rule = 2 * forward**0.5, "error of the activations"
             if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:
                 allowed, rule = coarse, "rounding of the activations' dtype"
+        if policy.mapped and kind in ("grad_output", "grad_input"):
+            # What a norm sends back may cancel out, as under a loss that does not see the scale: its rounding is as
+            # large as that of what came in.
+            given = max((self.l2[s] for s in sources if self.structure.kind[s] in _GRADIENTS), default=0.0)
+            if 0 < _CANCELLED * self.l2[row] < given and _CANCELLED * self.base[row] * given / self.l2[row] > allowed:
+                allowed, rule = _CANCELLED * self.base[row] * given / self.l2[row], "rounding of what cancels out in it"
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
@@ -154,7 +161,8 @@ class _Judge:
             noise = max(
                 (float(pairs.rel_l2[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0
             )
-            share = min(1.0, 2 * noise**0.5) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
+            flipped = (8 if policy.mapped else 2) * noise**0.5  # other kernels, other zeros
+            share = min(1.0, flipped) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
                 allowed, rule = magnified, "its gradient's noise, as an optimizer magnifies it"
         if kind in ("output", "input") and (unseen := self._unseen_parameters(row)) > allowed:

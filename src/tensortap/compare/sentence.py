@@ -19,26 +19,35 @@ class Tensor(NamedTuple):
 
 
 def parted(
-    first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tensor], several: bool, forward: bool
+    first: Finding,
+    changed_parameters: int,
+    tensors: tuple[Tensor, Tensor],
+    several: bool,
+    forward: bool,
+    candidate: str = "the candidate",
 ) -> str:
-    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of."""
+    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of.
+    `candidate` is what the other side is called where its names differ."""
     key = first.key
     where = (
         f"step {key.step}"
         + (f", rank {first.rank}" if several else "")
         + (f", micro step {key.micro}" if key.micro else "")
     )
-    name = f"{shown(first.module)}" + (f" ({first.cls})" if first.container is None else "")
+    known = [first.cls] if first.container is None else []
+    known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
+    name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
+    full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
     off = _off(first, tensors)
     agrees = "The forward pass agrees; the" if forward else "The"
     matched = first.inputs_matched
     if key.kind == "param" and key.call == 0 and changed_parameters:
         others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
-        return f"The parameters already differed before the first step: {_full(first)}{others}; it {off}."
+        return f"The parameters already differed before the first step: {full}{others}; it {off}."
     if key.kind in ("param", "buffer") and key.call == 0:
-        return f"{_full(first)} differs before step {key.step}: it {off}. What changed it was not recorded."
+        return f"{full} differs before step {key.step}: it {off}. What changed it was not recorded."
     if key.kind == "param":
-        return f"The runs part in the optimizer: after {where}, {_full(first)} {off}, " + (
+        return f"The runs part in the optimizer: after {where}, {full} {off}, " + (
             "although its gradient matches." if matched else "and its gradient was not recorded."
         )
     if key.kind == "buffer":
@@ -138,4 +147,6 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
     if finding.rel_l2 == float("inf"):
         return "is not zero, as the reference's is"
     about = "" if finding.difference is None or finding.difference.exact else "about "
+    if finding.difference is not None and finding.difference.rel_l2_bar == float("inf"):
+        about = "at least "
     return f"is off by {about}{_number(finding.rel_l2)} (relative L2)"

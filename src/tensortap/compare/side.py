@@ -17,10 +17,12 @@ from tensortap.store import Run
 from tensortap.store.format import SCHEMA
 from tensortap.store.select import Filter
 
-__all__ = ["Names", "Scope", "Side"]
+__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Side:
         return self.names("dtype")
 
     @cached_property
-    def kept(self) -> npt.NDArray[np.bool_]:
+    def kept(self) -> Bools:
         """Whether the tensor's bytes are there."""
         if not len(self):
             return np.empty(0, bool)
@@ -175,10 +177,18 @@ class Side:
         found: npt.NDArray[np.uint64] = lengths.astype(np.uint64)
         for place in range(int(lengths.max(initial=0))):
             having = np.flatnonzero(lengths > place)
-            found[having] = (
-                found[having] * np.uint64(0x9E3779B97F4A7C15) + values[offsets[having] + place] + np.uint64(1)
-            )
+            found[having] = found[having] * _HASH + values[offsets[having] + place] + np.uint64(1)
         return found
+
+    @cached_property
+    def laid(self) -> Bools:
+        """Whether a tensor has to be read in another layout than it lies in; see `translated`."""
+        return np.zeros(len(self), bool)
+
+    @cached_property
+    def moved(self) -> Bools:
+        """Whether that puts its elements in another order, so that its digest and sketch say nothing."""
+        return np.zeros(len(self), bool)
 
     def shape(self, row: int) -> tuple[int, ...]:
         return tuple(self.shapes[row].as_py())
@@ -219,3 +229,11 @@ class Side:
     def array(self, row: int) -> npt.NDArray[Any]:
         """The tensor of one record."""
         return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
+
+
+def hash_of_shape(shape: tuple[int, ...]) -> int:
+    """What `Side.shape_hash` has for a shape."""
+    found = len(shape)
+    for size in shape:
+        found = (found * int(_HASH) + size + 1) & 0xFFFFFFFFFFFFFFFF
+    return found

@@ -44,8 +44,9 @@ class Call:
 class Structure:
     """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs."""
 
-    def __init__(self, side: Side, rows: Ints) -> None:
+    def __init__(self, side: Side, rows: Ints, mapped: bool = False) -> None:
         self._side = side
+        self._mapped = mapped
         self._rows = rows
         self._call_of: dict[int, Call] = {}
 
@@ -182,8 +183,7 @@ class Structure:
         kind = self.kind[row]
         rank, step, _ = self.scope[row]
         if kind == "param_grad":
-            calls = self.calls_of_module.get((self.scope[row], self.module[row]), [])
-            return [r for call in calls for r in call.of("grad_output", "input")]
+            return [r for call in self._users_of_own(row) for r in call.of("grad_output", "input")]
         if kind == "buffer":
             before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
@@ -208,6 +208,16 @@ class Structure:
                 r for child in call.children for r in child.of("grad_output", "grad_input")
             ]
         return self._behind(row, call)
+
+    def _users_of_own(self, row: int) -> list[Call]:
+        """The calls that used a module's own parameters: its own. Where the sides are of two frameworks, one may call a
+        module that the other only keeps weights in; then it is whoever is around it."""
+        name = self.module[row]
+        calls = self.calls_of_module.get((self.scope[row], name), [])
+        while not calls and name and self._mapped:
+            name = name.rpartition(".")[0]
+            calls = self.calls_of_module.get((self.scope[row], name), [])
+        return calls
 
     def _a_step_before(self, row: int) -> list[int]:
         rank, step, _ = self.scope[row]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from tensortap.compare.align import Alignment
 from tensortap.compare.engine import ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
+from tensortap.dtypes import numpy_dtype
 from tensortap.kernels.pairs import PairMeasure, difference
 
 __all__ = ["Tolerances", "measure_tensors"]
@@ -38,13 +40,31 @@ def measure_tensors(
         same[two].append(place)
     groups = list(same.values())
     first = np.array([group[0] for group in groups], np.int64)
-    if reference.run.on_disk and candidate.run.on_disk:
-        measured = _on_disk(reference, candidate, left[first], right[first], tolerances, workers, progress)
-    else:
-        measured = _in_memory(reference, candidate, left[first], right[first], tolerances)
-    for number, measure in measured:
-        for place in groups[number]:
-            yield int(pairs[place]), measure
+    in_files = reference.run.on_disk and candidate.run.on_disk
+    straight = ~candidate.laid[right[first]] if in_files else np.zeros(len(first), bool)
+    nbytes = _bytes(reference, left[first]) + _bytes(candidate, right[first])
+    done = 0
+    for chosen in (np.flatnonzero(straight), np.flatnonzero(~straight)):
+        told = None if progress is None else partial(_tell, progress, done, int(nbytes.sum()))
+        spots = left[first[chosen]], right[first[chosen]]
+        if straight[chosen].any():
+            measured = _on_disk(reference, candidate, *spots, tolerances, workers, told)
+        else:
+            measured = _in_memory(reference, candidate, *spots, tolerances, told)
+        for number, measure in measured:
+            for place in groups[chosen[number]]:
+                yield int(pairs[place]), measure
+        done += int(nbytes[chosen].sum())
+
+
+def _tell(progress: Progress, before: int, whole: int, done: int) -> None:
+    progress(before + done, whole)
+
+
+def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    sizes = np.array([numpy_dtype(word).itemsize for word in side.dtype.words], np.int64)
+    found: npt.NDArray[np.int64] = side.elements[rows] * sizes[side.dtype.codes[rows]] if len(rows) else rows
+    return found
 
 
 def _on_disk(
@@ -54,23 +74,31 @@ def _on_disk(
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
     workers: int | None,
-    progress: Progress | None,
+    told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     tasks = [
         Task(*spans, rtol=tolerances[0], atol=tolerances[1])
         for spans in zip(_spans(reference, left), _spans(candidate, right), strict=True)
     ]
-    whole = sum(task.nbytes for task in tasks)
     engine = choose(tasks) if workers is None else Serial() if workers <= 1 else ProcessPool(workers)
-    return engine.run(tasks, None if progress is None else lambda done: progress(done, whole))
+    return engine.run(tasks, told)
 
 
 def _in_memory(
-    reference: Side, candidate: Side, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64], tolerances: Tolerances
+    reference: Side,
+    candidate: Side,
+    left: npt.NDArray[np.int64],
+    right: npt.NDArray[np.int64],
+    tolerances: Tolerances,
+    told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
+    done = 0
     for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
         arrays = reference.array(ours), candidate.array(theirs)
         yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1])
+        done += sum(array.nbytes for array in arrays)
+        if told is not None:
+            told(done)
 
 
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:

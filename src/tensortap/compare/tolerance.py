@@ -45,6 +45,8 @@ class Policy:
     atol: float | None = None
     noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
     margin: float = 3.0
+    mapped: bool = False
+    """Whether the sides are of two frameworks, whose kernels round differently everywhere."""
 
     @property
     def fixed(self) -> bool:

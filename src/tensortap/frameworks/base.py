@@ -153,6 +153,9 @@ class Framework(Protocol):
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Direct children, a shared one under each of its names."""
 
+    def own_class(self, module: Any) -> str:
+        """The framework's own class that a module is of, itself or by inheritance; empty if it is the user's alone."""
+
     def wrapped(self, module: Any) -> str | None:
         """The child's attribute name if this module only wraps another (DDP, compile, FSDP, checkpoint)."""
 

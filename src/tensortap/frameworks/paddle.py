@@ -98,6 +98,11 @@ class Paddle:
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]
 
+    def own_class(self, module: Any) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("paddle.nn."))
+        found = next(known, paddle.nn.Layer)
+        return "" if found is paddle.nn.Layer else found.__name__
+
     def wrapped(self, module: Any) -> str | None:
         for cls in type(module).__mro__:
             if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.startswith("paddle."):

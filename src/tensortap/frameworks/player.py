@@ -1,4 +1,4 @@
-"""What replaying a module asks of a framework beyond watching it: recorded values become tensors again."""
+"""What replaying or filling a module asks of a framework beyond watching it: recorded values become tensors again."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ class Player(Protocol):
 
     def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
         """Put values and their dtype into a parameter or buffer."""
+
+    def assign(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
+        """Put values into a parameter or buffer in place; its dtype and device stay as they are."""
 
     def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
         """The module with its floating point state in another dtype, and all of it on another device."""

@@ -101,6 +101,11 @@ class Torch:
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]
 
+    def own_class(self, module: torch.nn.Module) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn."))
+        found = next(known, torch.nn.Module)
+        return "" if found is torch.nn.Module else found.__name__
+
     def wrapped(self, module: torch.nn.Module) -> str | None:
         for cls in type(module).__mro__:
             if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.partition(".")[0] in (

@@ -34,6 +34,10 @@ class TorchPlayer:
     def fill(self, tensor: torch.Tensor, values: npt.NDArray[np.generic]) -> None:
         tensor.data = _tensor(values).to(tensor.device)
 
+    def assign(self, tensor: torch.Tensor, values: npt.NDArray[np.generic]) -> None:
+        with torch.no_grad():
+            tensor.copy_(_tensor(values))
+
     def moved(self, module: torch.nn.Module, dtype: str | None, device: str | None) -> torch.nn.Module:
         try:
             return module.to(device=device, dtype=None if dtype is None else getattr(torch, dtype))

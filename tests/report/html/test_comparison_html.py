@@ -130,6 +130,19 @@ def test_the_command_has_the_options_that_the_comparison_was_made_with() -> None
     assert found.startswith("tensortap compare runs/a runs/b --rename '^model\\.=' --step 3:4 --module")
 
 
+def test_what_was_mapped_is_in_columns_of_its_own() -> None:
+    rows = [
+        comparisons.row("fc1", module_candidate="0", path_candidate="x", layout="transposed"),
+        comparisons.estimated("fc2", 0.25, rel_l2_bar=float("inf")),
+        comparisons.estimated("fc3", 1e-9, rel_l2_bar=1.0),
+    ]
+    page = read(comparisons.comparison(rows))
+    assert page.words("module_candidate") == ["0", "", ""]
+    assert page.words("path_candidate") == ["x", "", ""]
+    assert page.words("layout") == ["transposed", "", ""]
+    assert page.column("bar_percent").tolist() == [0, 65535, 65534]  # none, at least that far, very wide
+
+
 def test_no_command_is_told_where_none_shows_the_same() -> None:
     page = read(comparisons.diverged(options=None))
     assert {birth["command"] for birth in page.head["births"]} == {""}
@@ -213,7 +226,7 @@ def test_steps_are_counted() -> None:
 def test_an_estimates_bar_is_told_in_percent() -> None:
     rows = [comparisons.estimated("a", 1e-3), comparisons.row("b"), comparisons.estimated("c", 0.0, rel_l2_bar=1e-7)]
     page = read(comparisons.comparison(rows))
-    assert page.column("bar_percent").tolist() == [7, 0, 65535]
+    assert page.column("bar_percent").tolist() == [7, 0, 65534]
     assert page.column("exact").tolist() == [0, 1, 0]
 
 

@@ -12,11 +12,13 @@ _COMMON = {
 
 PAIRS = {
     "pair": "A tensor of the reference and the candidate's tensor of the same identity: step, micro step, phase, "
-    "module, call, kind and path, on the same rank.",
+    "module, call, kind and path, on the same rank. "
+    "Where names differ and were mapped, the reference's are shown, and the candidate's beside the tensor.",
     "relative error": "|candidate − reference| / |reference|, in the L2 norm over all elements. 0 if they are equal "
     "bit for bit.",
     "~ and ±": "Where bytes were not kept on both sides, the error is estimated from sketches, random projections "
     "of 256 numbers; ± is half the width of its 95 % interval.",
+    "≥": "Of a tensor in another layout whose bytes were not kept, norms alone are known: the error is at least this.",
     "tolerance": "The relative error that was allowed. Which rule gave it is said beside it.",
     "birth": "A wrong value although all it was made from is right: this is where to look. Other wrong values "
     "were handed on.",

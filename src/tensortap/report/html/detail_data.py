@@ -141,8 +141,9 @@ def _sketch(detail: Detail) -> dict[str, float] | None:
     found = detail.difference
     if found is None or found.exact or math.isnan(found.rel_l2):
         return None
+    bounded = math.isinf(found.rel_l2_bar)  # only norms are known: it is at least that far
     return {
         "rel_l2": found.rel_l2,
-        "low": max(0.0, found.rel_l2 - found.rel_l2_bar),
+        "low": found.rel_l2 if bounded else max(0.0, found.rel_l2 - found.rel_l2_bar),
         "high": found.rel_l2 + found.rel_l2_bar,
     }

@@ -15,13 +15,14 @@ from tensortap.report import pairs, unmatched
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.environment import Setting, settings
-from tensortap.report.html.outline import Outline, coded, coded_shapes, elements_of, greatest
+from tensortap.report.html.outline import Coded, Outline, coded, coded_shapes, elements_of, greatest
 from tensortap.report.wording import clean, rough
 
 __all__ = ["PairsData"]
 
 _MOST_UNMATCHED = 2000
-_MOST_PERCENT = 65535
+_MOST_PERCENT = 65534
+_AT_LEAST = 65535
 _TEXTS = {
     "rel_l2": ("rel. error", "|candidate − reference| / |reference|; 0 where equal."),
     "one_minus_cosine": ("1 − cos", "How far both point in other directions."),
@@ -29,6 +30,11 @@ _TEXTS = {
     "max_ulp": ("ULP", "The greatest distance in units in the last place."),
     "mismatched": ("mismatched", "Share of elements outside atol + rtol · |reference|."),
     "tolerance": ("allowed", "The relative error that was allowed."),
+}
+_MAPPED = {
+    "module_candidate": ("module, candidate", "What the candidate calls the module, if it is something else."),
+    "path_candidate": ("path, candidate", "What the candidate calls the tensor, if it is something else."),
+    "layout": ("layout", "What was done to the candidate's tensor to read it as the reference's."),
 }
 _MOMENTS = {"mean": "Mean", "std": "Standard deviation", "l2": "Norm"}
 _COUNTS = {"nan": "NaN", "inf": "infinities"}
@@ -93,10 +99,12 @@ class PairsData:
         table = self.comparison.table
         status, rule, container = (coded(table.column(name)) for name in ("status", "rule", "container"))
         dtypes, shapes = _both(table, "dtype"), _both(table, "shape")
+        mapped = {name: coded(table.column(name)) for name in _MAPPED}
         words = {
             "status": list(STATUSES),
             "rule": rule.words,
-            "container": ["", *(word for word in container.words if word)],
+            "container": _or_none(container),
+            **{name: _or_none(each) for name, each in mapped.items()},
             "dtype": dtypes[1],
             "shape": shapes[1],
         }
@@ -118,6 +126,7 @@ class PairsData:
             for side in ("reference", "candidate"):
                 title = f"{name}, {side}"
                 found.append(Column(f"{name}_{side}", codes[side], title, f"The {side}'s {name}.", words=name))
+        found += [Column(name, each.within(words[name]), *_MAPPED[name], words=name) for name, each in mapped.items()]
         return found, words
 
     def _measured(self) -> list[Column]:
@@ -127,10 +136,12 @@ class PairsData:
         numbers = {"rel_l2": error, "one_minus_cosine": 1 - self.floats("cosine"), **numbers}
         with np.errstate(all="ignore"):
             percent = np.nan_to_num(np.where(bar > 0, 100 * bar / error, 0.0), nan=0.0, posinf=_MOST_PERCENT)
+            percent = np.minimum(np.rint(percent), _MOST_PERCENT).astype(np.int64)
+            percent[np.isinf(bar) & np.isfinite(error)] = _AT_LEAST
         found = [Column(name, numbers[name], *_TEXTS[name], bits=bits) for name in _TEXTS]
         return [
             *found,
-            Column("bar_percent", _whole(percent), "±", "Half-width of the 95 % interval around the error.", unit="%"),
+            Column("bar_percent", percent, "±", "Half-width of the 95 % interval around the error.", unit="%"),
             Column(
                 "exact", _flags(self.comparison.table, "exact"), "exact", "Measured on all elements, not estimated."
             ),
@@ -243,12 +254,13 @@ def _places(comparison: Comparison) -> list[int]:
     return [at[birth.rank, birth.key] for birth in comparison.births]
 
 
-def _whole(percent: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    return np.minimum(np.rint(percent), _MOST_PERCENT).astype(np.int64)
-
-
 def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:
     return np.asarray(table.column(name).to_numpy(), np.int64)
+
+
+def _or_none(column: Coded) -> list[str]:
+    """The words of a column that may have none: the first is empty."""
+    return ["", *(word for word in column.words if word)]
 
 
 def _both(table: Any, name: str) -> tuple[dict[str, npt.NDArray[np.int64]], list[str]]:

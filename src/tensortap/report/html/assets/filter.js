@@ -31,6 +31,8 @@ function matching(data, word) {
     ["module", modules.name],
     ["kind", words.kind],
     ["path", words.path],
+    ["module_candidate", words.module_candidate],
+    ["path_candidate", words.path_candidate],
     ["phase", words.phase],
     ["cls", words.cls],
     ["status", words.status],

@@ -5,6 +5,7 @@ import { count, number, percent } from "./format.js";
 import { numberKeys, textKeys } from "./order.js";
 import { glyph, gravity } from "./status.js";
 
+const AT_LEAST = 65535; // in place of a bar
 const NAMES = [
   { id: "status", label: "status", least: 112, stuck: true, fill: statusCell },
   { id: "module", label: "module", least: 170, grow: 3, stuck: true, fill: moduleCell },
@@ -67,9 +68,15 @@ export function both(data, name, row) {
   return reference === candidate ? reference : `${reference} → ${candidate}`;
 }
 
-/** The relative error; with a tilde where it is an estimate. */
+/** The relative error; with a tilde where it is an estimate, with ≥ where only norms are known. */
 export function estimated(data, row, error = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
+  if (isBound(data, row)) return `≥ ${number(error, digits)}`;
   return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;
+}
+
+/** Whether the error is only known to be at least so much. */
+export function isBound(data, row) {
+  return data.column("bar_percent")?.[row] === AT_LEAST;
 }
 
 /** How many digits of a column are worth showing: long tables keep only some bits of each number. */

@@ -5,7 +5,7 @@ import { distributions, sidesKey, ulpBars } from "./bars.js";
 import { make } from "./dom.js";
 import { ErrorMap } from "./error_map.js";
 import { count, number, percent, place, precise } from "./format.js";
-import { both, estimated } from "./measures.js";
+import { both, estimated, isBound } from "./measures.js";
 import { birthWords, glyph } from "./status.js";
 import { onTheme } from "./theme.js";
 
@@ -25,6 +25,8 @@ const FACTS = [
   ["neginf", "−Inf", count],
   ["digest", "digest", (text) => (text ? String(text).slice(0, 16) : "–")],
 ];
+
+const MAPPED = ["module_candidate", "path_candidate", "layout"];
 
 export class Tensor {
   constructor(data, selection) {
@@ -70,6 +72,7 @@ export class Tensor {
     for (const name of ["micro", "call"]) if (data.column(name)?.[row]) facts.push(`${name} ${data.column(name)[row]}`);
     if (data.head.ranks.length > 1) facts.push(`rank ${data.column("rank")[row]}`);
     const container = data.compares ? data.word("container", row) : "";
+    const mapped = data.compares ? MAPPED.map((name) => data.word(name, row)).filter(Boolean).join(" · ") : "";
     return make(
       "header",
       { class: "tensor-head" },
@@ -91,6 +94,7 @@ export class Tensor {
         facts.join(" · "),
         data.word("cls", row) ? make("span", { class: "cls" }, data.word("cls", row)) : null,
       ),
+      mapped ? make("p", { class: "identity" }, `in the candidate: ${mapped}`) : null,
       make(
         "p",
         { class: "verdict" },
@@ -106,7 +110,7 @@ export class Tensor {
     const measured = (name) =>
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
     if (!data.compares) return "";
-    const bar = data.column("bar_percent")?.[row];
+    const bar = isBound(data, row) ? 0 : data.column("bar_percent")?.[row];
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
     const entries = [
