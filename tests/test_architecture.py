@@ -25,7 +25,7 @@ ROOMS = {
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
     "mapping": COMMON,
-    "compare": COMMON | {"kernels", "store", "mapping"},
+    "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "view": COMMON | {"compare", "store", "report"},

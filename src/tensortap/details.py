@@ -111,6 +111,8 @@ class Detail:
     reference: TensorFacts
     candidate: TensorFacts | None = None
     difference: Difference | None = None
+    judged: float | None = None
+    """What was held against the tolerance: the relative error, or the worst row's as what it would be of the whole."""
     tolerances: tuple[float, float] | None = None
     """rtol and atol that decide which elements are mismatched."""
     histogram: Histogram | None = None

@@ -195,6 +195,10 @@ class Difference:
     """The greatest distance in units in the last place of the coarser dtype."""
     mismatched: float = float("nan")
     """Share of elements outside atol + rtol * |reference|."""
+    row_rel_l2: float = float("nan")
+    """The same as rel_l2 of the row along the last dimension that is furthest off, relative to that row."""
+    row_index: tuple[int, ...] | None = None
+    """Where that row is, as an index into the tensor; () if the tensor is one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,9 @@ class Finding:
     container: str | None = None
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
-    """The worst relative error among the inputs."""
+    """The worst relative error among the inputs; a row's counts as what it would be of the whole."""
+    row_tolerance: float = float("nan")
+    """What was allowed of a single row."""
     counterpart: str | None = None
     """What the candidate calls the module to look at, if it has another name there."""
 
@@ -227,6 +233,11 @@ class Finding:
     @property
     def rel_l2(self) -> float:
         return self.difference.rel_l2 if self.difference is not None else float("nan")
+
+    @property
+    def only_a_row(self) -> bool:
+        """Whether the whole would be near enough, and it is one row that is off."""
+        return self.status == "diverged" and self.rel_l2 <= self.tolerance
 
     @property
     def cosine(self) -> float:

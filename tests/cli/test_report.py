@@ -74,6 +74,8 @@ def test_the_page_goes_to_stdout() -> None:
         (("a", "same", "-o", "."), "it is a folder"),
         (("a", "--rtol", "0.1"), "--rtol needs two runs"),
         (("a", "--map", "names.txt"), "--map needs two runs"),
+        (("a", "--map", "rules.toml"), "--map needs two runs"),
+        (("a", "--device", "cuda"), "--device needs two runs"),
         (("a", "--noise", "same"), "--noise needs two runs"),
         (("a", "--step", "0:1"), "--step 3:4 needs two runs"),
         (("a", "same", "--kind", "outputs"), "did you mean output?"),

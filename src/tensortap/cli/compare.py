@@ -12,6 +12,7 @@ import typer
 from tensortap.cli.pairing import (
     Atol,
     Candidate,
+    Device,
     Kinds,
     MapFile,
     Modules,
@@ -47,6 +48,7 @@ def compare(
     noise: Noise = None,
     until_first: Annotated[bool, typer.Option("--until-first", help="Stop at the first divergence.")] = False,
     workers: Workers = None,
+    device: Device = "cpu",
     csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
     html: Annotated[str | None, typer.Option(metavar="PATH", help="A page to look at, in one file.")] = None,
     json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
@@ -72,6 +74,7 @@ def compare(
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
       tensortap compare runs/torch runs/paddle --map rules.toml
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
+      tensortap compare runs/a runs/b --device cuda           whole tensors on the GPU
       tensortap compare runs/a runs/b --html report.html --junit out.xml --json - | jq .first
     """
     import tensortap
@@ -80,7 +83,7 @@ def compare(
     outputs = outputs_meant(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     chosen |= {"until_first": until_first, "details": details_meant(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:

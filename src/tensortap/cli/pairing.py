@@ -10,6 +10,7 @@ import typer
 __all__ = [
     "Atol",
     "Candidate",
+    "Device",
     "Kinds",
     "MapFile",
     "Modules",
@@ -52,6 +53,7 @@ Noise = Annotated[
     typer.Option(metavar="RUN", help="Another run of the reference: what differs there is allowed."),
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes.  [default: by the machine]")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="cuda measures whole tensors on the GPU, through torch.")]
 
 
 def options(
@@ -65,6 +67,7 @@ def options(
     atol: float | None,
     noise: Sequence[str] | None,
     workers: int | None,
+    device: str,
 ) -> dict[str, Any]:
     """What was given, checked, as `tensortap.compare` takes it."""
     rules = map_file is not None and map_file.endswith(".toml")
@@ -80,6 +83,7 @@ def options(
         "kinds": _kinds(kind or ()),
         "modules": ["" if name == "(root)" else name for name in module or ()] or "*",
         "workers": _workers(workers),
+        "device": device,
     }
 
 
@@ -87,8 +91,8 @@ def one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """What of the options means something where there is nothing to compare with; the others must not be given."""
     from tensortap.errors import UsageError
 
-    for name in ("rename", "map_file", "mapping", "rtol", "atol", "noise", "workers"):
-        if chosen[name] not in (None, ()):
+    for name in ("rename", "map_file", "mapping", "rtol", "atol", "noise", "workers", "device"):
+        if chosen[name] not in (None, (), "cpu"):
             option = "map" if name in ("map_file", "mapping") else name
             raise UsageError(f"--{option} needs two runs: say which candidate to compare")
     if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):

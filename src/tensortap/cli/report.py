@@ -9,6 +9,7 @@ import typer
 
 from tensortap.cli.pairing import (
     Atol,
+    Device,
     Kinds,
     MapFile,
     Modules,
@@ -46,6 +47,7 @@ def report(
     atol: Atol = None,
     noise: Noise = None,
     workers: Workers = None,
+    device: Device = "cpu",
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if the runs diverge.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
 ) -> None:
@@ -62,7 +64,7 @@ def report(
     from tensortap.report import output
 
     output.check(out)
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     if candidate is None:
         sentence, code = _about_one(reference, chosen, out), 0
     else:

@@ -10,6 +10,7 @@ import typer
 
 from tensortap.cli.pairing import (
     Atol,
+    Device,
     Kinds,
     MapFile,
     Modules,
@@ -46,6 +47,7 @@ def view(
     atol: Atol = None,
     noise: Noise = None,
     workers: Workers = None,
+    device: Device = "cpu",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Look at two runs, or at one, in the browser: the page of `report`, with every tensor's elements at hand.
@@ -62,7 +64,7 @@ def view(
 
     from tensortap.view.server import PageServer
 
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers)
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     with ExitStack() as opened:
         if candidate is None:
             answers = _about_one(reference, chosen, opened)

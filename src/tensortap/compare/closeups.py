@@ -13,6 +13,7 @@ from tensortap.compare.align import Alignment
 from tensortap.compare.metrics import Measures
 from tensortap.compare.side import Side
 from tensortap.compare.tensors import Tolerances
+from tensortap.compare.tolerance import Policy
 from tensortap.details import Detail, TensorFacts, TileMap, Window
 from tensortap.dtypes import numpy_dtype
 from tensortap.errors import UsageError
@@ -20,6 +21,7 @@ from tensortap.kernels import summarize
 from tensortap.kernels.closeup import Folded, look, map_of
 from tensortap.kernels.pairs import tolerances
 from tensortap.kernels.reference import components
+from tensortap.records import Difference
 
 __all__ = ["Closeups", "bounds_of", "facts_of", "folded_values", "worth_a_look"]
 
@@ -48,12 +50,14 @@ class Closeups:
         rtol, atol = tolerances(ours.dtype, theirs.dtype)
         rtol = rtol if self._given[0] is None else self._given[0]
         atol = atol if self._given[1] is None else self._given[1]
+        difference = self._measures.difference(pair)
         found = Detail(
             rows=(pair,),
             whole=False,
             reference=ours,
             candidate=theirs,
-            difference=self._measures.difference(pair),
+            difference=difference,
+            judged=None if difference is None else self._judged(difference, left),
             tolerances=(rtol, atol),
         )
         if self.why_not(pair) or (most is not None and ours.elements > most):
@@ -72,6 +76,10 @@ class Closeups:
             worst=near.worst,
             needed=near.needed,
         )
+
+    def _judged(self, difference: Difference, row: int) -> float:
+        gain = Policy.row_gain(self._sides[0].row_length[row : row + 1])[0]
+        return float(np.fmax(difference.rel_l2, difference.row_rel_l2 / gain))
 
     def map(self, pair: int, window: Window) -> TileMap:
         """The error map of a part of a pair."""

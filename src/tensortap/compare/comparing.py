@@ -39,6 +39,7 @@ from tensortap.compare.translated import Translated
 from tensortap.compare.verdict import findings
 from tensortap.errors import UsageError
 from tensortap.kernels import summarize
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.mapping.plan import Plan
 from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
 from tensortap.store import Run
@@ -70,6 +71,7 @@ class Request:
     noise: tuple[Source, ...] = ()
     until_first: bool = False
     workers: int | None = None
+    device: str = "cpu"
     details: int = 0
     progress: Callable[[int, int], None] | None = None
 
@@ -121,10 +123,11 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    device = _device(request)
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
     plan = plan_of(reference, candidate, renames, request.mapping)
-    matched = _match(reference, candidate, renames, request, request.progress, plan)
-    noise = _noise(reference, matched, request, opened)
+    matched = _match(reference, candidate, renames, request, request.progress, device, plan)
+    noise = _noise(reference, matched, request, opened, device)
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
     structure = Structure(matched.reference, matched.alignment.reference, policy.mapped)
     pairs = _pairs(matched)
@@ -135,10 +138,21 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     )
     comparison = replace(_conclude(matched, structure, judgement, policy, renames), options=request.options)
     if request.details and len(comparison):
-        chosen = worth_a_look(judgement.born, pairs.rel_l2, judgement.tolerance, request.details)
+        chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))
         comparison = replace(comparison, details=details)
     return comparison, closeups
+
+
+def _device(request: Request) -> PairDevice | None:
+    """Where whole tensors are measured; None is this machine's processor."""
+    if request.device == "cpu":
+        return None
+    if request.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    from tensortap.frameworks import pair_device  # may load torch
+
+    return pair_device(request.device)
 
 
 def _match(
@@ -147,6 +161,7 @@ def _match(
     renames: Renames,
     request: Request,
     progress: Callable[[int, int], None] | None,
+    device: PairDevice | None,
     plan: Plan | None = None,
 ) -> _Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
@@ -172,7 +187,8 @@ def _match(
     if stops:
         progress = None  # nobody knows how far it will go
     for part, last in _parts(found, open_pairs[whole], stops):
-        for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
+        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        for pair, measure in measured:
             measures.take(pair, measure)
         if stops and _parted(found, last, request):
             break
@@ -217,10 +233,11 @@ def _pairs(matched: _Matched) -> Pairs:
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
-    rel_l2 = measures.rel_l2.copy()
-    rel_l2[measures.nonfinite | measures.reshaped] = np.inf
+    error = _errors(matched)
+    error[measures.nonfinite | measures.reshaped] = np.inf
     return Pairs(
-        rel_l2=rel_l2,
+        error=error,
+        row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
@@ -231,6 +248,14 @@ def _pairs(matched: _Matched) -> Pairs:
         if len(rows)
         else np.empty(0),
     )
+
+
+def _errors(matched: _Matched) -> npt.NDArray[np.float64]:
+    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    measures, rows = matched.measures, matched.alignment.reference
+    if not len(rows):
+        return np.empty(0)
+    return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
 def _more(base: npt.NDArray[np.float64], matched: _Matched) -> npt.NDArray[np.float64]:
@@ -261,15 +286,17 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
+def _noise(
+    reference: Run, matched: _Matched, request: Request, opened: ExitStack, device: PairDevice | None
+) -> npt.NDArray[np.float64] | None:
     """For every pair, the worst error among further runs of the reference."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, open_source(source, opened), Renames(), request, None)
-        errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
+        again = _match(reference, open_source(source, opened), Renames(), request, None, device)
+        errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], error)

@@ -30,8 +30,10 @@ _CANCELLED = 4.0
 class Pairs:
     """The numbers of all pairs that judging needs, in execution order."""
 
-    rel_l2: Floats
-    """0 where equal, NaN where not known."""
+    error: Floats
+    """The relative L2 error, or the worst row's over `row_gain` if that is more; 0 where equal, NaN where not known."""
+    row_gain: Floats
+    """How many times the tolerance one row may be off."""
     l2: Floats
     """Of the reference."""
     elements: npt.NDArray[np.int64]
@@ -50,6 +52,7 @@ class Judgement:
 
     status: list[str]
     tolerance: Floats
+    row_tolerance: Floats
     rule: list[str]
     born: list[int]
     """Rows, in execution order."""
@@ -65,8 +68,8 @@ class _Judge:
         self.moved = moved
         self.structure = structure
         self.policy = policy
-        count = len(pairs.rel_l2)
-        self.error: list[float] = pairs.rel_l2.tolist()
+        count = len(pairs.error)
+        self.error: list[float] = pairs.error.tolist()
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
         self.wrong = [False] * count
@@ -74,10 +77,10 @@ class _Judge:
         self.sources_error: dict[int, float] = {}
         self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
         # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
-        self.open = ~pairs.equal & ~(pairs.rel_l2 <= pairs.base) & ~np.isnan(pairs.rel_l2)
+        self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
-            self.open = ~pairs.equal & ~np.isnan(pairs.rel_l2)
-        close = ~pairs.equal & ~self.open & ~np.isnan(pairs.rel_l2)
+            self.open = ~pairs.equal & ~np.isnan(pairs.error)
+        close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
         self.status: list[str] = np.select([pairs.equal, close], ["equal", "close"], "unjudged").tolist()
         self.rule: list[str] = np.select([pairs.equal, close], ["bitwise", _ROUNDING], "nothing to go by").tolist()
         self.tolerance = self.base.copy()
@@ -85,7 +88,10 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
-        return Judgement(self.status, np.array(self.tolerance), self.rule, self.born, self.sources_error)
+        tolerance = np.array(self.tolerance)
+        return Judgement(
+            self.status, tolerance, tolerance * self.pairs.row_gain, self.rule, self.born, self.sources_error
+        )
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
@@ -158,9 +164,7 @@ class _Judge:
                 allowed, rule = float("inf"), "rounding of what it sums"
         if kind == "param" and self.structure.number[row]:
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
-            noise = max(
-                (float(pairs.rel_l2[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0
-            )
+            noise = max((float(pairs.error[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0)
             flipped = (8 if policy.mapped else 2) * noise**0.5  # other kernels, other zeros
             share = min(1.0, flipped) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):

@@ -146,6 +146,9 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
         return "is not finite where the reference's is"
     if finding.rel_l2 == float("inf"):
         return "is not zero, as the reference's is"
+    if finding.only_a_row and finding.difference is not None:
+        row = ", ".join(map(str, finding.difference.row_index or ()))
+        return f"is off by {_number(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"
     about = "" if finding.difference is None or finding.difference.exact else "about "
     if finding.difference is not None and finding.difference.rel_l2_bar == float("inf"):
         about = "at least "

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Alignment
-from tensortap.compare.engine import ProcessPool, Serial, Span, Task, choose
+from tensortap.compare.device import OnDevice
+from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
 from tensortap.dtypes import numpy_dtype
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.kernels.pairs import PairMeasure, difference
 
 __all__ = ["Tolerances", "measure_tensors"]
@@ -31,6 +33,7 @@ def measure_tensors(
     tolerances: Tolerances = (None, None),
     workers: int | None = None,
     progress: Progress | None = None,
+    device: PairDevice | None = None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     """(pair, how far it is apart), as they are done. Close the iterator to stop early."""
     left, right = alignment.reference[pairs], alignment.candidate[pairs]
@@ -43,12 +46,13 @@ def measure_tensors(
     in_files = reference.run.on_disk and candidate.run.on_disk
     straight = ~candidate.laid[right[first]] if in_files else np.zeros(len(first), bool)
     nbytes = _bytes(reference, left[first]) + _bytes(candidate, right[first])
+    engine = _engine(workers, device)
     done = 0
     for chosen in (np.flatnonzero(straight), np.flatnonzero(~straight)):
         told = None if progress is None else partial(_tell, progress, done, int(nbytes.sum()))
         spots = left[first[chosen]], right[first[chosen]]
         if straight[chosen].any():
-            measured = _on_disk(reference, candidate, *spots, tolerances, workers, told)
+            measured = _on_disk(reference, candidate, *spots, tolerances, engine, told)
         else:
             measured = _in_memory(reference, candidate, *spots, tolerances, told)
         for number, measure in measured:
@@ -67,21 +71,30 @@ def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return found
 
 
+def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
+    """The one that was asked for."""
+    if device is not None:
+        return OnDevice(device)
+    if workers is None:
+        return None
+    return Serial() if workers <= 1 else ProcessPool(workers)
+
+
 def _on_disk(
     reference: Side,
     candidate: Side,
     left: npt.NDArray[np.int64],
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
-    workers: int | None,
+    engine: Engine | None,
     told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
+    sizes = reference.l2[left].tolist()
     tasks = [
-        Task(*spans, rtol=tolerances[0], atol=tolerances[1])
-        for spans in zip(_spans(reference, left), _spans(candidate, right), strict=True)
+        Task(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
+        for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
-    engine = choose(tasks) if workers is None else Serial() if workers <= 1 else ProcessPool(workers)
-    return engine.run(tasks, told)
+    return (engine or choose(tasks)).run(tasks, told)
 
 
 def _in_memory(
@@ -95,7 +108,8 @@ def _in_memory(
     done = 0
     for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
         arrays = reference.array(ours), candidate.array(theirs)
-        yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1])
+        size = float(reference.l2[ours])
+        yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1], size=size)
         done += sum(array.nbytes for array in arrays)
         if told is not None:
             told(done)

@@ -56,13 +56,16 @@ def facts(**changes: Any) -> TensorFacts:
 
 
 def detail(*rows: int, **changes: Any) -> Detail:
-    difference = Difference(2048, False, True, 4.1e-3, 0.0, 0.99, 0.1, 0.2, (0, 1, 2), 1.0, 1.2, 50.0, 0.06)
+    difference = Difference(
+        2048, False, True, 4.1e-3, 0.0, 0.99, 0.1, 0.2, (0, 1, 2), 1.0, 1.2, 50.0, 0.06, 0.3, (1, 7)
+    )
     tiles = np.array([[0.0, 1e-3], [np.inf, 1e-6]])
     given: dict[str, Any] = {
         "whole": True,
         "reference": facts(),
         "candidate": facts(nan=1),
         "difference": difference,
+        "judged": 4.1e-3,
         "tolerances": (1.3e-6, 1e-5),
         "histogram": Histogram(np.linspace(-1, 1, 3), np.array([1, 2]), np.array([2, 1]), None),
         "ulps": Ulps(np.array([0, 1, np.inf]), np.array([2000, 48])),
@@ -84,7 +87,17 @@ def test_columns_say_what_the_table_says(name: str) -> None:
     for column in ("phase", "kind", "module", "path", "cls", "status", "rule", "dtype_reference", "dtype_candidate"):
         assert page.words(column) == values(comparison, column).tolist(), column
     assert page.words("container") == [each or "" for each in values(comparison, "container").tolist()]
-    for column in ("rel_l2", "tolerance", "max_abs", "max_ulp", "mismatched", "mean_reference", "l2_candidate"):
+    for column in (
+        "rel_l2",
+        "tolerance",
+        "row_rel_l2",
+        "row_tolerance",
+        "max_abs",
+        "max_ulp",
+        "mismatched",
+        "mean_reference",
+        "l2_candidate",
+    ):
         expected = values(comparison, column).astype(np.float64).astype(np.float32)
         np.testing.assert_array_equal(page.column(column), expected, column)
     cosine = values(comparison, "cosine").astype(np.float64)
@@ -240,6 +253,7 @@ def test_details_are_documents_of_their_own_and_shared_by_rows() -> None:
     assert found["sides"]["reference"]["shape"] == "2×16×64"
     assert found["sides"]["reference"]["digest"] == "0000000000000abc"
     assert found["difference"]["rel_l2"] == 4.1e-3
+    assert (found["difference"]["row_rel_l2"], found["difference"]["row_index"]) == (0.3, [1, 7])
     assert found["difference"]["max_abs_index"] == [0, 1, 2]
     assert found["needed"] == {"rel_l2": 4.1e-3, "atol": 0.2, "rtol": "Infinity", "atol_with_rtol": 0.1}
     assert found["worst"][0]["candidate"] == "NaN"

@@ -20,6 +20,8 @@ PAIRS = {
     "of 256 numbers; ± is half the width of its 95 % interval.",
     "≥": "Of a tensor in another layout whose bytes were not kept, norms alone are known: the error is at least this.",
     "tolerance": "The relative error that was allowed. Which rule gave it is said beside it.",
+    "worst row": "The relative error of the row along the last dimension that is furthest off, one token or channel, "
+    "by itself. A row may be off by more than the whole; one that is off by more than that makes the pair diverge.",
     "birth": "A wrong value although all it was made from is right: this is where to look. Other wrong values "
     "were handed on.",
     "1 − cos": "One minus the cosine of the angle between both tensors: how far they point in other directions.",
@@ -27,7 +29,7 @@ PAIRS = {
     "ULP": "Units in the last place: how many numbers of the coarser dtype lie between two elements.",
     "mismatched": "The share of elements with |candidate − reference| > atol + rtol · |reference|.",
     "tolerance needed": "The smallest tolerance under which the pair would pass: as a relative error of the whole "
-    "tensor, or element by element as atol alone, as rtol alone, and as atol beside the usual rtol.",
+    "tensor and its rows, or element by element as atol alone, as rtol alone, and as atol beside the usual rtol.",
     "error map": "The tensor folded to two dimensions, the last one and all before it; each tile shows the greatest "
     "difference in it.",
     "= equal": "Bit for bit.",

@@ -32,6 +32,7 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
         "birth": bool(row["birth"]),
         "container": row.get("container"),
         "tolerance": row.get("tolerance"),
+        "row_tolerance": row.get("row_tolerance"),
         "rule": row.get("rule"),
         "sides": {
             "reference": _facts(detail.reference),
@@ -109,18 +110,20 @@ def _difference(detail: Detail) -> dict[str, Any] | None:
     rtol, atol = detail.tolerances or (None, None)
     names = ("equal", "exact", "rel_l2", "rel_l2_bar", "cosine", "l2")
     values = {name: getattr(found, name) for name in names} | {"one_minus_cosine": 1 - found.cosine}
-    for name in ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched"):
+    for name in ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched", "row_rel_l2"):
         values[name] = getattr(found, name) if found.exact else None
-    index = found.max_abs_index
-    return {**values, "max_abs_index": None if index is None else list(index), "rtol": rtol, "atol": atol}
+    for name in ("max_abs_index", "row_index"):
+        index = getattr(found, name)
+        values[name] = None if index is None else list(index)
+    return {**values, "rtol": rtol, "atol": atol}
 
 
 def _needed(detail: Detail) -> dict[str, Any] | None:
-    if detail.difference is None:
+    if detail.judged is None:
         return None
     needed = detail.needed
     return {
-        "rel_l2": detail.difference.rel_l2,
+        "rel_l2": detail.judged,
         "atol": None if needed is None else needed.atol,
         "rtol": None if needed is None else needed.rtol,
         "atol_with_rtol": None if needed is None else needed.atol_with_rtol,

@@ -30,6 +30,8 @@ _TEXTS = {
     "max_ulp": ("ULP", "The greatest distance in units in the last place."),
     "mismatched": ("mismatched", "Share of elements outside atol + rtol · |reference|."),
     "tolerance": ("allowed", "The relative error that was allowed."),
+    "row_rel_l2": ("worst row", "The relative error of the worst row along the last dimension, by itself."),
+    "row_tolerance": ("allowed of a row", "The relative error that was allowed of a single row."),
 }
 _MAPPED = {
     "module_candidate": ("module, candidate", "What the candidate calls the module, if it is something else."),

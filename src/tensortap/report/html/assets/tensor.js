@@ -116,12 +116,15 @@ export class Tensor {
     const entries = [
       ["relative error", `${error}${bar ? ` ± ${bar > 999 ? "> 999" : bar} %` : ""}`],
       ["allowed", number(data.column("tolerance")[row])],
+      ["worst row", number(measured("row_rel_l2"))],
+      ["allowed of a row", number(data.column("row_tolerance")?.[row])],
       ["1 − cosine", number(measured("one_minus_cosine"))],
       ["max abs difference", number(measured("max_abs"))],
       ["max ULP", number(measured("max_ulp"))],
       ["mismatched", percent(measured("mismatched"))],
     ];
     const index = detail?.difference?.max_abs_index;
+    const worst = detail?.difference?.row_index;
     const rule = data.word("rule", row);
     return make(
       "div",
@@ -138,6 +141,7 @@ export class Tensor {
             `greatest at ${place(index)}: ${precise(detail.difference.reference_value)} → ${precise(detail.difference.candidate_value)}`,
           )
         : null,
+      worst?.length ? make("p", { class: "hint" }, `worst row at ${place(worst)}`) : null,
       rule ? make("p", { class: "hint" }, `allowed by: ${rule}`) : null,
     );
   }

@@ -14,6 +14,7 @@ const SIDED = [
 ];
 const PAIR = [
   ["rel_l2", "relative error"],
+  ["row_rel_l2", "worst row"],
   ["one_minus_cosine", "1 − cosine"],
   ["max_abs", "max abs difference"],
   ["max_ulp", "max ULP"],
@@ -40,6 +41,7 @@ const WHOLE_RUN = [
 ];
 const LOGARITHMIC = new Set([
   "rel_l2",
+  "row_rel_l2",
   "one_minus_cosine",
   "max_abs",
   "max_ulp",
