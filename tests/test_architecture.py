@@ -32,7 +32,7 @@ ROOMS = {
     "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
-    "bench": COMMON | {"", "frameworks"},  # it measures the GPU's summary kernel by itself
+    "bench": COMMON | {"", "frameworks"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model"},
     "__main__": {"cli"},

@@ -58,3 +58,83 @@ def test_two_runs_are_alike(tmp_path: Path) -> None:
         train(tmp_path / name, keep="summary")
     assert everything(tt.open(tmp_path / "a")) == everything(tt.open(tmp_path / "b"))
     assert tt.compare(tmp_path / "a", tmp_path / "b").verdict == "match"
+
+
+def test_a_tensor_may_be_changed_or_freed_right_after(tmp_path: Path) -> None:
+    class Hasty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, bias=False) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for step in self.steps:
+                y = step(x)
+                x = y * 0.5
+                y.fill_(-7)
+                del y
+            return x
+
+    torch.manual_seed(0)
+    model = Hasty().cuda()
+    x = torch.randn(4096, 1024, device="cuda")
+    true = []
+    with torch.no_grad():
+        for step in model.steps:
+            true.append(step(x).cpu())
+            x = true[-1].cuda() * 0.5
+    torch.manual_seed(0)
+    model, x = Hasty().cuda(), torch.randn(4096, 1024, device="cuda")
+    with tt.capture(model, tmp_path / "run", keep="tensors", kinds="output", classes="Linear"), torch.no_grad():
+        model(x)
+    run = tt.open(tmp_path / "run")
+    assert [
+        (torch.from_numpy(run.load(record).copy()) - y).abs().max() < 1e-3 for record, y in zip(run, true, strict=True)
+    ]
+    assert all(summarize(run.load(record)).digest == record.summary.digest for record in run)
+
+
+def test_several_streams(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+    x = torch.randn(2048, 512, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    with tt.capture(model, tmp_path / "run", keep="tensors", kinds=("input", "output")) as tap:
+        for round_ in range(4):
+            for stream in streams:
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    model(x + round_)
+                torch.cuda.current_stream().wait_stream(stream)
+            tap.step()
+    run = tt.open(tmp_path / "run")
+    assert all(summarize(run.load(record)).digest == record.summary.digest for record in run)
+
+
+def test_a_graph_being_captured_is_said(tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 64).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad(), tt.capture(model, tmp_path / "run", kinds=("input", "output")) as tap:
+        model(x)
+        tap.step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+        graph.replay()
+        tap.step()
+    assert "CUDA graph" in " ".join(row.reason for row in tap.coverage)
+    assert {record.key.step for record in tt.open(tmp_path / "run")} == {0}
+
+
+def test_memory_does_not_grow(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
+    x = torch.randn(512, 256, device="cuda")
+    with tt.capture(model, tmp_path / "run", keep="tensors", max_buffer=8 << 20) as tap:
+        seen = []
+        for _ in range(20):
+            model(x).sum().backward()
+            model.zero_grad()
+            tap.step()
+            torch.cuda.synchronize()
+            seen.append(torch.cuda.memory_allocated())
+        assert len(set(seen[3:])) == 1
+        stats = tap.stats()
+    assert stats["peak_buffer_bytes"] <= 9 << 20 and stats["bytes"] > 20 << 20 and stats["stalled_seconds"] >= 0

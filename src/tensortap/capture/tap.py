@@ -76,7 +76,7 @@ class RunSink:
         self.writer.end_step(step)
 
     def flush(self) -> None:
-        self._recorder.settle()
+        self._recorder.send()
         self.writer.flush()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
@@ -84,12 +84,13 @@ class RunSink:
             return
         self._closed = True
         try:
-            self._recorder.settle()
+            self._recorder.send()
+            self.writer.flush()
             self._recorder.close()
+            self._say_unseen(book)
         except Exception as error:  # a device that has failed gives nothing back; what came before it is kept
             self.writer.close("failed", reason or f"{type(error).__name__}: {error}")
             raise
-        self._say_unseen(book)
         if status == "finished":
             self.writer.coverage(book.rows(), book.notices)
         self.writer.close(status, reason)

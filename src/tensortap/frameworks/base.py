@@ -6,18 +6,17 @@ tensors, parameters and graph nodes are opaque here: they go in and come out, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.records import Summary
-
 __all__ = [
     "After",
     "Before",
+    "Collected",
     "Consumer",
     "Edge",
     "Framework",
@@ -26,8 +25,6 @@ __all__ = [
     "Incoming",
     "Pinning",
     "Remove",
-    "Sent",
-    "Ticket",
     "Workshop",
 ]
 
@@ -75,17 +72,13 @@ class Consumer:
     edge: Edge
 
 
-class Ticket(Protocol):
-    """A summary that a device is still working out."""
+class Collected(NamedTuple):
+    """What a device found, one row a ticket."""
 
-    def ready(self) -> bool:
-        """Whether asking for it would not wait."""
-
-    def summary(self) -> Summary:
-        """Waits for it if need be."""
-
-    def unchanged(self) -> bool:
-        """Whether the tensor turned out to be what it was at the sighting it was compared with. Waits if need be."""
+    columns: Mapping[str, npt.NDArray[Any]]
+    """The fields of summaries, by name."""
+    unchanged: Sequence[bool]
+    """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
 
 
 class Incoming(Protocol):
@@ -97,26 +90,22 @@ class Incoming(Protocol):
         """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
 
 
-class Sent(NamedTuple):
-    """A tensor on its way to the host, in C order."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    parts: Iterable[Incoming]
-
-
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
-    def submit(self, tensor: Any, known: Any = None) -> Ticket:
-        """Summarise a tensor, which may be changed or freed right after. `known` is the ticket of an earlier sighting
-        of what should be the same tensor: then a few elements are enough, unless these have changed."""
+    def submit(self, tensor: Any, known: Any = None) -> Any:
+        """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
+        earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed."""
 
-    def send(self, tensor: Any) -> Sent:
-        """Bring the whole of a tensor, which may be changed or freed right after `parts` has been gone through."""
+    def parts(self, tensor: Any) -> Iterator[Incoming]:
+        """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must
+        be copied before the next is asked for."""
 
     def end_step(self) -> None:
         """Let the step's summaries travel to the host."""
+
+    def collect(self, tickets: Sequence[Any]) -> Collected:
+        """What was found, once the step has ended; waits for it. Another thread may ask."""
 
     def close(self) -> None:
         """Wait for all that is under way, and let go of the memory."""
@@ -235,6 +224,9 @@ class Framework(Protocol):
     # --- devices -----------------------------------------------------------------------------------------------
     def workshop(self, tensor: Any) -> Workshop | None:
         """Where to look at this tensor without bringing it to the host; None if it is there or must come."""
+
+    def described(self, tensor: Any) -> tuple[str, tuple[int, ...]]:
+        """Name of the dtype, and shape: of this rank's share, where it has one."""
 
     def pinning(self, model: Any) -> Pinning | None:
         """For memory that the model's device writes into; None if its tensors are in the host's memory."""

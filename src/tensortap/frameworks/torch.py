@@ -368,6 +368,11 @@ class Torch:
             self._workshops[kind] = _workshop_for(kind, tensor.device)
         return self._workshops[kind]
 
+    def described(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
+        return NAMES[tensor.dtype], tuple(tensor.shape)
+
     def pinning(self, model: torch.nn.Module) -> Pinning | None:
         if not any(parameter.is_cuda for parameter in model.parameters()):
             return None
@@ -383,7 +388,8 @@ def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
 
         try:
             workshop = CudaWorkshop()
-            workshop.submit(torch.zeros(1, device=device)).summary()
+            workshop.submit(torch.zeros(1, device=device))
+            workshop.end_step()
         except CudaError as error:
             warnings.warn(
                 f"tensortap summarises by plain torch operations, several times slower: {error}",

@@ -8,16 +8,18 @@ allocated once the lanes have seen their largest step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Incoming, Sent
+from tensortap.frameworks.base import Collected, Incoming
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import NAMES, dense
 from tensortap.kernels.gpu import (
+    FLAT,
     MOST_FINISHED,
     PARTIAL_BYTES,
     RESULT,
@@ -25,11 +27,10 @@ from tensortap.kernels.gpu import (
     Gpu,
     Layout,
     Pending,
+    columns,
     lay_out,
-    summaries,
 )
 from tensortap.kernels.reference import digest_weights
-from tensortap.records import Summary
 
 __all__ = ["CudaTicket", "CudaWorkshop"]
 
@@ -40,31 +41,16 @@ _PARTIALS = 24 << 20
 class CudaTicket:
     """A summary that is on its way."""
 
-    __slots__ = ("_batch", "_number", "address", "elements", "lane", "same_as")
+    __slots__ = ("address", "batch", "elements", "lane", "number", "same_as")
 
     def __init__(self, batch: _Batch, lane: _Lane, address: int, elements: int, same_as: CudaTicket | None) -> None:
-        self._batch = batch
-        self._number = len(batch.tickets)
+        self.batch = batch
+        self.number = len(batch.tickets)
         self.lane = lane
         self.address = address
         """Of its result on the device, while the step lasts."""
         self.elements = elements
         self.same_as = same_as
-
-    def ready(self) -> bool:
-        return self._batch.arrived()
-
-    def summary(self) -> Summary:
-        """Waits for it if need be."""
-        found = self._batch.summary(self._number)
-        if found is not None:
-            return found
-        assert self.same_as is not None
-        return self.same_as.summary()
-
-    def unchanged(self) -> bool:
-        """Whether the tensor that it was thought to be is still what it was. Waits if need be."""
-        return self._batch.summary(self._number) is None
 
 
 class _Batch:
@@ -75,33 +61,27 @@ class _Batch:
         self.tickets: list[CudaTicket] = []
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
-        self._summaries: list[Summary | None] = []
+        self._rows: npt.NDArray[Any] | None = None
+        self.unchanged: list[bool] = []
 
     def send(self, results: torch.Tensor, host: torch.Tensor) -> None:
         nbytes = len(self.tickets) * RESULT.itemsize
         host[:nbytes].copy_(results[:nbytes], non_blocking=True)
         self._host = host
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event(blocking=True)
         self._event.record()
 
-    def arrived(self) -> bool:
-        return bool(self._summaries) or (self._event is not None and self._event.query())
-
-    def summary(self, number: int) -> Summary | None:
-        if not self._summaries:
-            if self._event is None:
-                self._lane.send()
+    def rows(self) -> npt.NDArray[Any]:
+        """Waits until they have arrived."""
+        if self._rows is None:
             assert self._event is not None and self._host is not None
             self._event.synchronize()
-            count = len(self.tickets)
-            rows = self._host.numpy()[: count * RESULT.itemsize].view(RESULT)
-            elements = np.array([ticket.elements for ticket in self.tickets], np.int64)
-            same = rows["unchanged"].astype(bool).tolist()
-            self._summaries = [None if k else s for k, s in zip(same, summaries(rows, elements), strict=True)]
+            self._rows = self._host.numpy()[: len(self.tickets) * RESULT.itemsize].view(RESULT).copy()
+            self.unchanged = self._rows["unchanged"].astype(bool).tolist()
             self._lane.give_back(self._host)
             self._host = None
             self.tickets = []  # they hold this batch
-        return self._summaries[number]
+        return self._rows
 
 
 class _Lane:
@@ -132,8 +112,8 @@ class _Lane:
             size = _SLOTS * RESULT.itemsize
             self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
         elements = tensor.numel()
-        blocks = self._gpu.blocks(elements)
-        if self._used + blocks > self._most or len(self._pending) == MOST_FINISHED:
+        split = self._gpu.split(elements)
+        if self._used + split.blocks > self._most or len(self._pending) == MOST_FINISHED:
             self._finish()
         slot = len(self._batch.tickets)
         address = self._results[self._current].data_ptr() + slot * RESULT.itemsize
@@ -142,14 +122,15 @@ class _Lane:
             tensor.data_ptr(),
             elements,
             layout,
+            split,
             weights=self._weights.data_ptr(),
             partials=self._partials.data_ptr() + self._used * PARTIAL_BYTES,
             result=address,
             known=known.address if known is not None else 0,
             stream=self._stream,
         )
-        self._pending.append(Pending(self._used, blocks, slot))
-        self._used += blocks
+        self._pending.append(Pending(self._used, split.blocks, slot))
+        self._used += split.blocks
         ticket = CudaTicket(self._batch, self, address, elements, known)
         self._batch.tickets.append(ticket)
         return ticket
@@ -201,10 +182,14 @@ class CudaWorkshop:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
-        layout = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr())
-        if layout is None:
-            tensor = tensor.contiguous()
-            layout = Layout(0, (), ())
+        address = tensor.data_ptr()
+        layout = FLAT
+        if address % 16 or not tensor.is_contiguous():
+            found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
+            if found is None:
+                tensor = tensor.contiguous()
+            else:
+                layout = found
         index = tensor.get_device()
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
@@ -212,11 +197,8 @@ class CudaWorkshop:
             lane = self._lanes[index, stream] = self._open_lane(index, stream)
         return lane.submit(tensor, layout, known)
 
-    def send(self, tensor: torch.Tensor) -> Sent:
+    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         tensor = dense(tensor)
-        return Sent(NAMES[tensor.dtype], tuple(tensor.shape), self._parts(tensor))
-
-    def _parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         index = tensor.get_device()
         if index not in self._sending:
             self._sending[index] = CudaSending(tensor.device)
@@ -225,6 +207,24 @@ class CudaWorkshop:
     def end_step(self) -> None:
         for lane in self._lanes.values():
             lane.end_step()
+
+    def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
+        unchanged = []
+        picked: dict[_Batch, list[tuple[int, int]]] = {}
+        for place, ticket in enumerate(tickets):
+            ticket.batch.rows()
+            same = ticket.batch.unchanged[ticket.number]
+            unchanged.append(same)
+            if same:
+                assert ticket.same_as is not None
+                ticket = ticket.same_as
+            picked.setdefault(ticket.batch, []).append((place, ticket.number))
+        results = np.empty(len(tickets), RESULT)
+        for batch, pairs in picked.items():
+            places, numbers = np.array(pairs).T
+            results[places] = batch.rows()[numbers]
+        elements = np.array([ticket.elements for ticket in tickets], np.int64)
+        return Collected(columns(results, elements), unchanged)
 
     def close(self) -> None:
         for sending in self._sending.values():

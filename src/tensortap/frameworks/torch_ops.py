@@ -5,17 +5,17 @@ Everything stays on the device until the step ends; then one copy brings all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Sent
-from tensortap.frameworks.torch_tensors import NAMES, dense
-from tensortap.kernels.gpu import RESULT, summaries
+from tensortap.frameworks.base import Collected, Incoming
+from tensortap.frameworks.torch_tensors import dense
+from tensortap.kernels.gpu import RESULT, columns
 from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, row_hash
-from tensortap.records import Summary
 
 __all__ = ["OpsWorkshop"]
 
@@ -23,43 +23,29 @@ _ROWS = 1 << 11
 """Rows at a time: what is unpacked for them, some tens of megabytes, is all the memory that is needed."""
 _SLOTS = 128
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WORDS = RESULT.itemsize // 8
 
 
 class OpsTicket:
     """A row of the step's results."""
 
-    def __init__(self, step: _Step, number: int, elements: int, known: OpsTicket | None) -> None:
-        self._step = step
-        self._number = number
+    def __init__(self, step: _Step, elements: int, known: OpsTicket | None) -> None:
+        self.step = step
+        self.number = len(step.rows)
         self.elements = elements
-        self._known = known
-
-    def ready(self) -> bool:
-        return self._step.closed
-
-    def summary(self) -> Summary:
-        return self._step.summary(self._number)
-
-    def unchanged(self) -> bool:
-        return self._known is not None and self._known.summary().digest == self.summary().digest
+        self.known = known
 
 
 class _Step:
     def __init__(self) -> None:
         self.rows: list[torch.Tensor] = []
-        self.tickets: list[OpsTicket] = []
-        self.closed = False
-        self._summaries: list[Summary] = []
+        self._results: npt.NDArray[Any] | None = None
 
-    def summary(self, number: int) -> Summary:
-        if not self._summaries:
-            self.closed = True
-            host = np.concatenate([row.cpu().numpy() for row in _by_device(self.rows)]).reshape(-1, _WORDS)
-            elements = np.array([ticket.elements for ticket in self.tickets], np.int64)
-            self._summaries = list(summaries(host.view(RESULT).reshape(-1), elements))
-            self.rows, self.tickets = [], []
-        return self._summaries[number]
+    def results(self) -> npt.NDArray[Any]:
+        if self._results is None:
+            host = np.concatenate([rows.cpu().numpy() for rows in _by_device(self.rows)])
+            self._results = host.view(RESULT).reshape(-1)
+            self.rows = []
+        return self._results
 
 
 def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -83,18 +69,26 @@ class OpsWorkshop:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.resolve_conj())
         flat = tensor.resolve_neg().reshape(-1)
-        ticket = OpsTicket(self._step, len(self._step.tickets), flat.numel(), known)
+        ticket = OpsTicket(self._step, flat.numel(), known)
         self._step.rows.append(_result(flat))
-        self._step.tickets.append(ticket)
         return ticket
 
-    def send(self, tensor: torch.Tensor) -> Sent:
-        tensor = dense(tensor)
-        return Sent(NAMES[tensor.dtype], tuple(tensor.shape), _host_parts(tensor.detach()))
+    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
+        host = dense(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()
+        if host.numel():
+            yield _HostPart(host.view(-1).view(torch.uint8).numpy())
 
     def end_step(self) -> None:
-        self._step.closed = True
         self._step = _Step()
+
+    def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
+        results = np.array([ticket.step.results()[ticket.number] for ticket in tickets], RESULT)
+        unchanged = [
+            ticket.known is not None and ticket.known.step.results()[ticket.known.number]["digest"] == result["digest"]
+            for ticket, result in zip(tickets, results, strict=True)
+        ]
+        elements = np.array([ticket.elements for ticket in tickets], np.int64)
+        return Collected(columns(results, elements), unchanged)
 
     def close(self) -> None:
         self._step = _Step()
@@ -108,12 +102,6 @@ class _HostPart:
     def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
         target[:] = self._array[start : start + target.size]
         return lambda: None
-
-
-def _host_parts(tensor: torch.Tensor) -> Iterator[_HostPart]:
-    host = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-    if host.numel():
-        yield _HostPart(host.view(-1).view(torch.uint8).numpy())
 
 
 def _result(flat: torch.Tensor) -> torch.Tensor:

@@ -2,28 +2,37 @@
 
 A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
 and room for results. `Gpu.summarize` launches the one read and leaves partial results; `Gpu.finish` adds up those of
-many tensors; `summaries` reads the results once they are in host memory.
+many tensors; `columns` reads the results once they are in host memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.kernels.cuda.driver import Kernel, compile_kernel
+from tensortap.kernels.cuda.driver import Kernel, Parameter, compile_kernel
 from tensortap.kernels.reference import BUCKETS, ROW
-from tensortap.records import Summary
 
-__all__ = ["MOST_FINISHED", "PARTIAL_BYTES", "RESULT", "Device", "Gpu", "Layout", "Pending", "lay_out", "summaries"]
+__all__ = [
+    "FLAT",
+    "MOST_FINISHED",
+    "PARTIAL_BYTES",
+    "RESULT",
+    "Device",
+    "Gpu",
+    "Layout",
+    "Pending",
+    "Split",
+    "columns",
+    "lay_out",
+]
 
 RESULT = np.dtype(
     [
@@ -45,7 +54,7 @@ RESULT = np.dtype(
 )
 """What `finish` leaves of a tensor; sums are of x - about."""
 
-PARTIAL_BYTES = 1104
+PARTIAL_BYTES = 1552
 MOST_FINISHED = 64
 """Tensors that one launch of `finish` takes."""
 
@@ -69,8 +78,10 @@ _ELEMENTS = {
 _THREADS = 256
 _BLOCKS_EACH = 2
 _LEAST_ROWS = 4
+_MOST_LAYOUTS = 1024
 _MOST_DIMS = 6
-_WORK = struct.Struct(f"<6QII{_MOST_DIMS}I{_MOST_DIMS}q")
+_WORK = struct.Struct("<6Q4I")
+_LAYOUT = struct.Struct(f"<{_MOST_DIMS}I{_MOST_DIMS}q")
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
@@ -92,8 +103,20 @@ class Layout(NamedTuple):
     """Innermost first, in elements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Split(NamedTuple):
+    """How a tensor's rows are shared out."""
+
+    blocks: int
+    """So many partial results there will be."""
+    rows: int
+    """For half a block."""
+
+
+FLAT = Layout(0, (), ())
+"""As they lie."""
+
+
+class Pending(NamedTuple):
     """Partial results that wait to be added up."""
 
     first: int
@@ -113,7 +136,7 @@ def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address
     aligned = address % min(16, 8 * itemsize) == 0
     if not sizes or (len(sizes) == 1 and steps[0] == 1):
         if aligned:
-            return Layout(0, (), ())
+            return FLAT
         return Layout(2, (math.prod(shape),), (1,))
     if len(sizes) > _MOST_DIMS or max(sizes) >= 1 << 32:
         return None
@@ -142,20 +165,17 @@ class Gpu:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._wave = device.processors * _BLOCKS_EACH
+        self._wave = device.processors * _BLOCKS_EACH - 1  # and one for the probe
         self._kernels: dict[tuple[str, int], Kernel] = {}
         self._compiling = threading.Lock()
-        self._work = ctypes.create_string_buffer(_WORK.size)
-        self._batch = ctypes.create_string_buffer(16 + 16 * MOST_FINISHED)
+        self._works: dict[Layout, Parameter] = {}
+        """One for each layout that was met: most tensors lie alike, and the layout need not be written each time."""
+        self._batch = Parameter(16 + 16 * MOST_FINISHED)
 
     @property
     def most_blocks(self) -> int:
         """The most partial results that one tensor leaves."""
         return self._wave
-
-    def blocks(self, elements: int) -> int:
-        """How many partial results a tensor of that size leaves."""
-        return self._split(elements)[0]
 
     def summarize(
         self,
@@ -163,6 +183,7 @@ class Gpu:
         address: int,
         elements: int,
         layout: Layout,
+        split: Split,
         *,
         weights: int,
         partials: int,
@@ -170,45 +191,41 @@ class Gpu:
         known: int = 0,
         stream: int,
     ) -> None:
-        """Read a tensor once. Addresses are of the tensor, the weights, room for `blocks` partial results, one result.
+        """Read a tensor once. Addresses are of the tensor, the weights, `split.blocks` partial results and one result.
 
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
         kernel = self._kernels.get((dtype, layout.code)) or self._compile(dtype, layout.code)
-        blocks, rows = self._split(elements)
-        dims = len(layout.sizes)
-        padding = (0,) * (_MOST_DIMS - dims)
+        work = self._works.get(layout) or self._new_work(layout)
+        blocks, rows = split
+        seen = result + _PROBE_OFFSET
+        expected = known + _PROBE_OFFSET if known else 0
         _WORK.pack_into(
-            self._work,
-            0,
-            address,
-            partials,
-            weights,
-            result + _PROBE_OFFSET,
-            known + _PROBE_OFFSET if known else 0,
-            elements,
-            rows,
-            dims,
-            *layout.sizes,
-            *padding,
-            *layout.strides,
-            *padding,
+            work.memory, 0, address, partials, weights, seen, expected, elements, rows, blocks, len(layout.sizes), 0
         )
-        kernel.launch(blocks, _THREADS, self._work, stream)
+        kernel.launch(blocks + 1, work, stream)
 
     def finish(self, pending: Sequence[Pending], partials: int, results: int, stream: int) -> None:
         """Add up partial results, each into the slot of its result. At most `MOST_FINISHED` at a time."""
         kernel = self._kernels.get(("finish", 0)) or self._compile("finish", 0)
-        struct.pack_into("<QQ", self._batch, 0, partials, results)
+        struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
         flat = [number for item in pending for number in (item.first, item.blocks, item.slot, 0)]
-        struct.pack_into(f"<{len(flat)}I", self._batch, 16, *flat)
-        kernel.launch(len(pending), 1024, self._batch, stream)
+        struct.pack_into(f"<{len(flat)}I", self._batch.memory, 16, *flat)
+        kernel.launch(4 * len(pending), self._batch, stream)
 
-    def _split(self, elements: int) -> tuple[int, int]:
-        """Blocks, and rows for half a block: all blocks run at once, and loads come in fours."""
+    def _new_work(self, layout: Layout) -> Parameter:
+        if len(self._works) > _MOST_LAYOUTS:
+            self._works.clear()
+        work = self._works[layout] = Parameter(_WORK.size + _LAYOUT.size)
+        padding = (0,) * (_MOST_DIMS - len(layout.sizes))
+        _LAYOUT.pack_into(work.memory, _WORK.size, *layout.sizes, *padding, *layout.strides, *padding)
+        return work
+
+    def split(self, elements: int) -> Split:
+        """All blocks run at once, and none has too little to do."""
         rows = -(-elements // ROW)
         each = max(_LEAST_ROWS, -(-rows // (2 * self._wave)))
-        return max(1, -(-rows // (2 * each))), each
+        return Split(max(1, -(-rows // (2 * each))), each)
 
     def _compile(self, name: str, layout: int) -> Kernel:
         with self._compiling:
@@ -217,14 +234,15 @@ class Gpu:
                 file = "finish" if name == "finish" else "summarize"
                 source = (folder / "common.cuh").read_text() + (folder / f"{file}.cu").read_text()
                 options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}"]
-                options += [f"-DBLOCKS_EACH={_BLOCKS_EACH}"]
-                kernel = compile_kernel(source, file, self._device.capability, options, self._device.toolkit)
+                options.append(f"-DBLOCKS_EACH={_BLOCKS_EACH}")
+                image = compile_kernel(source, file, self._device.capability, options, self._device.toolkit)
+                kernel = Kernel(image, file, 512 if name == "finish" else _THREADS)
                 self._kernels[name, layout] = kernel
             return kernel
 
 
-def summaries(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> Iterator[Summary]:
-    """From what `finish` left in host memory. The rows may be written over once the iterator is through."""
+def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    """The fields of summaries, by name, from what `finish` left in host memory."""
     finite = elements - (results["nan"] + results["posinf"] + results["neginf"]).astype(np.int64)
     low, high = results["low"].copy(), results["high"].copy()
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -238,25 +256,6 @@ def summaries(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> Ite
     empty = finite == 0
     low[empty] = high[empty] = mean[empty] = std[empty] = math.nan
     l2[empty] = 0.0
-    sketches = results["sketch"].copy()
-    # Lists of plain numbers: picking rows of a structured array one by one takes ten times as long.
-    nan, posinf, neginf, zeros, l1, digest = (
-        results[name].tolist() for name in ("nan", "posinf", "neginf", "zeros", "l1", "digest")
-    )
-    lows, highs, means, stds, l2s = low.tolist(), high.tolist(), mean.tolist(), std.tolist(), l2.tolist()
-    for k, count in enumerate(elements.tolist()):
-        yield Summary(
-            elements=count,
-            nan=nan[k],
-            posinf=posinf[k],
-            neginf=neginf[k],
-            zeros=zeros[k],
-            min=lows[k],
-            max=highs[k],
-            mean=means[k],
-            std=stds[k],
-            l1=l1[k],
-            l2=l2s[k],
-            digest=digest[k],
-            sketch=sketches[k],
-        )
+    counts = {name: results[name].astype(np.int64) for name in ("nan", "posinf", "neginf", "zeros")}
+    moments = {"min": low, "max": high, "mean": mean, "std": std, "l1": results["l1"], "l2": l2}
+    return {"elements": elements, **counts, **moments, "digest": results["digest"], "sketch": results["sketch"]}

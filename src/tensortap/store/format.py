@@ -14,7 +14,7 @@ are at the same offset under the `.partial` name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ __all__ = [
     "coverage_from",
     "decode",
     "encode",
+    "encode_columns",
     "rank_name",
     "shard_name",
     "utf8",
@@ -142,8 +143,14 @@ def encode(records: Sequence[Record], first: Sequence[bool]) -> Any:
         columns[name] = [getattr(record.summary, name) for record in records]
     locations = [record.location or (None, None, None) for record in records]
     columns["file"], columns["offset"], columns["nbytes"] = zip(*locations, strict=True)
-    columns["sketch"] = _sketches(records, first)
-    arrays = [_column(columns[field.name], field.type) for field in SCHEMA]
+    columns["sketch"] = [record.summary.sketch for record in records]
+    return encode_columns(columns, first)
+
+
+def encode_columns(columns: Mapping[str, Any], first: Sequence[bool]) -> Any:
+    """The same from columns; that of sketches has one for each row, of which those of `first` rows are taken."""
+    sketches = _sketches(columns["sketch"], first)
+    arrays = [sketches if field.name == "sketch" else _column(columns[field.name], field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -192,15 +199,13 @@ def coverage_from(row: Any) -> Coverage:
 
 
 def _column(values: Any, kind: Any) -> Any:
-    if isinstance(values, pa.Array):
-        return values
     if pa.types.is_string(kind):
-        values = [value if value is None else utf8(value) for value in values]
+        values = [value if value is None or value.isascii() else utf8(value) for value in values]
     return pa.array(values, kind)
 
 
-def _sketches(records: Sequence[Record], first: Sequence[bool]) -> Any:
-    kept = [r.summary.sketch if f else _NO_SKETCH for r, f in zip(records, first, strict=True)]
+def _sketches(sketches: Iterable[npt.NDArray[np.float32]], first: Sequence[bool]) -> Any:
+    kept = [sketch if f else _NO_SKETCH for sketch, f in zip(sketches, first, strict=True)]
     offsets = np.zeros(len(kept) + 1, np.int32)
     np.cumsum([sketch.size for sketch in kept], out=offsets[1:])
     values = np.concatenate(kept, dtype=np.float32, casting="same_kind")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any, Protocol
 
 from tensortap.records import Record
-from tensortap.store.format import END_OF_STREAM, SCHEMA, encode
+from tensortap.store.format import END_OF_STREAM, SCHEMA, encode, encode_columns
 from tensortap.store.state import State, write_error
 
-__all__ = ["IndexWriter"]
+__all__ = ["IndexWriter", "Rows"]
 
 BATCH = 256
 """Rows that make a batch worth writing."""
@@ -20,6 +22,17 @@ AGE = 1.0
 """Seconds that a row waits at most."""
 MOST_WAITING = 4096
 """Rows, of about a kilobyte each, that may wait; who has more waits too."""
+MOST_AHEAD = 32_768
+"""The same for rows that come together: they hold next to nothing until they are written."""
+
+
+class Rows(Protocol):
+    """Many rows at once, which may still have to be waited for."""
+
+    def __len__(self) -> int: ...
+
+    def columns(self) -> Mapping[str, Any]:
+        """All columns of the index, by name; waits until they are known."""
 
 
 class IndexWriter:
@@ -32,7 +45,7 @@ class IndexWriter:
         self._seen = _Seen()
         self._thread: threading.Thread | None = None
         # Shared with the thread, under state.changed:
-        self._rows: list[Record] = []
+        self._rows: list[Record | Rows] = []
         self._oldest = 0.0
         self._urgent = False
         self._stopping = False
@@ -61,6 +74,18 @@ class IndexWriter:
                 self._start()
             if len(self._rows) in (1, BATCH):
                 state.changed.notify_all()
+
+    def append_rows(self, rows: Rows) -> None:
+        """As append, for rows that come together. Who is many such ahead of the disk waits."""
+        state = self._state
+        with state.changed:
+            if state.failure is not None or self.appended - self.written >= MOST_AHEAD:
+                state.stall_for(lambda: self.appended - self.written < MOST_AHEAD)
+            self._rows.append(rows)
+            self.appended += len(rows)
+            self._urgent = True
+            self._start()
+            state.changed.notify_all()
 
     def hurry(self) -> None:
         """Let what waits go out now; does not wait for it."""
@@ -99,15 +124,27 @@ class IndexWriter:
     def _work(self) -> None:
         try:
             while (rows := self._next()) and self._barrier():
-                first = [self._seen.add(record.tensor) for record in rows]
-                self._write(encode(rows, first).serialize())
-                with self._state.changed:
-                    self.written += len(rows)
-                    self._state.changed.notify_all()
+                for count, batch in self._batches(rows):
+                    self._write(batch.serialize())
+                    with self._state.changed:
+                        self.written += count
+                        self._state.changed.notify_all()
         except BaseException as error:  # whatever it is, the caller must learn of it
             self._state.fail(error, self._path)
 
-    def _next(self) -> Sequence[Record]:
+    def _batches(self, rows: Sequence[Record | Rows]) -> Iterator[tuple[int, Any]]:
+        """Arrow batches, and how many rows each has: single records together, rows that came together by themselves."""
+        for single, some in groupby(rows, lambda row: isinstance(row, Record)):
+            if single:
+                records: list[Any] = list(some)
+                yield len(records), encode(records, [self._seen.add(record.tensor) for record in records])
+            else:
+                for together in some:
+                    assert not isinstance(together, Record)
+                    columns = together.columns()
+                    yield len(together), encode_columns(columns, [self._seen.add(t) for t in columns["tensor"]])
+
+    def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""
         changed = self._state.changed
         with changed:

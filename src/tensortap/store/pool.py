@@ -16,6 +16,7 @@ __all__ = ["Pinning", "Slab", "SlabPool"]
 Slab = npt.NDArray[np.uint8]
 
 _LARGEST = 4 << 20
+_LARGEST_PINNED = 8 << 20
 _SMALLEST = 64
 
 
@@ -36,7 +37,7 @@ class SlabPool:
 
     def __init__(self, nbytes: int, state: State, pinning: Pinning | None = None) -> None:
         # At least four, so that one is filled while another is written; small ones fit small pools.
-        self.slab_bytes = max(_SMALLEST, min(_LARGEST, nbytes // 4))
+        self.slab_bytes = max(_SMALLEST, min(_LARGEST if pinning is None else _LARGEST_PINNED, nbytes // 4))
         if self.slab_bytes > BLOCK:
             self.slab_bytes -= self.slab_bytes % BLOCK
         self._left = max(2, nbytes // self.slab_bytes)

@@ -34,7 +34,7 @@ from tensortap.store.format import (
     RUN_FORMAT,
     shard_name,
 )
-from tensortap.store.index import IndexWriter
+from tensortap.store.index import IndexWriter, Rows
 from tensortap.store.pieces import Incoming, pieces
 from tensortap.store.pool import Pinning, SlabPool
 from tensortap.store.route import Route, can_go_past
@@ -44,7 +44,7 @@ from tensortap.store.state import State, write_error
 __all__ = ["RunWriter"]
 
 DEFAULT_BUFFER = 256 << 20
-_MOST_PINNED = 4 << 30
+_MOST_PINNED = 1 << 30
 
 
 class RunWriter:
@@ -153,6 +153,11 @@ class RunWriter:
         """Queue an index row. It goes out with others, after the bytes it refers to."""
         self._check_open()
         self._index.append(record)
+
+    def append_rows(self, rows: Rows) -> None:
+        """The same for many rows that are not known yet. They are asked for their columns when their turn comes."""
+        self._check_open()
+        self._index.append_rows(rows)
 
     def flush(self) -> None:
         """Wait until all that was put and appended so far has been written."""
@@ -283,7 +288,7 @@ def _default_writers(from_device: bool) -> int:
 
 
 def _default_buffer(from_device: bool) -> int:
-    """A device fills buffers much faster than a disk empties them; a thirty-second of the memory evens that out."""
+    """A device fills buffers much faster than a disk empties them, and each of many writers needs some."""
     return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32)) if from_device else DEFAULT_BUFFER
 
 

@@ -6,12 +6,20 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// What one warp knows of its rows; sums are of x - about.
+struct Share {
+    double sum, squares, l1, low, high;
+    u64 digest;
+    u32 nan, posinf, neginf, zeros;
+};
+
+#define WARPS 8
+
 // What one block knows of its rows.
 struct Partial {
     float sketch[256];
-    double about, sum, squares, l1, low, high;  // sums are of x - about
-    u64 digest;
-    u32 nan, posinf, neginf, zeros;
+    Share shares[WARPS];
+    double about;
     u32 unchanged, spare;
 };
 

@@ -14,31 +14,39 @@ from pathlib import Path
 
 from tensortap.errors import TensortapError
 
-__all__ = ["CudaError", "Kernel", "compile_kernel"]
+__all__ = ["CudaError", "Kernel", "Parameter", "compile_kernel"]
 
 
 class CudaError(TensortapError):
     """The driver or the run-time compiler refused."""
 
 
+class Parameter:
+    """Room for the struct that a kernel takes. It is read at the launch, and may be changed right after."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = ctypes.create_string_buffer(nbytes)
+        self.pointers = (c_void_p * 1)(ctypes.addressof(self.memory))
+
+
 class Kernel:
     """A kernel of one parameter, a struct passed by value. It belongs to the context that was current at its making."""
 
-    def __init__(self, image: bytes, name: str) -> None:
+    def __init__(self, image: bytes, name: str, threads: int) -> None:
         self._module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(self._module), image))
         _check(_driver().cuModuleGetFunction(byref(self._function), self._module, name.encode()))
+        self._threads = threads
         self._launch = _driver().cuLaunchKernel
 
-    def launch(self, blocks: int, threads: int, parameter: ctypes.Array[ctypes.c_char], stream: int) -> None:
-        parameters = (c_void_p * 1)(ctypes.addressof(parameter))
-        code = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None)
+    def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
+        code = self._launch(self._function, blocks, 1, 1, self._threads, 1, 1, 0, stream, parameter.pointers, None)
         if code:
             _check(code)
 
 
-def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> Kernel:
-    """`toolkit` is the CUDA version that the framework was built for, as "13.0"; its NVRTC is the one that is used."""
+def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> bytes:
+    """The kernel's machine code. `toolkit` is the CUDA version that the framework was built for, as "13.0"."""
     nvrtc = _nvrtc(toolkit.partition(".")[0])
     program = c_void_p()
     _check_nvrtc(nvrtc, nvrtc.nvrtcCreateProgram(byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None))
@@ -55,13 +63,14 @@ def compile_kernel(source: str, name: str, capability: tuple[int, int], options:
         _check_nvrtc(nvrtc, nvrtc.nvrtcGetCUBIN(program, image))
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))
-    return Kernel(image.raw, name)
+    return image.raw
 
 
 @cache
 def _driver() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        # PyDLL keeps the interpreter lock: giving it away at every launch would let other threads hold up the step.
+        library = ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
         raise CudaError(f"there is no CUDA driver: {error}") from error
     library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]

@@ -42,13 +42,13 @@
 #endif
 // Elements that float32 holds exactly can go the fast way.
 #define FAST (BYTES < 4 || ELEMENT == F32)
-#define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 800)
+#define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 900)
 
 #define THREADS 256
-#define WARPS (THREADS / 32)
 #define SLOTS 128
 #define ROW 1024
 #define WORDS (2 * BYTES)      // 32-bit words in a group of 8 elements
+#define BATCH 8                // rows of packed numbers that are added together
 #define STAGE 32               // rows whose hashes a warp works out at a time, one a lane
 #define MOST_DIMS 6
 
@@ -70,7 +70,8 @@ struct Work {
     const u32 *expected;
     u64 elements;
     u32 rows_each;        // for half a block
-    u32 dims;
+    u32 blocks;
+    u32 dims, spare;
     u32 sizes[MOST_DIMS];     // innermost first; of groups (LAYOUT 1) or elements (LAYOUT 2)
     i64 strides[MOST_DIMS];   // in elements
 };
@@ -155,6 +156,13 @@ __device__ __forceinline__ const u8 *address(const Work &work, u32 row, u32 grou
 }
 #endif
 
+// What is read here is not read again by the same processor: it need not stay in its cache.
+__device__ __forceinline__ uint4 read(const uint4 *at) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
 // The words of a whole group.
 __device__ __forceinline__ void load(const Work &work, u32 row, u32 group, u32 *w) {
 #if LAYOUT == 2
@@ -184,7 +192,7 @@ __device__ __forceinline__ void load(const Work &work, u32 row, u32 group, u32 *
 #else
 #pragma unroll
     for (int k = 0; k < WORDS; k += 4) {
-        uint4 v = __ldg((const uint4 *)at + k / 4);
+        uint4 v = read((const uint4 *)at + k / 4);
         w[k] = v.x, w[k + 1] = v.y, w[k + 2] = v.z, w[k + 3] = v.w;
     }
 #endif
@@ -430,13 +438,8 @@ __device__ __forceinline__ u32 pair_max(u32 a, u32 b) {
 
 // 1 where an element is zero, else 0, both as elements.
 __device__ __forceinline__ u32 pair_zero(u32 a) {
-#if __CUDA_ARCH__ >= 900
     asm("set.eq." PAIRS "." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(0));
     return a;
-#else
-    u32 nonzero = ((a & 0x7FFF7FFFu) + 0x7FFF7FFFu) & 0x80008000u;
-    return ((nonzero ^ 0x80008000u) >> 15) * ONE;
-#endif
 }
 
 __device__ __forceinline__ u32 pair_add(u32 a, u32 b) {
@@ -447,10 +450,10 @@ __device__ __forceinline__ u32 pair_add(u32 a, u32 b) {
 // c += A B. Of the words of all threads, words 0 and 2 of threads 4 i to 4 i + 3 are row i of A, 16 x 16, words 1 and 3 row
 // i + 8. B is 16 x 8; a thread's two words are rows 2 (lane % 4) and the next, and those + 8, of column lane / 4. c is 16 x 8;
 // a thread has columns 2 (lane % 4) and the next, of rows lane / 4 and lane / 4 + 8.
-__device__ __forceinline__ void multiply(float *c, const u32 *a, u32 b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %8}, {%0, %1, %2, %3};"
+__device__ __forceinline__ void multiply(float *c, const u32 *a, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The same with half of A. Times the identity, each thread gets its own elements back.
@@ -463,7 +466,11 @@ __device__ __forceinline__ void multiply_half(float *c, u32 a0, u32 a1, u32 b) {
 struct Packed {
     u32 identity, first, second;  // this thread's words of the matrices: the latter have a column of ones
     float tile[8], sum[4];        // of a few rows, as the tensor cores add them up
+#if BY_TENSOR
+    float squares[8];
+#else
     float squares;
+#endif
     u32 zero, low, high;          // pairs
     float sketch[8], zeros;
     double sums, many_squares, many_l1;
@@ -485,22 +492,37 @@ __device__ __forceinline__ void add_pairs(const u32 *w, u32 signs, Packed &p) {
     }
     multiply_half(p.tile, y[0], y[1], p.identity);
     multiply_half(p.tile + 4, y[2], y[3], p.identity);
-    multiply(p.sum, w, p.first);
-    multiply(p.sum, magnitudes, p.second);
+    multiply(p.sum, w, p.first, p.first);
+    multiply(p.sum, magnitudes, p.second, p.second);
+#if BY_TENSOR
+    multiply(p.squares, w, w[0], w[2]);
+    multiply(p.squares + 4, w, w[1], w[3]);
+#else
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         float x = fast_value(w, j);
         p.squares = fmaf(x, x, p.squares);
     }
+#endif
 }
 
 // The tensor cores cut off where others round: they add up a few rows only, then it goes on in better hands.
 __device__ __forceinline__ void carry(Packed &p) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] += p.tile[j], p.tile[j] = 0;
-    p.sums += double(p.sum[0] + p.sum[2]), p.many_l1 += double(p.sum[1] + p.sum[3]), p.many_squares += double(p.squares);
+    p.sums += double(p.sum[0] + p.sum[2]), p.many_l1 += double(p.sum[1] + p.sum[3]);
+#if BY_TENSOR
+    u32 lane = threadIdx.x & 31, row = lane / 4, column = 2 * (lane % 4);
+    float diagonal = row == column ? p.squares[0] + p.squares[6] : row == column + 1 ? p.squares[1] + p.squares[7] : 0.0f;
+    p.many_squares += double(diagonal);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) p.squares[j] = 0;
+#else
+    p.many_squares += double(p.squares);
+    p.squares = 0;
+#endif
     p.zeros += fast_value(&p.zero, 0) + fast_value(&p.zero, 1);
-    p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = p.squares = 0;
+    p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = 0;
     p.zero = 0;
 }
 
@@ -526,7 +548,13 @@ __device__ __forceinline__ bool go_packed(const Work &work, const u32 *weights, 
     p.first = lane / 4 == 0 ? ONE | ONE << 16 : 0, p.second = lane / 4 == 1 ? ONE | ONE << 16 : 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = p.tile[j] = 0;
-    p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = p.squares = p.zeros = 0;
+    p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = p.zeros = 0;
+#if BY_TENSOR
+#pragma unroll
+    for (int j = 0; j < 8; ++j) p.squares[j] = 0;
+#else
+    p.squares = 0;
+#endif
     p.sums = p.many_squares = p.many_l1 = 0;
     p.digest = 0;
     p.zero = 0, p.low = LARGEST, p.high = LARGEST | 0x80008000u;
@@ -534,7 +562,7 @@ __device__ __forceinline__ bool go_packed(const Work &work, const u32 *weights, 
     while (row < end) {
         prepare(facts, row, slot);
         u32 some = end - row < STAGE ? end - row : STAGE, at = 0;
-        for (; at + 8 <= some; at += 8) add_packed<8>(work, weights, slot, row + at, facts + at, p);
+        for (; at + BATCH <= some; at += BATCH) add_packed<BATCH>(work, weights, slot, row + at, facts + at, p);
         for (; at + 3 <= some; at += 3) add_packed<3>(work, weights, slot, row + at, facts + at, p);
         for (; at < some; ++at) add_packed<1>(work, weights, slot, row + at, facts + at, p);
         row += some;
@@ -582,25 +610,13 @@ __device__ __forceinline__ u32 look(const Work &work) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(const __grid_constant__ Work work) {
     __shared__ __align__(16) u32 weights[256];
-    __shared__ double doubles[WARPS][5];
-    __shared__ u64 digests[WARPS];
-    __shared__ u32 counts[WARPS][4];
+    __shared__ float buckets[THREADS][9];  // 9: no two threads of a warp in one bank
     __shared__ u32 same;
-    typedef float Buckets[THREADS][9];  // 9: no two threads of a warp in one bank
-    __shared__ Buckets buckets;
 #if FAST
     __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
 #endif
-    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
     Partial *partial = work.partials + blockIdx.x;
-    if (work.expected && warp == 0) {
-        u32 seen = look(work);
-        if (lane == 0) {
-            same = *work.expected == seen;
-            if (blockIdx.x == 0) *work.probe = seen;
-        }
-    }
-    u32 slot = thread & (SLOTS - 1);
     u32 rows = u32((work.elements + ROW - 1) / ROW), whole = u32(work.elements / ROW);
     u64 begin = (u64(blockIdx.x) * 2 + thread / SLOTS) * work.rows_each;
     u32 row = begin < rows ? u32(begin) : rows;
@@ -608,22 +624,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #if FAST
     u32 full = end < whole ? end : whole;
 #endif
+    if (blockIdx.x == work.blocks) {  // one block more than there is work for, so that nobody waits for the probe
+        u32 seen = look(work);
+        if (thread == 0) *work.probe = seen;
+        return;
+    }
+    if (work.expected) {
+        if (warp == 0) {
+            u32 seen = look(work);
+            if (lane == 0) same = *work.expected == seen;
+        }
+        __syncthreads();
+        if (same) {
+            if (thread == 0) partial->unchanged = 1;
+            return;
+        }
+    }
     u32 first_words[WORDS] = {};
     if (whole) load(work, 0, 0, first_words);
     else if (work.elements) load_cut(work, 0, 0, first_words);
     weights[thread] = work.weights[thread];
     __syncthreads();
-    if (work.expected && same) {
-        if (thread == 0) partial->unchanged = 1;
-        return;
-    }
     Sums s;
     clear(s);
+#if FAST
     bool done = false;
+#endif
 #if PACKED
     if (row < full) done = go_packed(work, weights, facts[warp], slot, row, full, s);
 #endif
-    double about = value(first_words, 0);  // asked for long ago
+    double about = value(first_words, 0);
     s.about = fabs(about) < 1e300 ? about : 0;
 #if PACKED
     if (done) move(s, 8 * (full - row));
@@ -636,17 +666,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 
 #pragma unroll
     for (int j = 0; j < 8; ++j) buckets[thread][j] = s.sketch[j];
-    double sum = sum_of_warp(s.sum), squares = sum_of_warp(s.squares), l1 = sum_of_warp(s.l1);
-    double low = min_of_warp(s.low), high = -min_of_warp(-s.high);
-    u64 digest = sum_of_warp(s.digest);
-    u32 nan = sum_of_warp(s.nan), posinf = sum_of_warp(s.posinf);
-    u32 neginf = sum_of_warp(s.neginf), zeros = sum_of_warp(s.zeros);
-    if (lane == 0) {
-        doubles[warp][0] = sum, doubles[warp][1] = squares, doubles[warp][2] = l1;
-        doubles[warp][3] = low, doubles[warp][4] = high;
-        digests[warp] = digest;
-        counts[warp][0] = nan, counts[warp][1] = posinf, counts[warp][2] = neginf, counts[warp][3] = zeros;
-    }
+    Share share;
+    share.sum = sum_of_warp(s.sum), share.squares = sum_of_warp(s.squares), share.l1 = sum_of_warp(s.l1);
+    share.low = min_of_warp(s.low), share.high = -min_of_warp(-s.high);
+    share.digest = sum_of_warp(s.digest);
+    share.zeros = sum_of_warp(s.zeros);
+    share.nan = share.posinf = share.neginf = 0;
+    if (__any_sync(~0u, s.nan | s.posinf | s.neginf))
+        share.nan = sum_of_warp(s.nan), share.posinf = sum_of_warp(s.posinf), share.neginf = sum_of_warp(s.neginf);
+    if (lane == 0) partial->shares[warp] = share;
+    if (thread == 0) partial->about = s.about, partial->unchanged = 0;
     __syncthreads();
     // Bucket b gets element j of slot (b - 29 j) / 2: every second j, from both halves of the block.
     float bucket = 0;
@@ -656,20 +685,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         bucket += buckets[from][j] + buckets[from + SLOTS][j];
     }
     partial->sketch[thread] = bucket;
-    if (thread == 0) {
-        for (int k = 1; k < WARPS; ++k) {
-            sum += doubles[k][0], squares += doubles[k][1], l1 += doubles[k][2];
-            low = fmin(low, doubles[k][3]), high = fmax(high, doubles[k][4]);
-            digest += digests[k];
-            nan += counts[k][0], posinf += counts[k][1], neginf += counts[k][2], zeros += counts[k][3];
-        }
-        partial->about = s.about, partial->sum = sum, partial->squares = squares, partial->l1 = l1;
-        partial->low = low, partial->high = high, partial->digest = digest;
-        partial->nan = nan, partial->posinf = posinf, partial->neginf = neginf, partial->zeros = zeros;
-        partial->unchanged = 0;
-    }
-    if (!work.expected && blockIdx.x == gridDim.x - 1 && warp == 0) {
-        u32 seen = look(work);
-        if (lane == 0) *work.probe = seen;
-    }
 }

@@ -1,0 +1,192 @@
+"""The GPU's kernels against the definition: counts, digests and extremes equal, the rest within rounding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensortap.frameworks.torch import Torch
+from tensortap.frameworks.torch_ops import OpsWorkshop
+from tensortap.kernels import reference
+from tensortap.kernels.gpu import FLAT, Layout, lay_out
+from tensortap.records import Summary
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+WHOLES = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+SHAPES = [(), (0,), (1,), (7,), (8,), (1023,), (1024,), (1025,), (33, 77), (5, 1024, 64), (3, 5, 7, 11)]
+
+
+def cuda() -> Any:
+    from tensortap.frameworks.torch_cuda import CudaWorkshop
+
+    return CudaWorkshop(), "cuda"
+
+
+def ops() -> Any:
+    return OpsWorkshop(), "cpu"
+
+
+WORKSHOPS = [pytest.param(cuda, marks=needs_gpu), ops]
+
+
+def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:
+    ticket = workshop.submit(tensor)
+    workshop.end_step()
+    columns, _ = workshop.collect([ticket])
+    return Summary(**{name: column[0] for name, column in columns.items()})
+
+
+def check(workshop: Any, tensor: torch.Tensor) -> None:
+    found, true = summary_of(workshop, tensor), reference.summarize(Torch().host(tensor))
+    for name in ("elements", "nan", "posinf", "neginf", "zeros", "digest"):
+        assert getattr(found, name) == getattr(true, name), name
+    for name in ("min", "max"):
+        assert same(getattr(found, name), getattr(true, name)), name
+    for name, scale in (("mean", max(abs(true.mean), true.std)), ("std", true.std), ("l1", true.l1), ("l2", true.l2)):
+        ours, theirs = getattr(found, name), getattr(true, name)
+        assert same(ours, theirs) or abs(ours - theirs) <= 2e-6 * scale, (name, ours, theirs)
+    size = float(np.sqrt(np.mean(np.square(true.sketch, dtype=np.float64))))
+    if math.isfinite(size):
+        np.testing.assert_allclose(found.sketch, true.sketch, rtol=2e-6, atol=2e-6 * size)
+
+
+def same(a: float, b: float) -> bool:
+    return bool(a == b) or (math.isnan(a) and math.isnan(b))
+
+
+def random(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> torch.Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
+    return (3 * numbers).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats(make: Any, dtype: torch.dtype) -> None:
+    workshop, device = make()
+    for shape in SHAPES:
+        check(workshop, random(shape, device, dtype))
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+@pytest.mark.parametrize("dtype", [*WHOLES, torch.bool])
+def test_whole_numbers(make: Any, dtype: torch.dtype) -> None:
+    workshop, device = make()
+    for count in (1, 1000, 3 * 1024 + 5):
+        numbers = torch.randint(0, 100, (count,), generator=torch.Generator().manual_seed(count))
+        check(workshop, numbers.to(dtype).to(device))
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+def test_numbers_past_what_floats_hold(make: Any) -> None:
+    workshop, device = make()
+    numbers = torch.randint(-(2**63), 2**63 - 1, (5000,), generator=torch.Generator().manual_seed(0))
+    check(workshop, numbers.to(device))
+    check(workshop, numbers.view(torch.uint64).to(device))
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2])
+def test_all_ways_to_lie_in_memory(make: Any, dtype: torch.dtype) -> None:
+    workshop, device = make()
+    table = random((500, 37), device, dtype)
+    heads = random((2, 16, 4, 32), device, dtype)
+    for tensor in (
+        table.t(),
+        table[::2, 1:30:3],
+        table.reshape(-1)[1:],
+        heads.transpose(1, 2),
+        heads[:, :, :1].expand(2, 16, 4, 32),
+        heads.permute(3, 2, 1, 0),
+        heads.as_strided((2, 2, 2, 2, 2, 2, 2), (7, 13, 1, 29, 3, 53, 101)),
+    ):
+        check(workshop, tensor)
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> None:
+    workshop, device = make()
+    broken = random((300, 1024), device, dtype)
+    broken[3, 5] = math.nan
+    broken[7] = math.inf
+    broken[200:, ::2] = -math.inf
+    numbers = torch.randn((300, 1024), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    spiky = numbers.clone()
+    spiky[:, 7] *= 300
+    small = 1e-7 if dtype == torch.float16 else 1e-24
+    large = 1e4 if dtype == torch.float16 else 1e25
+    for values in (
+        small * numbers,
+        large * numbers,
+        numbers + 1000,
+        spiky,
+        numbers.relu(),
+        numbers * 0,
+        numbers * 0 + 3,
+    ):
+        check(workshop, values.to(dtype).to(device))
+    check(workshop, broken)
+    check(workshop, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+def test_complex_numbers(make: Any) -> None:
+    workshop, device = make()
+    numbers = torch.randn(50, 40, dtype=torch.complex64, generator=torch.Generator().manual_seed(2)).to(device)
+    check(workshop, numbers)
+    check(workshop, numbers.conj())
+    check(workshop, numbers.conj().imag)
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+def test_the_same_tensor_gives_the_same_bits(make: Any) -> None:
+    workshop, device = make()
+    tensor = random((700, 1024), device, torch.bfloat16)
+    once, again = summary_of(workshop, tensor), summary_of(workshop, tensor.clone())
+    assert once.sketch.tobytes() == again.sketch.tobytes()
+    assert (once.mean, once.std, once.l1, once.l2) == (again.mean, again.std, again.l1, again.l2)
+
+
+@pytest.mark.parametrize("make", WORKSHOPS)
+def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make: Any) -> None:
+    workshop, device = make()
+    tensor = random((64, 1024), device, torch.float32)
+    first = workshop.submit(tensor)
+    second = workshop.submit(tensor, first)
+    tensor.data.mul_(2)
+    third = workshop.submit(tensor, first)
+    workshop.end_step()
+    columns, unchanged = workshop.collect([first, second, third])
+    assert list(unchanged) == [False, True, False]
+    assert columns["l2"][0] == columns["l2"][1]
+    assert columns["l2"][2] == pytest.approx(2 * columns["l2"][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_more_tensors_than_there_is_room_for_at_a_time() -> None:
+    workshop, _ = cuda()
+    tensors = [torch.full((40,), float(number), device="cuda") for number in range(2500)]
+    tickets = [workshop.submit(tensor) for tensor in tensors]
+    tensors.append(torch.ones(200 << 20, device="cuda", dtype=torch.bfloat16))
+    tickets.append(workshop.submit(tensors[-1]))
+    again = workshop.submit(tensors[7], tickets[7])
+    workshop.end_step()
+    columns, unchanged = workshop.collect([*tickets, again])
+    assert columns["max"][:2500].tolist() == list(range(2500))
+    assert columns["l1"][2500] == 200 << 20
+    assert unchanged[-1] and columns["max"][-1] == 7
+
+
+def test_a_layout_is_as_simple_as_the_strides_allow() -> None:
+    assert lay_out((2, 3, 4), (12, 4, 1), 4, 256) == FLAT
+    assert lay_out((2, 1, 4), (4, 99, 1), 4, 256) == FLAT
+    assert lay_out((5,), (1,), 4, 260) == Layout(2, (5,), (1,))
+    assert lay_out((2, 4, 8), (8, 16, 1), 2, 256) == Layout(1, (1, 4, 2), (8, 16, 8))
+    assert lay_out((3, 2), (1, 3), 4, 256) == Layout(2, (2, 3), (3, 1))
+    assert lay_out((2,) * 7, (7, 13, 1, 29, 3, 53, 101), 4, 256) is None
