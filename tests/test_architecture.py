@@ -24,6 +24,7 @@ ROOMS = {
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
     "compare": COMMON | {"kernels", "store"},
+    "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
@@ -31,7 +32,7 @@ ROOMS = {
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON | {"", "capture", "compare", "store", "report", "demo", "compat", "model"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "kernels", "store", "errors", "records", "model"},
+    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "records", "model"},
 }
 
 

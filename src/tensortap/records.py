@@ -252,6 +252,8 @@ class Comparison:
     """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
+    isolated: bool = False
+    """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
 
     def __str__(self) -> str:
         return self.sentence

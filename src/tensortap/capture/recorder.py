@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import dtypes
+from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Identity
@@ -39,8 +40,8 @@ class Recorder:
         self._writer = writer
         self._rank = rank
         self._known: dict[Any, _Known] = {}
-        self._keys: set[Key] = set()
-        self._most_keys = self._most_known = _MOST_KNOWN
+        self._keys = Keys()
+        self._most_known = _MOST_KNOWN
         self._seq = 0
         self._tensors = 0
 
@@ -48,7 +49,7 @@ class Recorder:
         """Forget the step. What outlives it may change unseen: fused optimizers, for one, count no version."""
         self._keys.clear()
         self._known.clear()
-        self._most_keys = self._most_known = _MOST_KNOWN
+        self._most_known = _MOST_KNOWN
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         array = self._framework.host(tensor)
@@ -56,7 +57,7 @@ class Recorder:
         known = self._look(None if key.phase == "state" else self._framework.identity(tensor), array)
         if keep == "tensors" and known.location is None:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
-        key = self._unique(key)
+        key = self._keys.unique(key)
         self._writer.append(
             Record(
                 key=key,
@@ -86,18 +87,6 @@ class Recorder:
                 self._known = {token: known for token, known in self._known.items() if _alive(known)}
                 self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
         return known
-
-    def _unique(self, key: Key) -> Key:
-        """A second backward through the same graph meets the same key again: its path gets a ~2."""
-        path, number = key.path, 1
-        while key in self._keys:
-            number += 1
-            key = key._replace(path=f"{path}~{number}")
-        self._keys.add(key)
-        if len(self._keys) > self._most_keys:  # a loop that never ends its step must not be remembered for ever
-            self._keys = {known for known in self._keys if known.micro >= key.micro - 1}
-            self._most_keys = max(_MOST_KNOWN, 2 * len(self._keys))
-        return key
 
 
 def _alive(known: _Known) -> bool:

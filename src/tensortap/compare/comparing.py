@@ -25,11 +25,21 @@ from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.kernels import summarize
-from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
+from tensortap.records import KINDS, Comparison, Difference, Finding, Key, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "run_comparison"]
+__all__ = [
+    "Matched",
+    "Request",
+    "Source",
+    "conclude",
+    "moved_in",
+    "noise_of",
+    "open_source",
+    "pairs_of",
+    "run_comparison",
+]
 
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
@@ -58,13 +68,19 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Matched:
+class Matched:
     """Two sides, aligned and measured."""
 
     reference: Side
     candidate: Side
     alignment: Alignment
     measures: Measures
+
+    @property
+    def describing(self) -> tuple[Callable[[int], Key], Callable[[int], str], Callable[[int], Difference | None]]:
+        """A pair's key, its module's class, and how far it is apart."""
+        side, rows = self.reference, self.alignment.reference
+        return lambda pair: side.key(int(rows[pair])), lambda pair: side.cls[int(rows[pair])], self.measures.difference
 
 
 def run_comparison(request: Request) -> Comparison:
@@ -73,17 +89,17 @@ def run_comparison(request: Request) -> Comparison:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
     with ExitStack() as opened:
-        reference, candidate = _open(request.reference, opened), _open(request.candidate, opened)
+        reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
         matched = _match(reference, candidate, renames, request, request.progress)
-        policy = Policy(request.rtol, request.atol, _noise(reference, matched, request, opened))
+        policy = Policy(request.rtol, request.atol, noise_of(matched, request, opened))
         structure = Structure(matched.reference, matched.alignment.reference)
-        judgement = judge(_pairs(matched), structure, policy, _moved(matched))
-        return _conclude(matched, structure, judgement, policy, renames)
+        judgement = judge(pairs_of(matched), structure, policy, moved_in(matched))
+        return conclude(matched, judgement, findings(judgement, structure, *matched.describing), policy, renames)
 
 
 def _match(
     reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
-) -> _Matched:
+) -> Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
     right = Side(candidate, _scope(request, renames, state_only=reference.is_checkpoint))
     steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
@@ -92,7 +108,7 @@ def _match(
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = _Matched(left, right, alignment, measures)
+    found = Matched(left, right, alignment, measures)
     tolerances = (request.rtol, request.atol)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
     if stops:
@@ -106,7 +122,7 @@ def _match(
 
 
 def _parts(
-    matched: _Matched, pairs: npt.NDArray[np.int64], until_first: bool
+    matched: Matched, pairs: npt.NDArray[np.int64], until_first: bool
 ) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
     """All at once, or in execution order over all ranks in parts that grow, each with the pair it goes up to. What
     another pair saw of the same two tensors goes with them."""
@@ -125,10 +141,10 @@ def _parts(
         begin, size = begin + size, 2 * size
 
 
-def _parted(matched: _Matched, last: int, request: Request) -> bool:
+def _parted(matched: Matched, last: int, request: Request) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
-    born = judge(_pairs(matched), Structure(side, rows), Policy(request.rtol, request.atol), _moved(matched)).born
+    born = judge(pairs_of(matched), Structure(side, rows), Policy(request.rtol, request.atol), moved_in(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])
@@ -136,7 +152,7 @@ def _parted(matched: _Matched, last: int, request: Request) -> bool:
     return any(when(pair) <= when(last) for pair in born)
 
 
-def _pairs(matched: _Matched) -> Pairs:
+def pairs_of(matched: Matched) -> Pairs:
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
@@ -157,7 +173,7 @@ def _pairs(matched: _Matched) -> Pairs:
     )
 
 
-def _moved(matched: _Matched) -> Callable[[int, int], float]:
+def moved_in(matched: Matched) -> Callable[[int, int], float]:
     """How far apart two records of the reference are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
     cache: list[Any] = []
@@ -179,14 +195,14 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
+def noise_of(matched: Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
     """For every pair, the worst error among further runs of the reference."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, _open(source, opened), Renames(), request, None)
+        again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
@@ -194,18 +210,17 @@ def _noise(reference: Run, matched: _Matched, request: Request, opened: ExitStac
     return worst
 
 
-def _conclude(
-    matched: _Matched, structure: Structure, judgement: Judgement, policy: Policy, renames: Renames
+def conclude(
+    matched: Matched,
+    judgement: Judgement,
+    born: Mapping[int, Finding],
+    policy: Policy,
+    renames: Renames,
+    isolated: bool = False,
 ) -> Comparison:
+    """The comparison, from what was judged and the births by their pair, the earliest first."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    born = findings(
-        judgement,
-        structure,
-        key=lambda pair: left.key(int(rows[pair])),
-        cls=lambda pair: left.cls[int(rows[pair])],
-        difference=measures.difference,
-    )
     births = list(born.values())
     counts = Counter(judgement.status)
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
@@ -221,7 +236,7 @@ def _conclude(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, first, born, matched, judgement, counts),
+        sentence=_sentence(verdict, born, matched, judgement, counts, isolated),
         first=first,
         births=births,
         counts=dict(counts),
@@ -230,27 +245,29 @@ def _conclude(
         policy=policy.described(),
         notes=notes,
         info={"reference": left.run.info, "candidate": right.run.info},
+        isolated=isolated,
     )
 
 
 def _sentence(
     verdict: str,
-    first: Finding | None,
     born: Mapping[int, Finding],
-    matched: _Matched,
+    matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
+    isolated: bool,
 ) -> str:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
-    if first is None:
+    agree = "Every module agrees on the reference's own inputs" if isolated else "The runs match"
+    if not born:
         if not counts.get("close"):
-            return sentence.matched(counts, None)
+            return sentence.matched(counts, None, agree)
         worst = int(np.argmax(np.where(np.array(judgement.status) == "close", matched.measures.rel_l2, -1.0)))
         key = left.key(int(alignment.reference[worst]))
-        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
-    pair = next(iter(born))
+        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)), agree)
+    pair, first = next(iter(born.items()))
     shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
     counts_of = [matched.measures.sides[side] for side in ("reference", "candidate")]
     ours, theirs = (
@@ -259,6 +276,8 @@ def _sentence(
     )
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), (ours, theirs))
+    if isolated:
+        return sentence.isolated(list(born.values()), (ours, theirs), len(left.ranks) > 1)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
     return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1, _has_forward(left))
@@ -268,7 +287,7 @@ def _has_forward(side: Side) -> bool:
     return not {"input", "output"}.isdisjoint(side.kind.words)
 
 
-def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
+def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     notes = [
         f"{name}: {text}" for name, side in (("reference", left), ("candidate", right)) for text in side.run.notices
@@ -282,7 +301,7 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
     return notes
 
 
-def _unmatched(matched: _Matched) -> list[Unmatched]:
+def _unmatched(matched: Matched) -> list[Unmatched]:
     found = []
     alignment = matched.alignment
     for name, side, rows in (
@@ -296,7 +315,7 @@ def _unmatched(matched: _Matched) -> list[Unmatched]:
     return found
 
 
-def _open(source: Source, opened: ExitStack) -> Run:
+def open_source(source: Source, opened: ExitStack) -> Run:
     """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
     return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
 

@@ -41,6 +41,8 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
+    forced: npt.NDArray[np.bool_] | None = None
+    """Where the reference's values took the candidate's place, so that nothing was handed on; None is nowhere."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class _Judge:
         self.policy = policy
         count = len(pairs.rel_l2)
         self.error: list[float] = pairs.rel_l2.tolist()
+        self.forced: list[bool] = [False] * count if pairs.forced is None else pairs.forced.tolist()
+        self.handed: list[float] = [0.0 if forced else e for forced, e in zip(self.forced, self.error, strict=True)]
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
         self.wrong = [False] * count
@@ -88,7 +92,7 @@ class _Judge:
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
-        if first < row and self.open[first] and self._same(error, self.error[first]):
+        if first < row and self.open[first] and self._same(error, self.handed[first]):
             self._copy(row, first)
             return
         sources = [source for source in self.structure.sources(row) if source < row]
@@ -96,7 +100,7 @@ class _Judge:
             sources.append(first)
         wrong = self.wrong
         handed_on = any(wrong[source] for source in sources)
-        came_in = max((self.error[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
+        came_in = max((self.handed[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
         if not handed_on or self.policy.fixed:
             self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
         else:
@@ -108,7 +112,7 @@ class _Judge:
             return
         else:
             self.status[row] = "diverged"
-        wrong[row] = True
+        wrong[row] = not self.forced[row]
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
@@ -136,7 +140,7 @@ class _Judge:
             # Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps: of activations that are
             # off by e, about a share of e does, which moves the gradient by the root of it.
             activations = [s for s in sources if self.structure.kind[s] in ("input", "output") and not self.wrong[s]]
-            forward = max((self.error[s] for s in activations if self.error[s] == self.error[s]), default=0.0)
+            forward = max((self.handed[s] for s in activations if self.error[s] == self.error[s]), default=0.0)
             if 2 * forward**0.5 > allowed:
                 allowed, rule = 2 * forward**0.5, "error of the activations"
             if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:

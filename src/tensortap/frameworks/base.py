@@ -13,19 +13,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["After", "Before", "Consumer", "Edge", "Framework", "Gradient", "Identity", "Remove"]
+__all__ = ["After", "Before", "Consumer", "Edge", "Exchange", "Framework", "Gradient", "Identity", "Remove"]
 
 Remove = Callable[[], None]
 """Takes back what was placed; calling it twice does no harm."""
 
-Before = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-"""Called with args and kwargs before the module runs."""
+Before = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+"""Called with args and kwargs before the module runs. It may return others that the module gets in their place."""
 
-After = Callable[[Any], None]
-"""Called with what the module returned; None also when it raised."""
+After = Callable[[Any], Any]
+"""Called with what the module returned; None also when it raised. It may return what the caller gets instead."""
 
 Gradient = Callable[[Any], None]
 """Called with the gradient of one tensor."""
+
+Exchange = Callable[[Any], "npt.NDArray[np.generic] | None"]
+"""Called with a gradient on its way back; may return the values that go on in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +160,18 @@ class Framework(Protocol):
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         """The elements as a NumPy array; of a tensor in host memory a view, not a copy."""
+
+    # --- other values in their place ---------------------------------------------------------------------------
+    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+        """A new tensor in `tensor`'s place: its dtype, device and layout, these values, and its part in autograd. The
+        gradient that comes back through it goes through `exchange`. None for tensors that cannot be replaced."""
+
+    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
+        """Put the gradient of this tensor, summed over all its uses, through `exchange` before it goes any further;
+        None if the tensor takes no part in autograd."""
+
+    def overwrite(self, tensor: Any, values: Any) -> None:
+        """Change a tensor in place to another one's values, as an operation that autograd sees."""
+
+    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
+        """Put values into a parameter or buffer, bit for bit and unseen by autograd."""

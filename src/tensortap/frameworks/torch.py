@@ -19,7 +19,7 @@ from torch.utils.hooks import unserializable_hook
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
+from tensortap.frameworks.base import After, Before, Consumer, Edge, Exchange, Gradient, Identity, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 
@@ -151,16 +151,18 @@ class Torch:
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after)
 
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # Inside a graph being compiled there are no values to see, and looking would break the graph.
-            if not torch.compiler.is_compiling():
-                self._look_at_views()
-                before(args, kwargs)
+            if torch.compiler.is_compiling():
+                return None
+            self._look_at_views()
+            return before(args, kwargs)
 
-        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._look_at_views()
-                after(output)
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return None
+            self._look_at_views()
+            return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
         last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
@@ -359,6 +361,62 @@ class Torch:
             return tensor.view(bits[0]).numpy().view(bits[1])
         return tensor.numpy()
 
+    # --- other values in their place ---------------------------------------------------------------------------
+    def forced(self, tensor: torch.Tensor, values: npt.NDArray[np.generic], exchange: Exchange) -> torch.Tensor | None:
+        if self.unreadable(tensor) or hasattr(tensor, "to_local") or tensor.layout != torch.strided:
+            return None
+
+        def fresh() -> torch.Tensor:
+            return torch.empty_like(tensor, requires_grad=False).copy_(_tensor(values))
+
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return _Forced.apply(tensor, fresh, exchange)
+        with torch.no_grad():
+            return fresh()
+
+    def exchange_gradient(self, tensor: torch.Tensor, exchange: Exchange) -> Remove | None:
+        if not tensor.requires_grad:
+            return None
+
+        @unserializable_hook
+        def hook(gradient: torch.Tensor) -> torch.Tensor | None:
+            values = exchange(gradient)
+            return None if values is None else torch.empty_like(gradient).copy_(_tensor(values))
+
+        return tensor.register_hook(hook).remove
+
+    def overwrite(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        tensor.copy_(values)
+
+    def fill(self, tensor: torch.Tensor, values: npt.NDArray[np.generic]) -> None:
+        with torch.no_grad():
+            tensor.data.copy_(_tensor(values))
+
+
+class _Forced(torch.autograd.Function):
+    """Takes a tensor's place in the graph with values that were not computed there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], exchange: Exchange) -> torch.Tensor:
+        ctx.exchange = exchange
+        return fresh()  # neither an input nor a view: what comes next may change it in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        values = ctx.exchange(gradient)
+        if values is not None:
+            gradient = torch.empty_like(gradient).copy_(_tensor(values))
+        return gradient, None, None
+
+
+def _tensor(values: npt.NDArray[np.generic]) -> torch.Tensor:
+    """The values in memory of their own."""
+    copied = np.array(values, order="C")
+    for dtype, (bits, name) in _BITS.items():
+        if copied.dtype == name:
+            return torch.from_numpy(copied.view(f"i{copied.itemsize}")).view(bits).view(dtype)
+    return torch.from_numpy(copied)
+
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that this one is another shape of, element for element."""
@@ -372,13 +430,15 @@ def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> R
     """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        output = None
-        before(args, kwargs)
+        if (others := before(args, kwargs)) is not None:
+            args, kwargs = others
         try:
             output = compiled(*args, **kwargs)
-            return output
-        finally:
-            after(output)
+        except BaseException:
+            after(None)
+            raise
+        replaced = after(output)
+        return output if replaced is None else replaced
 
     return Detour(module, "_compiled_call_impl", around).remove
 

@@ -1,0 +1,126 @@
+"""The check: an observer that holds a running model against a reference, module by module or as it runs freely."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.capture.observer import Observer, Sink
+from tensortap.capture.selection import Selection
+from tensortap.capture.watcher import Watcher
+from tensortap.compare.align import Renames
+from tensortap.compare.comparing import Request, Source, open_source
+from tensortap.compare.live import Isolation, conclude_live
+from tensortap.errors import UsageError
+from tensortap.frameworks import framework_of
+from tensortap.isolate.comparator import Comparator
+from tensortap.isolate.isolator import Isolator
+from tensortap.isolate.perturbation import Perturbation
+from tensortap.isolate.reference import Reference
+from tensortap.records import Comparison
+
+__all__ = ["Check", "Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a check is done; see `tensortap.check`."""
+
+    isolate: bool = True
+    noise: tuple[Source, ...] = ()
+    rename: tuple[str, ...] = ()
+    modules: Any = None
+    steps: Any = None
+    rtol: float | None = None
+    atol: float | None = None
+    compiled: str = "boundary"
+    on_error: str = "raise"
+    perturbation: Perturbation | None = None
+
+    def __post_init__(self) -> None:
+        if self.compiled not in ("boundary", "eager"):
+            raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+
+
+class Check(Observer):
+    """What `tensortap.check` returns. Use it as a context manager; afterwards, `result` is the comparison."""
+
+    def __init__(self, model: Any, reference: Source, options: Options, optimizer: Any = None) -> None:
+        self._options = options
+        self._result: Comparison | None = None
+        self._comparator: Comparator | None = None
+        framework = framework_of(model)
+        renames = Renames.of(options.rename)
+        with ExitStack() as files:
+            run = open_source(reference, files)
+            self._reference = Reference(run, framework.rank(), renames)
+            if options.isolate:
+                self._reference.check_kept()
+            super().__init__(
+                model,
+                self._selection_of(options),
+                self._open_comparator,
+                on_error=options.on_error,
+                eager=options.compiled == "eager",
+                optimizer=optimizer,
+            )
+            self._files = files.pop_all()
+
+    def _selection_of(self, options: Options) -> Selection:
+        wanted = Selection(modules="*" if options.modules is None else options.modules, steps=options.steps)
+        known = self._reference
+
+        def chosen(name: str, module: Any) -> bool:
+            return known.has(name) and wanted.wants_module(name, type(module).__name__, module)
+
+        steps = [step for step in known.steps if wanted.wants_step(step)]
+        return Selection(kinds=known.kinds, modules=chosen, steps=steps)
+
+    def _open_comparator(self) -> Comparator:
+        tolerances = self._options.rtol, self._options.atol
+        self._comparator = Comparator(self._framework, self._reference, tolerances)
+        return self._comparator
+
+    def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
+        if not self._options.isolate:
+            return super()._new_watcher(sink, chosen)
+        watching = self._framework, self._tree, chosen, self._selection, self._clock, self._book
+        assert self._comparator is not None
+        return Isolator(
+            *watching,
+            reference=self._reference,
+            comparator=self._comparator,
+            perturbation=self._options.perturbation,
+        )
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        if self._closed:
+            return
+        try:
+            super().close(status, reason)
+        finally:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        options, comparator = self._options, self._comparator
+        assert comparator is not None
+        isolation = Isolation(comparator.forced, comparator.used_inside, comparator.callers) if options.isolate else None
+        request = Request(
+            reference=self._reference.run,
+            candidate=comparator.run,
+            rename=options.rename,
+            modules=None if callable(options.modules) else options.modules,
+            rtol=options.rtol,
+            atol=options.atol,
+            noise=options.noise,
+        )
+        with self._files:
+            self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
+
+    @property
+    def result(self) -> Comparison:
+        """What came of it; the same that `tensortap.compare` gives. There once the block is over."""
+        if self._result is None:
+            raise UsageError("the check is not over: `result` is there after the with block, or after close()")
+        return self._result
