@@ -181,6 +181,10 @@ class Difference:
     """The greatest distance in units in the last place of the coarser dtype."""
     mismatched: float = float("nan")
     """Share of elements outside atol + rtol * |reference|."""
+    row_rel_l2: float = float("nan")
+    """The same as rel_l2 of the row along the last dimension that is furthest off, relative to that row."""
+    row_index: tuple[int, ...] | None = None
+    """Where that row is, as an index into the tensor; () if the tensor is one row."""
 
 
 @dataclass(frozen=True, slots=True)

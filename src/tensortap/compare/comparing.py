@@ -28,6 +28,7 @@ from tensortap.kernels import summarize
 from tensortap.records import KINDS, Comparison, Difference, Finding, Key, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
+from tensortap.store.noise_file import Noise, is_noise, read_noise
 
 __all__ = [
     "Matched",
@@ -196,18 +197,27 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
 
 
 def noise_of(matched: Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
-    """For every pair, the worst error among further runs of the reference."""
+    """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
+        if not isinstance(source, Run) and is_noise(source):
+            worst = np.maximum(worst, _of_steps(read_noise(source), matched))
+            continue
         again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
-                worst[place[row]] = max(worst[place[row]], error)
+                worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
     return worst
+
+
+def _of_steps(noise: Noise, matched: Matched) -> npt.NDArray[np.float64]:
+    side, rows = matched.reference, matched.alignment.reference
+    spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
+    return np.array([Policy.of_steps(*noise.of(spot)) for spot in spots])
 
 
 def conclude(

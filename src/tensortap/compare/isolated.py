@@ -3,41 +3,148 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge import Judgement
-from tensortap.compare.structure import Structure
+from tensortap.compare.structure import Call, Structure
 from tensortap.compare.verdict import Place, place_of
 from tensortap.records import Difference, Finding, Key
 
-__all__ = ["Callers", "isolated_findings"]
+__all__ = ["Isolation", "isolated_findings"]
 
-Callers = Mapping[tuple[int, int, str, int], str | None]
-"""By step, micro step, module and call: the module whose code made the call; None from outside the model."""
+Spot = tuple[int, int, str, int]
+"""A call: step, micro step, module, number."""
+_BAD = ("diverged", "nonfinite", "shape")
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What is known of a run whose modules were fed from the reference. Names are the reference's."""
+
+    forced: Collection[int] = ()
+    """The candidate's rows that the reference's values took the place of, once they were measured."""
+    used_inside: Collection[int] = ()
+    """Its rows of gradients at an output that the module itself uses further: a part of them is its own."""
+    callers: Mapping[Spot, str | None] = field(default_factory=dict)
+    """The module whose code made a call; None if it came from outside the model."""
+    cut_off: Collection[Key] = ()
+    """Inputs that took no part in autograd."""
+    tied: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Modules whose parameters a module uses too."""
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """Lays wrong rows to modules."""
+
+    judgement: Judgement
+    structure: Structure
+    isolation: Isolation
+    forced: npt.NDArray[np.bool_]
+    own: Collection[int]
+    """Rows that `used_inside` means."""
+    lost: Collection[Key]
+    """What only the reference has."""
+
+    def place(self, row: int) -> Place:
+        """Whose doing a wrong row is. What goes into a module, or comes back to it, is made by the code that calls it."""
+        kind, call = self.structure.kind[row], self.structure.call_of(row)
+        if call is None or kind not in ("input", "grad_output"):
+            return place_of(row, self.structure, self.judgement)
+        caller = self._caller(call)
+        if kind == "input":
+            return Place(caller, None if caller is None else True)
+        tensors = self.structure.returned(row, call)
+        users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
+        if (culprit := self._loser(tensors, users) or self._changer(users)) is not None:
+            return Place(culprit, True)
+        if row in self.own:
+            return Place(None, True)
+        # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
+        unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
+        if any(user in unforced for user in self.structure.users(row, call)) or caller is None:
+            return place_of(row, self.structure, self.judgement)
+        return Place(caller, True)
+
+    def follows(self, row: int) -> bool:
+        """Whether a wrong row only follows from what is not among the pairs: a gradient that never came, or parameters
+        that are recorded with another module."""
+        kind, module, (rank, step, _) = (
+            self.structure.kind[row],
+            self.structure.module[row],
+            self.structure.scope[row],
+        )
+        if kind == "param":
+            calls = self.structure.calls_in_step.get((rank, step, module), ())
+            reached = any(call.of("grad_output") for call in calls)
+            return not reached and any(
+                (key.step, key.module, key.kind, key.path) == (step, module, "param_grad", self.structure.path[row])
+                for key in self.lost
+            )
+        tied = [
+            state
+            for owner in self.isolation.tied.get(module, ())
+            for state in self.structure.parameters_of.get((rank, step, owner), ())
+        ]
+        return any(self._wrong(state) for state in tied)
+
+    def _caller(self, call: Call) -> str | None:
+        _, step, micro = call.scope
+        return self.isolation.callers.get((step, micro, call.module, call.number))
+
+    def _loser(self, tensors: Collection[int], users: Collection[Call]) -> str | None:
+        """A user that sent no gradient back where the reference's did; or whoever gave it a value without a past."""
+        for user in users:
+            _, step, micro = user.scope
+            for given in user.of("input"):
+                if self.structure.tensor[given] not in tensors:
+                    continue
+                path = self.structure.path[given]
+                key = Key(step, micro, "forward", user.module, user.number, "input", path)
+                if key._replace(phase="backward", kind="grad_input") in self.lost:
+                    return self._caller(user) if key in self.isolation.cut_off else user.module
+        return None
+
+    def _changer(self, users: Collection[Call]) -> str | None:
+        """A user that should hand its input on as it is, and does not."""
+        for user in users:
+            if self.structure.hands_on(user) and any(self._wrong(row) for row in user.of("output")):
+                return user.module
+        return None
+
+    def _wrong(self, row: int) -> bool:
+        return self.judgement.status[row] in _BAD
 
 
 def isolated_findings(
     judgement: Judgement,
     structure: Structure,
-    forced: npt.NDArray[np.bool_],
-    own: Collection[int],
-    callers: Callers,
+    isolation: Isolation,
+    rows: npt.NDArray[np.int64],
+    lost: Collection[Key],
     key: Callable[[int], Key],
     cls: Callable[[int], str],
     difference: Callable[[int], Difference | None],
 ) -> dict[int, Finding]:
-    """For each module at fault, on each rank, the earliest row that shows it. `own` are gradients at an output to which
-    the module itself has added."""
-    rows = sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
+    """For each module at fault, on each rank, the earliest pair that shows it.
+
+    `rows` are the candidate's rows of the pairs, `lost` what only the reference has.
+    """
+    numbers = rows.tolist()
+    forced = np.array([row in isolation.forced for row in numbers], bool)
+    own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
+    faults = _Faults(judgement, structure, isolation, forced, own, lost)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
-    for born in rows:
+    for born in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
         at_root = structure.at_root(born) if structure.kind[born] == "grad_output" else None
         row = born if at_root is None else at_root
-        place = Place(None, True) if row in own else _place(row, structure, judgement, forced, callers)
+        if faults.follows(row):
+            continue
+        place = faults.place(row)
         module = structure.module[row] if place.container is None else place.container
         rank = structure.scope[row][0]
         if (rank, module) in known:
@@ -56,21 +163,3 @@ def isolated_findings(
             inputs_rel_l2=judgement.sources_error[born],
         )
     return found
-
-
-def _place(
-    row: int, structure: Structure, judgement: Judgement, forced: npt.NDArray[Any], callers: Callers
-) -> Place:
-    """Whose doing a wrong row is. What goes into a module, or comes back to it, was made by the code that called it."""
-    kind, call = structure.kind[row], structure.call_of(row)
-    if call is None or kind not in ("input", "grad_output"):
-        return place_of(row, structure, judgement)
-    _, step, micro = call.scope
-    caller = callers.get((step, micro, call.module, call.number))
-    if kind == "input":
-        return Place(caller, None if caller is None else True)
-    # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
-    unforced = [user for user in structure.users(row, call) if not any(forced[r] for r in user.of("grad_input"))]
-    if unforced or caller is None:
-        return place_of(row, structure, judgement)
-    return Place(caller, True)

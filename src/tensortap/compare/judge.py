@@ -131,8 +131,8 @@ class _Judge:
         if policy.fixed:
             return policy.fixed_tolerance(float(pairs.l2[row]), int(pairs.elements[row])), "rtol and atol as given"
         allowed, rule = self.base[row], _ROUNDING
-        if policy.noise is not None and policy.noise[row] * policy.margin > allowed:
-            allowed, rule = float(policy.noise[row] * policy.margin), "measured noise"
+        if policy.noise is not None and policy.noise[row] > allowed:
+            allowed, rule = float(policy.noise[row]), "measured noise"
         if policy.passed_on(came_in) > allowed:
             allowed, rule = policy.passed_on(came_in), "error that came in"
         kind = self.structure.kind[row]

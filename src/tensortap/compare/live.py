@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tensortap.compare.align import Renames, align
 from tensortap.compare.comparing import Matched, Request, conclude, moved_in, noise_of, pairs_of
-from tensortap.compare.isolated import Callers, isolated_findings
+from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import judge
 from tensortap.compare.metrics import estimate, prepare
 from tensortap.compare.side import Scope, Side
@@ -21,20 +21,9 @@ from tensortap.kernels.pairs import PairMeasure
 from tensortap.records import KINDS, Comparison
 from tensortap.store import Run
 
-__all__ = ["Isolation", "conclude_live"]
+__all__ = ["conclude_live"]
 
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """What is known of a run whose modules were fed from the reference."""
-
-    forced: Collection[int]
-    """The candidate's rows that the reference's values took the place of, once they were measured."""
-    used_inside: Collection[int]
-    """Rows of gradients at an output that the module itself uses further, so that a part of them is its own."""
-    callers: Callers
 
 
 def conclude_live(
@@ -65,10 +54,15 @@ def conclude_live(
         judgement = judge(pairs, structure, policy, moved_in(matched))
         born = findings(judgement, structure, *matched.describing)
     else:
+        numbers = right.row[alignment.candidate]
         forced = np.array([row in isolation.forced for row in rows], bool)
-        judgement = judge(replace(pairs, forced=forced), structure, policy, moved_in(matched))
-        own = {pair for pair, row in enumerate(rows) if row in isolation.used_inside}
-        born = isolated_findings(judgement, structure, forced, own, isolation.callers, *matched.describing)
+        rel_l2 = pairs.rel_l2.copy()
+        for pair, off in measures.differences.items():
+            rel_l2[pair] = Policy.with_rows(rel_l2[pair], off.row_rel_l2)
+        pairs = replace(pairs, rel_l2=rel_l2, forced=forced)
+        judgement = judge(pairs, structure, policy, moved_in(matched))
+        lost = {left.key(row) for row in alignment.only_reference.tolist()}
+        born = isolated_findings(judgement, structure, isolation, numbers, lost, *matched.describing)
     result = conclude(matched, judgement, born, policy, renames, isolation is not None)
     if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
         result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])

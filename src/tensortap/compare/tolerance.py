@@ -31,6 +31,11 @@ EPSILON = {
 _BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
 _BASE_OF_SHORT = 1.0
 _GAIN = 16.0
+# Rounding moves a number by a quarter of an epsilon or so: whole epsilons everywhere do several times as much as a sum
+# that is taken in another order.
+_STEPS = 0.5
+_RUNS = 3.0
+_ROWS = 4.0
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,12 @@ class Policy:
     """The tolerance for every pair, as a relative L2 error, and the words for the rule that gave it.
 
     rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
-    noise: what further runs of the reference differ by, by record; a pair may differ by `margin` times that.
+    noise: what measured noise allows, by pair: see `of_runs` and `of_steps`.
     """
 
     rtol: float | None = None
     atol: float | None = None
     noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
-    margin: float = 3.0
 
     @property
     def fixed(self) -> bool:
@@ -70,8 +74,23 @@ class Policy:
         """For a record that was made from others with this error."""
         return _GAIN * error
 
+    @staticmethod
+    def of_runs(error: float) -> float:
+        """What a further run of the reference allows that differs by so much."""
+        return _RUNS * error
+
+    @staticmethod
+    def of_steps(error: float, row_error: float) -> float:
+        """What random steps of one epsilon allow that move a record, and its worst row, by so much."""
+        return _STEPS * Policy.with_rows(error, row_error)
+
+    @staticmethod
+    def with_rows(error: float, row_error: float) -> float:
+        """The error that counts where every module stands for itself: a single row may be off by somewhat more."""
+        return max(error, row_error / _ROWS) if row_error == row_error else error
+
     def described(self) -> str:
         if self.fixed:
             return f"rtol {self.rtol or 0:g}, atol {self.atol or 0:g}, as given"
         text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype, or {_GAIN:g} times the error that came in"
-        return f"{self.margin:g} times the measured noise, or {text}" if self.noise is not None else text
+        return f"the measured noise, or {text}" if self.noise is not None else text

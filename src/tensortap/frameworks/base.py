@@ -173,5 +173,12 @@ class Framework(Protocol):
     def overwrite(self, tensor: Any, values: Any) -> None:
         """Change a tensor in place to another one's values, as an operation that autograd sees."""
 
+    def remember(self, model: Any) -> Callable[[], None]:
+        """Keep parameters, buffers, gradients and the random state; calling what is returned puts all of it back,
+        bit for bit and as often as one likes."""
+
+    def backward(self, tensors: Sequence[Any]) -> None:
+        """Backward from these: with 1 from numbers, with random gradients, always the same, from all else."""
+
     def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
         """Put values into a parameter or buffer, bit for bit and unseen by autograd."""

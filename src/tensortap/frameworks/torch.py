@@ -388,6 +388,41 @@ class Torch:
     def overwrite(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
+    def remember(self, model: torch.nn.Module) -> Callable[[], None]:
+        places = [
+            (holder, name, tensor, tensor.detach().clone(), tensor.grad)
+            for module in model.modules()
+            for holder in (module._parameters, module._buffers)
+            for name, tensor in holder.items()
+            if tensor is not None and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+        ]
+        gradients = [None if gradient is None else gradient.detach().clone() for *_, gradient in places]
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        random, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for (holder, name, tensor, values, gradient), copy in zip(places, gradients, strict=True):
+                    holder[name] = tensor
+                    tensor.data.copy_(values)
+                    tensor.grad = gradient
+                    if gradient is not None:
+                        gradient.data.copy_(copy)
+            torch.set_rng_state(random)
+            for device, state in zip(devices, on_devices, strict=True):
+                torch.cuda.set_rng_state(state, device)
+
+        return put_back
+
+    def backward(self, tensors: Sequence[torch.Tensor]) -> None:
+        random = torch.Generator().manual_seed(0)
+        gradients = [
+            torch.randn(tensor.shape, generator=random).to(tensor) if tensor.ndim else torch.ones_like(tensor)
+            for tensor in tensors
+        ]
+        if tensors:
+            torch.autograd.backward(list(tensors), gradients)
+
     def fill(self, tensor: torch.Tensor, values: npt.NDArray[np.generic]) -> None:
         with torch.no_grad():
             tensor.data.copy_(_tensor(values))

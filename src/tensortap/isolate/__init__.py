@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensortap.isolate.check import Check
     from tensortap.store import Run
 
-__all__ = ["check"]
+__all__ = ["check", "noise"]
 
 
 def check(
@@ -33,3 +34,18 @@ def check(
     given = tuple(noise) if isinstance(noise, Sequence) and not isinstance(noise, str) else (noise,)
     options = Options(isolate, given, tuple(rename), modules, steps, rtol, atol, compiled, on_error)
     return Check(model, reference, options, optimizer)
+
+
+def noise(
+    model: Any,
+    work: Any,
+    path: str | os.PathLike[str],
+    *,
+    seeds: int = 3,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    from tensortap.isolate.noise import measure_noise
+
+    measure_noise(model, work, Path(path), seeds, overwrite, progress)
+    return Path(path)

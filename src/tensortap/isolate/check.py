@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,15 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.watcher import Watcher
 from tensortap.compare.align import Renames
 from tensortap.compare.comparing import Request, Source, open_source
-from tensortap.compare.live import Isolation, conclude_live
+from tensortap.compare.isolated import Isolation
+from tensortap.compare.live import conclude_live
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Reference
-from tensortap.records import Comparison
+from tensortap.records import Comparison, Key
 
 __all__ = ["Check", "Options"]
 
@@ -36,7 +38,8 @@ class Options:
     atol: float | None = None
     compiled: str = "boundary"
     on_error: str = "raise"
-    perturbation: Perturbation | None = None
+    seed: int | None = None
+    """Of random steps by which all that modules are fed is moved; None is not at all."""
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -57,6 +60,8 @@ class Check(Observer):
             self._reference = Reference(run, framework.rank(), renames)
             if options.isolate:
                 self._reference.check_kept()
+            seed = options.seed
+            self._perturbation = None if seed is None else Perturbation(seed, self._reference.coarsest)
             super().__init__(
                 model,
                 self._selection_of(options),
@@ -91,7 +96,7 @@ class Check(Observer):
             *watching,
             reference=self._reference,
             comparator=self._comparator,
-            perturbation=self._options.perturbation,
+            perturbation=self._perturbation,
         )
 
     def close(self, status: str = "finished", reason: str = "") -> None:
@@ -105,7 +110,7 @@ class Check(Observer):
     def _conclude(self) -> None:
         options, comparator = self._options, self._comparator
         assert comparator is not None
-        isolation = Isolation(comparator.forced, comparator.used_inside, comparator.callers) if options.isolate else None
+        isolation = self._isolation(comparator) if options.isolate else None
         request = Request(
             reference=self._reference.run,
             candidate=comparator.run,
@@ -117,6 +122,37 @@ class Check(Observer):
         )
         with self._files:
             self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
+
+    def _isolation(self, comparator: Comparator) -> Isolation:
+        rename, owners = self._reference.rename, dict[int, str]()
+        tied: dict[str, list[str]] = {}
+        for site in self._tree.sites:
+            for _, parameter in self._framework.parameters(site.owner):
+                if (owner := owners.setdefault(id(parameter), site.name)) != site.name:
+                    tied.setdefault(rename(site.name), []).append(rename(owner))
+        return Isolation(
+            comparator.forced, comparator.used_inside, comparator.callers, comparator.cut_off, tied
+        )
+
+    # --- for the noise -----------------------------------------------------------------------------------------
+    def perturb_parameters(self) -> None:
+        """Move the model's own parameters, too; whoever asks for it puts them back."""
+        moved: set[int] = set()
+        for site in self._tree.sites:
+            for name, parameter in self._framework.parameters(site.owner):
+                if id(parameter) not in moved and self._perturbation is not None:
+                    moved.add(id(parameter))
+                    key = Key(self._clock.step, 0, "state", site.name, 0, "param", name)
+                    values = self._perturbation.of(self._framework.host(parameter), key)
+                    self._framework.fill(parameter, values)
+
+    def errors(self) -> Iterator[tuple[Key, float, float]]:
+        """Of every record that differs: its relative error, and that of its worst row."""
+        assert self._comparator is not None
+        for record in self._comparator.run.records():
+            if (measure := self._comparator.measured.get(record.seq)) is not None:
+                off = measure.difference
+                yield record.key, off.rel_l2, off.row_rel_l2
 
     @property
     def result(self) -> Comparison:

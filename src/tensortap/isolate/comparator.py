@@ -16,6 +16,7 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.reference import Counterpart, Reference
+from tensortap.isolate.rows import worst_row
 from tensortap.kernels import summarize
 from tensortap.kernels.pairs import PairMeasure, difference
 from tensortap.records import Key, Record
@@ -37,6 +38,8 @@ class Comparator:
         """Rows whose tensor was replaced by the reference's, once it had been looked at."""
         self.used_inside: set[int] = set()
         """Rows of wrong gradients at an output that the module itself uses further."""
+        self.cut_off: set[Key] = set()
+        """Inputs that take no part in autograd, in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
         """By step, micro step, module and call: the module whose code made the call. In the reference's names."""
         self._framework = framework
@@ -71,13 +74,19 @@ class Comparator:
         spot = step, call.micro, rename(call.module), call.number
         self.callers[spot] = None if caller is None else rename(caller)
 
-    def note_inner_use(self, key: Key, from_outside: Any, gradient: Any) -> None:
+    def note_inner_use(self, key: Key, from_outside: Any | None, gradient: Any) -> None:
         """Whether a wrong gradient at an output is not only what came from outside: the module uses the output too."""
-        row = self._rows[key]
-        if row in self.measured:
-            ours, theirs = (self._framework.host(each) for each in (from_outside, gradient))
-            if not difference(ours, theirs).difference.equal:
-                self.used_inside.add(row)
+        if (row := self._rows[key]) not in self.measured:
+            return
+        if from_outside is not None:
+            parts = (self._framework.host(each) for each in (from_outside, gradient))
+            if difference(*parts).difference.equal:
+                return
+        self.used_inside.add(row)
+
+    def note_cut_off(self, key: Key) -> None:
+        """An input takes no part in autograd."""
+        self.cut_off.add(key._replace(module=self._reference.rename(key.module)))
 
     def mark_forced(self, key: Key) -> None:
         """From here on, the reference's values are in this tensor's place."""
@@ -94,4 +103,7 @@ class Comparator:
     def _measure(self, row: int, found: Counterpart, array: npt.NDArray[Any]) -> None:
         rtol, atol = self._tolerances
         if ("complex" in found.dtype) == (array.dtype.kind == "c"):
-            self.measured[row] = difference(self._reference.values(found), array, rtol=rtol, atol=atol)
+            theirs = self._reference.values(found)
+            measure = difference(theirs, array, rtol=rtol, atol=atol)
+            off = replace(measure.difference, row_rel_l2=worst_row(theirs, array))
+            self.measured[row] = replace(measure, difference=off)

@@ -126,6 +126,8 @@ class Isolator(Watcher):
             if spot not in found:
                 found[spot] = self._replace(unchanged.get(id(tensor), tensor), key, counterpart, site)
             self._comparator.mark_forced(key)
+            if kind == "input" and call.autograd and not self._framework.requires_gradient(tensor):
+                self._comparator.note_cut_off(key)
             tensors.append(found[spot])
         return tensors
 
@@ -161,8 +163,8 @@ class Isolator(Watcher):
             return None
         self._book.gradient(site.name)
         key, counterpart = self._comparator.look(gradient, key, site)
-        if (from_outside := self._arrived.pop(of, None)) is not None:
-            self._comparator.note_inner_use(key, from_outside, gradient)
+        if kind == "grad_output":
+            self._comparator.note_inner_use(key, self._arrived.pop(of, None), gradient)
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
         self._comparator.mark_forced(key)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.compare.tolerance import EPSILON
 from tensortap.errors import UsageError
 from tensortap.records import KINDS, Key, Location, Record, Summary
 from tensortap.store import Run
@@ -47,6 +48,7 @@ class Reference:
         self._rows = run.index(rank)
         self._step: int | None = None
         self._known: dict[Key, Counterpart] = {}
+        self._coarsest: dict[tuple[str, int], str] = {}
         self._last: tuple[Location | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
         self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
@@ -74,6 +76,11 @@ class Reference:
             self._step, self._known = key.step, self._of_step(key.step)
         return self._known.get(key._replace(module=self.rename(key.module)))
 
+    def coarsest(self, key: Key) -> str | None:
+        """The coarsest dtype among what a call takes and returns; None if it has no floating-point numbers."""
+        self.get(key)
+        return self._coarsest.get((self.rename(key.module), key.call))
+
     def values(self, found: Counterpart) -> npt.NDArray[Any]:
         """The tensor itself, read-only."""
         if found.location != self._last[0]:
@@ -86,9 +93,14 @@ class Reference:
         keys = zip(*(rows.column(name).to_pylist() for name in Key._fields), strict=True)
         columns = zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True)
         found: dict[Key, Counterpart] = {}
+        self._coarsest.clear()
         for key, (seq, cls, dtype, shape, tensor, digest, *place) in zip(keys, columns, strict=True):
             location = None if place[0] is None else Location(*place)
             found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, location))
+            if key[5] in _NEEDED and dtype in EPSILON:
+                _, _, _, module, number, *_ = key
+                known = self._coarsest.setdefault((module, number), dtype)
+                self._coarsest[module, number] = max(known, dtype, key=EPSILON.__getitem__)
         return found
 
     def _record(self, found: Counterpart) -> Record:
