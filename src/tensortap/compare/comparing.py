@@ -21,7 +21,7 @@ from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
-from tensortap.compare.tolerance import Policy
+from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.kernels import summarize
@@ -196,28 +196,31 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def noise_of(matched: Matched, request: Request, opened: ExitStack) -> npt.NDArray[np.float64] | None:
+def noise_of(matched: Matched, request: Request, opened: ExitStack) -> Allowed | None:
     """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
+    of_rows = worst.copy()
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
         if not isinstance(source, Run) and is_noise(source):
-            worst = np.maximum(worst, _of_steps(read_noise(source), matched))
+            steps = _of_steps(read_noise(source), matched)
+            worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
         again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None)
         errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
-    return worst
+    return worst, of_rows
 
 
-def _of_steps(noise: Noise, matched: Matched) -> npt.NDArray[np.float64]:
+def _of_steps(noise: Noise, matched: Matched) -> Allowed:
     side, rows = matched.reference, matched.alignment.reference
     spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
-    return np.array([Policy.of_steps(*noise.of(spot)) for spot in spots])
+    found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def conclude(

@@ -18,11 +18,24 @@ import numpy.typing as npt
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 
-__all__ = ["Judgement", "Pairs", "judge"]
+__all__ = ["Isolated", "Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_FLOWING = ("input", "output", "grad_output", "grad_input")
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """Of pairs of modules that stand for themselves."""
+
+    rows: Floats
+    """The error of the worst row, 0 where rows do not count."""
+    forced: npt.NDArray[np.bool_]
+    """Where the reference's values took the candidate's place, so that nothing was handed on."""
+    cast: npt.NDArray[np.bool_]
+    """Where these values are of another dtype than the reference's, so that they are rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +54,8 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
-    forced: npt.NDArray[np.bool_] | None = None
-    """Where the reference's values took the candidate's place, so that nothing was handed on; None is nowhere."""
+    isolated: Isolated | None = None
+    """What else is known if every module was fed from the reference."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,10 @@ class _Judge:
         self.policy = policy
         count = len(pairs.rel_l2)
         self.error: list[float] = pairs.rel_l2.tolist()
-        self.forced: list[bool] = [False] * count if pairs.forced is None else pairs.forced.tolist()
+        alone = pairs.isolated
+        self.forced: list[bool] = [False] * count if alone is None else alone.forced.tolist()
         self.handed: list[float] = [0.0 if forced else e for forced, e in zip(self.forced, self.error, strict=True)]
+        self.row_error: list[float] = [0.0] * count if alone is None else alone.rows.tolist()
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
         self.wrong = [False] * count
@@ -77,7 +92,10 @@ class _Judge:
         self.sources_error: dict[int, float] = {}
         self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
         # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
-        self.open = ~pairs.equal & ~(pairs.rel_l2 <= pairs.base) & ~np.isnan(pairs.rel_l2)
+        rounding = pairs.rel_l2 <= pairs.base
+        if alone is not None:
+            rounding &= alone.rows <= policy.of_row_alone(pairs.base)
+        self.open = ~pairs.equal & ~rounding & ~np.isnan(pairs.rel_l2)
         if policy.fixed:
             self.open = ~pairs.equal & ~np.isnan(pairs.rel_l2)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.rel_l2)
@@ -107,7 +125,7 @@ class _Judge:
             self.rule[row] = _ROUNDING
         if self.pairs.reshaped[row] or self.pairs.nonfinite[row]:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
-        elif error <= self.tolerance[row]:
+        elif error <= self.tolerance[row] and self._row_is_right(row):
             self.status[row] = "close"
             return
         else:
@@ -116,6 +134,20 @@ class _Judge:
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
+
+    def _rounding_of(self, row: int, sources: Sequence[int], isolated: Isolated) -> float:
+        """What rounding allows that came in unseen: with values that were cast, or in a backward in short numbers."""
+        kinds = self.structure.kind
+        backward = kinds[row] in _GRADIENTS
+        return max(
+            (self.base[s] for s in sources if isolated.cast[s] or (backward and kinds[s] in _FLOWING)), default=0.0
+        )
+
+    def _row_is_right(self, row: int) -> bool:
+        if self.policy.fixed or self.row_error[row] <= self.policy.of_row(row, self.tolerance[row]):
+            return True
+        self.rule[row] += ", for a single row"
+        return False
 
     @staticmethod
     def _same(error: float, other: float) -> bool:
@@ -131,8 +163,10 @@ class _Judge:
         if policy.fixed:
             return policy.fixed_tolerance(float(pairs.l2[row]), int(pairs.elements[row])), "rtol and atol as given"
         allowed, rule = self.base[row], _ROUNDING
-        if policy.noise is not None and policy.noise[row] > allowed:
-            allowed, rule = float(policy.noise[row]), "measured noise"
+        if policy.noise is not None and policy.noise[0][row] > allowed:
+            allowed, rule = float(policy.noise[0][row]), "measured noise"
+        if pairs.isolated is not None and (coarse := self._rounding_of(row, sources, pairs.isolated)) > allowed:
+            allowed, rule = coarse, "rounding of what it was made from"
         if policy.passed_on(came_in) > allowed:
             allowed, rule = policy.passed_on(came_in), "error that came in"
         kind = self.structure.kind[row]

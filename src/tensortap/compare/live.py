@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
 from tensortap.compare.comparing import Matched, Request, conclude, moved_in, noise_of, pairs_of
 from tensortap.compare.isolated import Isolation, isolated_findings
-from tensortap.compare.judge import judge
+from tensortap.compare.judge import Isolated, Pairs, judge
 from tensortap.compare.metrics import estimate, prepare
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
@@ -55,11 +56,7 @@ def conclude_live(
         born = findings(judgement, structure, *matched.describing)
     else:
         numbers = right.row[alignment.candidate]
-        forced = np.array([row in isolation.forced for row in rows], bool)
-        rel_l2 = pairs.rel_l2.copy()
-        for pair, off in measures.differences.items():
-            rel_l2[pair] = Policy.with_rows(rel_l2[pair], off.row_rel_l2)
-        pairs = replace(pairs, rel_l2=rel_l2, forced=forced)
+        pairs = _alone(pairs, matched, np.array([row in isolation.forced for row in rows], bool))
         judgement = judge(pairs, structure, policy, moved_in(matched))
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         born = isolated_findings(judgement, structure, isolation, numbers, lost, *matched.describing)
@@ -67,3 +64,21 @@ def conclude_live(
     if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
         result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])
     return result
+
+
+def _alone(pairs: Pairs, matched: Matched, forced: npt.NDArray[np.bool_]) -> Pairs:
+    """Pairs of modules that stand for themselves: their worst rows count too, and an error along the tensor more."""
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    rel_l2, rows = pairs.rel_l2.copy(), np.zeros(len(pairs.rel_l2))
+    for pair, off in measures.differences.items():
+        row = int(alignment.reference[pair])
+        kind, shape = left.kind[row], left.shape(row)
+        ours, theirs = (measures.sides[name]["l2"][pair] for name in ("reference", "candidate"))
+        if ours > 0 and np.isfinite(rel_l2[pair]) and Policy.has_direction(kind, off.elements):
+            along = ((theirs / ours) ** 2 - 1 - off.rel_l2**2) / 2
+            rel_l2[pair] = Policy.counted(off.rel_l2, along)
+        if Policy.has_rows(kind, shape[-1] if shape else 1):
+            rows[pair] = off.row_rel_l2
+    ours, theirs = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
+    cast = np.array([one != other for one, other in zip(ours, theirs, strict=True)], bool)
+    return replace(pairs, rel_l2=rel_l2, isolated=Isolated(rows, forced, cast & forced))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPSILON", "Policy"]
+__all__ = ["EPSILON", "Allowed", "Policy"]
 
 EPSILON = {
     "float64": 2.0**-52,
@@ -31,11 +31,20 @@ EPSILON = {
 _BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
 _BASE_OF_SHORT = 1.0
 _GAIN = 16.0
-# Rounding moves a number by a quarter of an epsilon or so: whole epsilons everywhere do several times as much as a sum
-# that is taken in another order.
-_STEPS = 0.5
-_RUNS = 3.0
-_ROWS = 4.0
+# Rounding moves a number by a quarter of an epsilon or so: whole epsilons everywhere do several times as much, and need
+# no margin. The worst of many rows is another one each time, and does.
+_RUNS, _STEPS, _STEPS_OF_ROWS = 3.0, 1.0, 4.0
+# Where every module stands for itself: a single row may be off by more than the whole. Rounding goes to all sides, so
+# that hardly any of it is along the tensor itself: what is, counts double.
+_ROWS, _ALONG = 4.0, 2.0
+_LEAST_ROW, _LEAST_TENSOR = 16, 64
+# In long dtypes a row that matters shows in the whole tensor, too, and the worst of many rows is off by thousands of
+# epsilons where numbers cancel out.
+_LEAST_ROW_ERROR = 2.0**-12
+
+
+Allowed = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""By pair: the error of the whole tensor, and that of its worst row."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,12 @@ class Policy:
     """The tolerance for every pair, as a relative L2 error, and the words for the rule that gave it.
 
     rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
-    noise: what measured noise allows, by pair: see `of_runs` and `of_steps`.
+    noise: what measured noise allows.
     """
 
     rtol: float | None = None
     atol: float | None = None
-    noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    noise: Allowed | None = field(default=None, repr=False)
 
     @property
     def fixed(self) -> bool:
@@ -80,14 +89,33 @@ class Policy:
         return _RUNS * error
 
     @staticmethod
-    def of_steps(error: float, row_error: float) -> float:
+    def of_steps(error: float, row_error: float) -> tuple[float, float]:
         """What random steps of one epsilon allow that move a record, and its worst row, by so much."""
-        return _STEPS * Policy.with_rows(error, row_error)
+        return _STEPS * error, _STEPS_OF_ROWS * row_error
 
     @staticmethod
-    def with_rows(error: float, row_error: float) -> float:
-        """The error that counts where every module stands for itself: a single row may be off by somewhat more."""
-        return max(error, row_error / _ROWS) if row_error == row_error else error
+    def of_row_alone(allowed: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """For the worst rows of records that may be off by so much themselves, whatever the noise."""
+        return np.maximum(_ROWS * allowed, _LEAST_ROW_ERROR)
+
+    def of_row(self, row: int, allowed: float) -> float:
+        """For the worst row of a record that may be off by so much itself."""
+        return max(_ROWS * allowed, _LEAST_ROW_ERROR, 0.0 if self.noise is None else float(self.noise[1][row]))
+
+    @staticmethod
+    def counted(error: float, along: float) -> float:
+        """The error that counts where every module stands for itself, given how much of it is along the tensor."""
+        return max(error, _ALONG * abs(along))
+
+    @staticmethod
+    def has_direction(kind: str, elements: int) -> bool:
+        """Whether there are enough numbers for rounding to cancel out along the tensor."""
+        return elements >= _LEAST_TENSOR and kind not in ("param", "buffer")
+
+    @staticmethod
+    def has_rows(kind: str, length: int) -> bool:
+        """Whether rows say something: those of parameters are no samples, and short ones are all noise."""
+        return length >= _LEAST_ROW and kind not in ("param", "buffer")
 
     def described(self) -> str:
         if self.fixed:

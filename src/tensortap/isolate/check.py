@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensortap.capture.observer import Observer, Sink
@@ -40,6 +40,10 @@ class Options:
     on_error: str = "raise"
     seed: int | None = None
     """Of random steps by which all that modules are fed is moved; None is not at all."""
+    epsilons: int = 1
+    """How large these steps are."""
+    lowered: Mapping[str, str] = field(default_factory=dict)
+    """Modules that compute in a coarser dtype than they show, and which: steps are as large as that one's."""
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -60,8 +64,14 @@ class Check(Observer):
             self._reference = Reference(run, framework.rank(), renames)
             if options.isolate:
                 self._reference.check_kept()
-            seed = options.seed
-            self._perturbation = None if seed is None else Perturbation(seed, self._reference.coarsest)
+            seed, lowered = options.seed, options.lowered
+            self._perturbation = (
+                None
+                if seed is None
+                else Perturbation(
+                    seed, options.epsilons, lambda key: lowered.get(key.module) or self._reference.coarsest(key)
+                )
+            )
             super().__init__(
                 model,
                 self._selection_of(options),
@@ -145,6 +155,12 @@ class Check(Observer):
                     key = Key(self._clock.step, 0, "state", site.name, 0, "param", name)
                     values = self._perturbation.of(self._framework.host(parameter), key)
                     self._framework.fill(parameter, values)
+
+    def coarsest(self) -> dict[str, str | None]:
+        """By module: the coarsest dtype that it shows."""
+        step = self._reference.steps[0]
+        keys = [Key(step, 0, "forward", site.name, 0, "output", "0") for site in self._tree.sites]
+        return {key.module: self._reference.coarsest(key) for key in keys}
 
     def errors(self) -> Iterator[tuple[Key, float, float]]:
         """Of every record that differs: its relative error, and that of its worst row."""

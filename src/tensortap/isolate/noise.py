@@ -9,6 +9,7 @@ from typing import Any
 
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
+from tensortap.compare.tolerance import EPSILON
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -19,6 +20,11 @@ from tensortap.store.noise_file import Spot, write_noise
 __all__ = ["measure_noise"]
 
 _KINDS = tuple(kind for kind in KINDS if kind != "param")  # parameters are what is moved
+_OWN_KINDS = ("output", "grad_input", "param_grad")
+"""What a module itself computes; the other kinds are made by the code around it."""
+_PROBE, _JUMP = 16, 16
+"""Epsilons of a first step; a module that magnifies it this often has rounded to a coarser dtype inside."""
+
 Spreads = dict[Spot, tuple[float, float]]
 
 
@@ -31,15 +37,24 @@ def measure_noise(
     framework = framework_of(model)
     run = work if callable(work) else lambda model: _forward_and_backward(framework, model, work)
     spreads: Spreads = {}
+    lowered: Mapping[str, str] = {}
     put_back = framework.remember(model)
     with tempfile.TemporaryDirectory(prefix="tensortap-noise-") as folder:
         reference = Path(folder) / "reference"
+
+        def perturbed(seed: int, epsilons: int = 1) -> Check:
+            put_back()
+            with Check(model, reference, Options(seed=seed, epsilons=epsilons, lowered=lowered)) as check:
+                check.perturb_parameters()
+                run(model)
+            return check
+
         try:
             with capture(model, reference, keep="tensors", kinds=_KINDS):
                 run(model)
+            lowered = _lowered(perturbed(0, _PROBE))
             for seed in range(seeds):
-                put_back()
-                _measure(model, run, Check(model, reference, Options(seed=seed)), spreads)
+                _collect(perturbed(seed), spreads)
                 if progress is not None:
                     progress(seed + 1, seeds)
         finally:
@@ -48,10 +63,24 @@ def measure_noise(
     write_noise(path, spreads.items(), about, overwrite)
 
 
-def _measure(model: Any, run: Callable[[Any], Any], check: Check, spreads: Spreads) -> None:
-    with check:
-        check.perturb_parameters()
-        run(model)
+def _lowered(check: Check) -> dict[str, str]:
+    """Modules that take and return numbers of one dtype but compute in a coarser one, as under autocast, and which.
+
+    Steps too small for the inner dtype show as jumps where they turn a rounding over. What the inner dtype is nobody
+    says: the coarsest that the model has anywhere is taken.
+    """
+    coarsest = check.coarsest()
+    floats = [dtype for dtype in coarsest.values() if dtype is not None]
+    lowest = max(floats, key=EPSILON.__getitem__, default="")
+    found = {}
+    for key, error, _ in check.errors():
+        own = coarsest.get(key.module) if key.kind in _OWN_KINDS else None
+        if own is not None and EPSILON[own] < EPSILON[lowest] and error > _JUMP * _PROBE * EPSILON[own]:
+            found[key.module] = lowest
+    return found
+
+
+def _collect(check: Check, spreads: Spreads) -> None:
     for key, error, row_error in check.errors():
         spot = key.module, key.call, key.kind, key.path
         before = spreads.get(spot, (0.0, 0.0))

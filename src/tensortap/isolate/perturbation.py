@@ -17,14 +17,15 @@ __all__ = ["Perturbation"]
 
 
 class Perturbation:
-    """Moves every number of a tensor by one epsilon, relative to itself. The same seed moves the same tensor alike.
+    """Moves every number of a tensor by some epsilons, relative to itself. The same seed moves the same tensor alike.
 
-    `coarsest` tells the coarsest dtype that the call of a key works with: a module that takes float32 and computes in
+    `coarsest` tells the coarsest dtype that the call of a key works with: a module that takes float32 and returns
     bfloat16 rounds to that.
     """
 
-    def __init__(self, seed: int, coarsest: Callable[[Key], str | None]) -> None:
+    def __init__(self, seed: int, epsilons: int, coarsest: Callable[[Key], str | None]) -> None:
         self._seed = seed
+        self._epsilons = epsilons
         self._coarsest = coarsest
 
     def of(self, values: npt.NDArray[Any], key: Key) -> npt.NDArray[Any]:
@@ -34,7 +35,7 @@ class Perturbation:
         if not own:
             return values
         random = np.random.default_rng((self._seed, crc32(repr(key).encode())))
-        steps = max(own, coarse) * (2.0 * random.integers(0, 2, values.shape) - 1.0)
+        steps = self._epsilons * max(own, coarse) * (2.0 * random.integers(0, 2, values.shape) - 1.0)
         with np.errstate(all="ignore"):
             wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
             moved: npt.NDArray[Any] = (wide * (1.0 + steps)).astype(values.dtype)
