@@ -52,10 +52,12 @@ class _Faults:
     def place(self, row: int) -> Place:
         """Whose doing a wrong row is. What goes into a module, or comes back to it, is made by the code that calls it."""
         kind, call = self.structure.kind[row], self.structure.call_of(row)
+        if kind == "param_grad" and (reader := self._reader(row)) is not None:
+            return Place(reader, True)
         if call is None or kind not in ("input", "grad_output"):
             return place_of(row, self.structure, self.judgement)
         caller = self._caller(call)
-        if kind == "input":
+        if kind == "input" or caller is None:
             return Place(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
@@ -65,7 +67,7 @@ class _Faults:
             return Place(None, True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
         unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
-        if any(user in unforced for user in self.structure.users(row, call)) or caller is None:
+        if any(user in unforced for user in self.structure.users(row, call)):
             return place_of(row, self.structure, self.judgement)
         return Place(caller, True)
 
@@ -90,6 +92,14 @@ class _Faults:
             for state in self.structure.parameters_of.get((rank, step, owner), ())
         ]
         return any(self._wrong(state) for state in tied)
+
+    def _reader(self, row: int) -> str | None:
+        """The module that uses the parameters of one which is never called itself."""
+        scope, module = self.structure.scope[row], self.structure.module[row]
+        name = module
+        while name and (scope, name) not in self.structure.calls_of_module:
+            name = name.rpartition(".")[0]
+        return name if name != module and (scope, name) in self.structure.calls_of_module else None
 
     def _caller(self, call: Call) -> str | None:
         _, step, micro = call.scope
@@ -139,15 +149,17 @@ def isolated_findings(
     faults = _Faults(judgement, structure, isolation, forced, own, lost)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
-    for born in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
-        at_root = structure.at_root(born) if structure.kind[born] == "grad_output" else None
-        row = born if at_root is None else at_root
+    # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
+    feeds_back = "grad_input" in set(structure.kind)
+    for row in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
         if faults.follows(row):
             continue
         place = faults.place(row)
         module = structure.module[row] if place.container is None else place.container
         rank = structure.scope[row][0]
         if (rank, module) in known:
+            continue
+        if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
         known.add((rank, module))
         found[row] = Finding(
@@ -160,6 +172,11 @@ def isolated_findings(
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != structure.module[row] else None,
-            inputs_rel_l2=judgement.sources_error[born],
+            inputs_rel_l2=judgement.sources_error[row],
         )
     return found
+
+
+def _inside(module: str, rank: int, known: Collection[tuple[int, str]]) -> bool:
+    """Whether one of the modules that are known to be at fault is a part of this one."""
+    return any(r == rank and (not module or name.startswith(f"{module}.")) for r, name in known)

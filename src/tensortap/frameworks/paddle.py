@@ -180,8 +180,8 @@ class Paddle:
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         wanted = {edge.node.node_ptr(): edge for edge in edges}
-        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        visited = {node.node_ptr() for node in waiting}
+        nodes = {node.node_ptr(): node for tensor in outputs if (node := tensor.grad_fn) is not None}
+        waiting, visited = list(nodes.values()), set(nodes)  # outputs that one operation made have one node
         found = []
         while waiting and len(visited) < _MOST_NODES:
             node = waiting.pop()

@@ -272,8 +272,8 @@ class Torch:
         wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
         wanted |= {(edge.node, edge.slot): edge for edge in edges}
         ends = {edge.node for edge in edges}
-        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        visited: set[Any] = set(waiting)
+        visited: set[Any] = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+        waiting = list(visited)  # outputs that one operation made, as a split does, have one node
         found = []
         while waiting:
             node = waiting.pop()
