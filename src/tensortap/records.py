@@ -206,6 +206,8 @@ class Finding:
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
     """The worst relative error among the inputs."""
+    row_tolerance: float = float("nan")
+    """What was allowed of a single row."""
 
     @property
     def module(self) -> str:
@@ -215,6 +217,12 @@ class Finding:
     @property
     def rel_l2(self) -> float:
         return self.difference.rel_l2 if self.difference is not None else float("nan")
+
+    @property
+    def only_a_row(self) -> bool:
+        """Whether the whole would be near enough, and it is one row that is off."""
+        row = self.difference.row_rel_l2 if self.difference is not None else float("nan")
+        return self.status == "diverged" and self.rel_l2 <= self.tolerance and row > self.row_tolerance
 
     @property
     def cosine(self) -> float:

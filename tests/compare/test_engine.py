@@ -16,7 +16,7 @@ from tensortap import dtypes
 from tensortap.compare import engine
 from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task
 from tensortap.errors import RunUnreadable, UsageError
-from tensortap.kernels import pairs
+from tensortap.kernels import pairs, summarize
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     monkeypatch.setattr(engine.batches, "__defaults__", (1 << 20,))
     reference, candidate = arrays()
     spans = zip(write(tmp_path / "reference", reference), write(tmp_path / "candidate", candidate, 8), strict=True)
-    return [Task(r, c) for r, c in spans]
+    sizes = [summarize(each).l2 for each in reference]
+    return [Task(r, c, size=size) for (r, c), size in zip(spans, sizes, strict=True)]
 
 
 @pytest.mark.parametrize("chosen", [Serial(), Serial(threads=1), ProcessPool(2)], ids=["serial", "alone", "pool"])

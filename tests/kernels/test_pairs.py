@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 REAL = [name for name in dtypes.NAMES if not name.startswith("complex")]
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 EXACT = ("elements", "equal", "exact", "max_abs", "max_abs_index", "reference_value", "candidate_value", "max_ulp")
+EXACT += ("row_index",)
 
 
 def random_bits(name: str, n: int, seed: int) -> Array:
@@ -71,7 +72,7 @@ def assert_matches(reference: Array, candidate: Array, **options: Any) -> PairMe
     for field in EXACT:
         ours, theirs = getattr(found.difference, field), getattr(expected.difference, field)
         assert ours == theirs or (ours != ours and theirs != theirs), (field, ours, theirs)
-    for field in ("rel_l2", "l2", "mismatched"):
+    for field in ("rel_l2", "l2", "mismatched", "row_rel_l2"):
         assert agree(getattr(found.difference, field), getattr(expected.difference, field)), field
     assert agree(found.difference.cosine, expected.difference.cosine, 1e-14)
     assert_side(found.reference, expected.reference)
@@ -296,16 +297,85 @@ def test_ranges_join_to_the_same_bits(name: str) -> None:
     shape = (2, 1_000_000, 2) if name == "complex64" else (2, 1_000_000)
     r, c = reference.reshape(-1), candidate.reshape(-1)
     cuts = [0, pairs.CHUNK, 4 * pairs.CHUNK, 5 * pairs.CHUNK, r.size]
-    partials = [pairs.measure_range(r[a:b], c[a:b], a) for a, b in itertools.pairwise(cuts)]
-    whole = pairs.difference(reference, candidate)
-    assert same(pairs.join(partials, shape), whole)
-    assert same(pairs.join(pickle.loads(pickle.dumps(partials[::-1])), shape), whole)  # noqa: S301
+    rows = pairs.Rows.of(reference.shape, len(shape) - 1, size=9.0)
+    partials = [pairs.measure_range(r[a:b], c[a:b], a, rows=rows) for a, b in itertools.pairwise(cuts)]
+    whole = pairs.difference(reference, candidate, size=9.0)
+    assert same(pairs.join(partials, shape, rows), whole)
+    assert same(pairs.join(pickle.loads(pickle.dumps(partials[::-1])), shape, rows), whole)  # noqa: S301
     assert pairs.join(partials).difference.max_abs_index == (int(np.ravel_multi_index(*whole_index(whole, shape))),)
 
 
 def whole_index(measure: PairMeasure, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     assert measure.difference.max_abs_index is not None
     return measure.difference.max_abs_index, shape
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+SHAPES: list[tuple[int, ...]] = [(3, 7), (5, 1), (64, 32, 1, 1), (700, 3), (9000, 2), (37, 64), (50, 768), (3, 1024)]
+SHAPES += [(2, 300_000), (300, 2048), (1000, 1000), (3, pairs.CHUNK), (131, 4001), (2, 2, 250_000)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int64", "complex64", "bool"])
+def test_the_worst_row(name: str, shape: tuple[int, ...]) -> None:
+    """Rows of any length, cut by the kernel's own rows and chunks, among them equal ones and such with NaN and Inf."""
+    reference, candidate = pair(name, name, shape)
+    assert_matches(reference, candidate)
+    same_places = np.random.default_rng(1).random(shape) < 0.5
+    candidate[same_places] = reference[same_places]
+    candidate[1:] = reference[1:]
+    if reference.dtype.kind not in "iub":
+        flat, other = candidate.reshape(-1), reference.reshape(-1)
+        flat[2], other[3], flat[-1], other[-1] = np.nan, np.inf, np.inf, np.inf
+    assert_matches(reference, candidate)
+
+
+def test_one_wrong_row_among_many_right_ones() -> None:
+    reference = np.random.default_rng(0).normal(0, 1, (40, 50, 96)).astype(np.float32)
+    candidate = reference.copy()
+    candidate[17, 31] *= np.float32(1.5)
+    found = assert_matches(reference, candidate).difference
+    assert found.row_index == (17, 31)
+    assert found.row_rel_l2 == pytest.approx(0.5)
+    assert found.rel_l2 < 0.02
+    candidate[17, 31], candidate[29, 3] = 2 * reference[17, 31], 2 * reference[29, 3]
+    assert pairs.difference(reference, candidate).difference.row_index == (17, 31), "the first of two alike"
+
+
+def test_a_row_that_is_nearly_zero_does_not_shout() -> None:
+    reference = np.ones((64, 100))
+    reference[5] = 1e-9
+    candidate = reference + 1e-9
+    found = assert_matches(reference, candidate).difference
+    assert found.row_index == (5,)
+    assert found.row_rel_l2 == pytest.approx(1e-9 / pairs_reference.ROW_FLOOR, rel=0.01)
+
+
+def test_what_is_one_row() -> None:
+    for shape in ((), (1,), (7,), (1, 9), (9, 1), (1, 1, 1)):
+        found = assert_matches(*pair("float32", "float32", shape)).difference
+        assert found.row_index == ((0,) if shape == (1, 9) else ())
+        assert found.row_rel_l2 == pytest.approx(found.rel_l2, rel=1e-12)
+    found = assert_matches(np.ones((3, 4)), np.ones((3, 4))).difference
+    assert (found.row_rel_l2, found.row_index) == (0, None)
+    found = assert_matches(np.zeros((3, 4)), np.eye(3, 4)).difference
+    assert (found.row_rel_l2, found.row_index) == (math.inf, (0,))
+
+
+def test_where_ranges_are_cut_does_not_change_a_row() -> None:
+    """The same bits from few ranges and many, for rows much longer and much shorter than a chunk."""
+    for shape in ((3, 700_001), (7_001, 300), (1_050_000, 2)):
+        reference, candidate = pair("float32", "float32", shape)
+        r, c = reference.reshape(-1), candidate.reshape(-1)
+        rows = pairs.Rows.of(shape, 1, size=1e4)
+        whole = pairs.difference(reference, candidate, size=1e4)
+        for chunks in (1, 3, 5):
+            step = chunks * pairs.CHUNK
+            options: dict[str, Any] = {"rows": rows, "threads": 1 + chunks % 2}
+            parts = [
+                pairs.measure_range(r[a : a + step], c[a : a + step], a, **options) for a in range(0, r.size, step)
+            ]
+            assert same(pairs.join(parts[::-1], shape, rows), whole)
 
 
 def test_release_ends_the_helpers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -71,7 +70,7 @@ class _Swapper:
 def _frozen(value: Any) -> bool:
     if isinstance(value, Mapping):
         return not isinstance(value, MutableMapping)
-    return dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return bool(getattr(getattr(value, "__dataclass_params__", None), "frozen", False))
 
 
 def _get(holder: Any, name: Any) -> Any:
@@ -83,9 +82,7 @@ def _get(holder: Any, name: Any) -> Any:
 
 
 def _set(holder: Any, name: Any, value: Any) -> None:
-    if isinstance(holder, MutableMapping):
-        holder[name] = value
-    elif isinstance(holder, list):
+    if isinstance(holder, (MutableMapping, list)):
         holder[name] = value
     elif not isinstance(holder, Mapping):
         object.__setattr__(holder, name, value)

@@ -34,6 +34,7 @@ __all__ = [
     "Matched",
     "Request",
     "Source",
+    "as_one",
     "conclude",
     "moved_in",
     "noise_of",
@@ -92,9 +93,10 @@ def run_comparison(request: Request) -> Comparison:
     with ExitStack() as opened:
         reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
         matched = _match(reference, candidate, renames, request, request.progress)
-        policy = Policy(request.rtol, request.atol, noise_of(matched, request, opened))
+        pairs = pairs_of(matched)
+        policy = Policy(request.rtol, request.atol, as_one(noise_of(matched, request, opened), pairs.row_gain))
         structure = Structure(matched.reference, matched.alignment.reference)
-        judgement = judge(pairs_of(matched), structure, policy, moved_in(matched))
+        judgement = judge(pairs, structure, policy, moved_in(matched))
         return conclude(matched, judgement, findings(judgement, structure, *matched.describing), policy, renames)
 
 
@@ -158,10 +160,11 @@ def pairs_of(matched: Matched) -> Pairs:
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
-    rel_l2 = measures.rel_l2.copy()
-    rel_l2[measures.nonfinite | measures.reshaped] = np.inf
+    error = _errors(matched)
+    error[measures.nonfinite | measures.reshaped] = np.inf
     return Pairs(
-        rel_l2=rel_l2,
+        error=error,
+        row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
@@ -172,6 +175,14 @@ def pairs_of(matched: Matched) -> Pairs:
         if len(rows)
         else np.empty(0),
     )
+
+
+def _errors(matched: Matched) -> npt.NDArray[np.float64]:
+    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    measures, rows = matched.measures, matched.alignment.reference
+    if not len(rows):
+        return np.empty(0)
+    return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
 def moved_in(matched: Matched) -> Callable[[int, int], float]:
@@ -209,11 +220,16 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack) -> Allowed |
             worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
         again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None)
-        errors = np.nan_to_num(again.measures.rel_l2, nan=0.0, posinf=0.0)
+        errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
     return worst, of_rows
+
+
+def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """What noise allows of a pair's error, be it of the whole or of the worst row."""
+    return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
 
 
 def _of_steps(noise: Noise, matched: Matched) -> Allowed:

@@ -67,6 +67,13 @@ class Task:
     """None is the end."""
     rtol: float | None = None
     atol: float | None = None
+    size: float = 0.0
+    """The reference's l2, which rows are measured against that are nearly zero; 0 is unknown."""
+
+    @property
+    def rows(self) -> pairs.Rows:
+        components = 2 if dtypes.numpy_dtype(self.reference.dtype).kind == "c" else 1
+        return pairs.Rows.of(self.reference.shape, components, self.size)
 
     @property
     def elements(self) -> int:
@@ -154,7 +161,7 @@ def work(batch: Batch, files: Files, threads: int | None = None) -> Parts:
     parts = []
     for number, task in batch:
         r, c = files.elements(task.reference, task), files.elements(task.candidate, task)
-        found = pairs.measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, threads=threads)
+        found = pairs.measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
         parts.append((number, found))
     files.forget_pages()
     return parts
@@ -185,7 +192,7 @@ class Gather:
             if not self._missing[number]:
                 task = self._tasks.pop(number)
                 del self._missing[number]
-                yield number, pairs.join(self._parts.pop(number), _index_shape(task))
+                yield number, pairs.join(self._parts.pop(number), _index_shape(task), task.rows)
         if self._progress is not None:
             self._progress(self._done)
 

@@ -50,7 +50,7 @@ class _Faults:
     """What only the reference has."""
 
     def place(self, row: int) -> Place:
-        """Whose doing a wrong row is. What goes into a module, or comes back to it, is made by the code that calls it."""
+        """Whose doing a wrong row is. What goes into a module, or comes back to it, was made by the code that calls."""
         kind, call = self.structure.kind[row], self.structure.call_of(row)
         if kind == "param_grad" and (reader := self._reader(row)) is not None:
             return Place(reader, True)
@@ -169,6 +169,7 @@ def isolated_findings(
             status=judgement.status[row],
             difference=difference(row),
             tolerance=float(judgement.tolerance[row]),
+            row_tolerance=float(judgement.row_tolerance[row]),
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != structure.module[row] else None,

@@ -30,8 +30,6 @@ _FLOWING = ("input", "output", "grad_output", "grad_input")
 class Isolated:
     """Of pairs of modules that stand for themselves."""
 
-    rows: Floats
-    """The error of the worst row, 0 where rows do not count."""
     forced: npt.NDArray[np.bool_]
     """Where the reference's values took the candidate's place, so that nothing was handed on."""
     cast: npt.NDArray[np.bool_]
@@ -42,8 +40,10 @@ class Isolated:
 class Pairs:
     """The numbers of all pairs that judging needs, in execution order."""
 
-    rel_l2: Floats
-    """0 where equal, NaN where not known."""
+    error: Floats
+    """The relative L2 error, or the worst row's over `row_gain` if that is more; 0 where equal, NaN where not known."""
+    row_gain: Floats
+    """How many times the tolerance one row may be off."""
     l2: Floats
     """Of the reference."""
     elements: npt.NDArray[np.int64]
@@ -64,6 +64,7 @@ class Judgement:
 
     status: list[str]
     tolerance: Floats
+    row_tolerance: Floats
     rule: list[str]
     born: list[int]
     """Rows, in execution order."""
@@ -79,12 +80,11 @@ class _Judge:
         self.moved = moved
         self.structure = structure
         self.policy = policy
-        count = len(pairs.rel_l2)
-        self.error: list[float] = pairs.rel_l2.tolist()
+        count = len(pairs.error)
+        self.error: list[float] = pairs.error.tolist()
         alone = pairs.isolated
         self.forced: list[bool] = [False] * count if alone is None else alone.forced.tolist()
         self.handed: list[float] = [0.0 if forced else e for forced, e in zip(self.forced, self.error, strict=True)]
-        self.row_error: list[float] = [0.0] * count if alone is None else alone.rows.tolist()
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
         self.wrong = [False] * count
@@ -92,13 +92,10 @@ class _Judge:
         self.sources_error: dict[int, float] = {}
         self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
         # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
-        rounding = pairs.rel_l2 <= pairs.base
-        if alone is not None:
-            rounding &= alone.rows <= policy.of_row_alone(pairs.base)
-        self.open = ~pairs.equal & ~rounding & ~np.isnan(pairs.rel_l2)
+        self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
-            self.open = ~pairs.equal & ~np.isnan(pairs.rel_l2)
-        close = ~pairs.equal & ~self.open & ~np.isnan(pairs.rel_l2)
+            self.open = ~pairs.equal & ~np.isnan(pairs.error)
+        close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
         self.status: list[str] = np.select([pairs.equal, close], ["equal", "close"], "unjudged").tolist()
         self.rule: list[str] = np.select([pairs.equal, close], ["bitwise", _ROUNDING], "nothing to go by").tolist()
         self.tolerance = self.base.copy()
@@ -106,7 +103,10 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
-        return Judgement(self.status, np.array(self.tolerance), self.rule, self.born, self.sources_error)
+        tolerance = np.array(self.tolerance)
+        return Judgement(
+            self.status, tolerance, tolerance * self.pairs.row_gain, self.rule, self.born, self.sources_error
+        )
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
@@ -125,7 +125,7 @@ class _Judge:
             self.rule[row] = _ROUNDING
         if self.pairs.reshaped[row] or self.pairs.nonfinite[row]:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
-        elif error <= self.tolerance[row] and self._row_is_right(row):
+        elif error <= self.tolerance[row]:
             self.status[row] = "close"
             return
         else:
@@ -143,12 +143,6 @@ class _Judge:
             (self.base[s] for s in sources if isolated.cast[s] or (backward and kinds[s] in _FLOWING)), default=0.0
         )
 
-    def _row_is_right(self, row: int) -> bool:
-        if self.policy.fixed or self.row_error[row] <= self.policy.of_row(row, self.tolerance[row]):
-            return True
-        self.rule[row] += ", for a single row"
-        return False
-
     @staticmethod
     def _same(error: float, other: float) -> bool:
         return error == other or abs(error - other) <= 1e-3 * other < float("inf")
@@ -163,8 +157,8 @@ class _Judge:
         if policy.fixed:
             return policy.fixed_tolerance(float(pairs.l2[row]), int(pairs.elements[row])), "rtol and atol as given"
         allowed, rule = self.base[row], _ROUNDING
-        if policy.noise is not None and policy.noise[0][row] > allowed:
-            allowed, rule = float(policy.noise[0][row]), "measured noise"
+        if policy.noise is not None and policy.noise[row] > allowed:
+            allowed, rule = float(policy.noise[row]), "measured noise"
         if pairs.isolated is not None and (coarse := self._rounding_of(row, sources, pairs.isolated)) > allowed:
             allowed, rule = coarse, "rounding of what it was made from"
         if policy.passed_on(came_in) > allowed:
@@ -189,9 +183,7 @@ class _Judge:
                 allowed, rule = float("inf"), "rounding of what it sums"
         if kind == "param" and self.structure.number[row]:
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
-            noise = max(
-                (float(pairs.rel_l2[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0
-            )
+            noise = max((float(pairs.error[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0)
             share = min(1.0, 2 * noise**0.5) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
                 allowed, rule = magnified, "its gradient's noise, as an optimizer magnifies it"

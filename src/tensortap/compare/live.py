@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
-from tensortap.compare.comparing import Matched, Request, conclude, moved_in, noise_of, pairs_of
+from tensortap.compare.comparing import Matched, Request, as_one, conclude, moved_in, noise_of, pairs_of
 from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import Isolated, Pairs, judge
 from tensortap.compare.metrics import estimate, prepare
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
-from tensortap.compare.tolerance import Policy
+from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.verdict import findings
 from tensortap.kernels.pairs import PairMeasure
 from tensortap.records import KINDS, Comparison
@@ -48,15 +48,17 @@ def conclude_live(
             measures.take(pair, measured[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
-    with ExitStack() as files:
-        policy = Policy(request.rtol, request.atol, noise_of(matched, request, files))
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
+    with ExitStack() as files:
+        noise = noise_of(matched, request, files)
     if isolation is None:
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
         born = findings(judgement, structure, *matched.describing)
     else:
         numbers = right.row[alignment.candidate]
-        pairs = _alone(pairs, matched, np.array([row in isolation.forced for row in rows], bool))
+        pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         born = isolated_findings(judgement, structure, isolation, numbers, lost, *matched.describing)
@@ -66,19 +68,18 @@ def conclude_live(
     return result
 
 
-def _alone(pairs: Pairs, matched: Matched, forced: npt.NDArray[np.bool_]) -> Pairs:
-    """Pairs of modules that stand for themselves: their worst rows count too, and an error along the tensor more."""
+def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+    """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
-    rel_l2, rows = pairs.rel_l2.copy(), np.zeros(len(pairs.rel_l2))
+    kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
+    counts = np.array([Policy.has_rows(*each) for each in zip(kinds, lengths, strict=True)], bool)
+    row_gain = Policy.row_gain_alone(pairs.base, counts, noise)
+    error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
+    ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
     for pair, off in measures.differences.items():
-        row = int(alignment.reference[pair])
-        kind, shape = left.kind[row], left.shape(row)
-        ours, theirs = (measures.sides[name]["l2"][pair] for name in ("reference", "candidate"))
-        if ours > 0 and np.isfinite(rel_l2[pair]) and Policy.has_direction(kind, off.elements):
-            along = ((theirs / ours) ** 2 - 1 - off.rel_l2**2) / 2
-            rel_l2[pair] = Policy.counted(off.rel_l2, along)
-        if Policy.has_rows(kind, shape[-1] if shape else 1):
-            rows[pair] = off.row_rel_l2
-    ours, theirs = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
-    cast = np.array([one != other for one, other in zip(ours, theirs, strict=True)], bool)
-    return replace(pairs, rel_l2=rel_l2, isolated=Isolated(rows, forced, cast & forced))
+        if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
+            along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
+            error[pair] = max(error[pair], Policy.along(along))
+    dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
+    cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
+    return replace(pairs, error=error, row_gain=row_gain, isolated=Isolated(forced, cast & forced))

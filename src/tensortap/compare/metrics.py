@@ -36,6 +36,8 @@ class Measures:
     rel_l2_bar: Floats
     cosine: Floats
     l2_difference: Floats
+    row_rel_l2: Floats
+    """Of the worst row; known only where all elements were measured."""
     sides: dict[str, dict[str, Any]]
     """Per side ("reference", "candidate"): elements, nan, inf, posinf, mean, std, l2."""
     differences: dict[int, Difference] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class Measures:
         self.equal[pair] = found.equal
         self.rel_l2[pair], self.rel_l2_bar[pair] = found.rel_l2, 0.0
         self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
+        self.row_rel_l2[pair] = found.row_rel_l2
         for name, side in (("reference", measure.reference), ("candidate", measure.candidate)):
             columns = self.sides[name]
             columns["nan"][pair], columns["inf"][pair], columns["posinf"][pair] = side.nan, side.inf, side.posinf
@@ -103,6 +106,7 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
         rel_l2_bar=zeros.copy(),
         cosine=np.where(equal, 1.0, np.nan),
         l2_difference=zeros.copy(),
+        row_rel_l2=zeros.copy(),
         sides={
             name: _numbers(side, rows, count)
             for name, side, rows in (("reference", reference, left), ("candidate", candidate, right))

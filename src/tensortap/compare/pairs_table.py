@@ -17,7 +17,8 @@ from tensortap.records import Finding
 
 __all__ = ["table_of"]
 
-_MEASURED = ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched")
+_MEASURED = ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched", "row_rel_l2")
+_NOTHING = ("max_abs", "max_ulp", "mismatched", "row_rel_l2")  # 0 where both sides are equal
 
 
 def table_of(
@@ -46,6 +47,7 @@ def table_of(
         "birth": _marks(count, list(births)),
         "container": _containers(count, births),
         "tolerance": judgement.tolerance,
+        "row_tolerance": judgement.row_tolerance,
         "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),
         "exact": measures.exact,
         "rel_l2": _nullable(measures.rel_l2),
@@ -88,15 +90,14 @@ def _containers(count: int, births: Mapping[int, Finding]) -> Any:
 def _measured(count: int, measures: Measures) -> dict[str, Any]:
     """Numbers that only whole tensors give: known for equal pairs, and for those that were measured."""
     same = np.where(measures.equal, 0.0, np.nan)
-    columns = {
-        name: same.copy() if name in ("max_abs", "max_ulp", "mismatched") else np.full(count, np.nan)
-        for name in _MEASURED
-    }
+    columns = {name: same.copy() if name in _NOTHING else np.full(count, np.nan) for name in _MEASURED}
     index: list[tuple[int, ...] | None] = [None] * count
+    row_index: list[tuple[int, ...] | None] = [None] * count
     for pair, found in measures.differences.items():
         for name in _MEASURED:
             columns[name][pair] = getattr(found, name)
-        index[pair] = found.max_abs_index
+        index[pair], row_index[pair] = found.max_abs_index, found.row_index
     return {name: _nullable(column) for name, column in columns.items()} | {
-        "max_abs_index": pa.array(index, pa.list_(pa.int64()))
+        "max_abs_index": pa.array(index, pa.list_(pa.int64())),
+        "row_index": pa.array(row_index, pa.list_(pa.int64())),
     }

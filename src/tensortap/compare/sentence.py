@@ -104,7 +104,9 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor], several:
     modules = list(dict.fromkeys(shown(birth.module) for birth in births))
     if len(modules) == 1:
         return f"{name} is wrong on the reference's own inputs: {how}."
-    named = ", ".join(modules[:_MOST_NAMED]) + (f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED))
+    named = ", ".join(modules[:_MOST_NAMED]) + (
+        f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
+    )
     return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}."
 
 
@@ -170,5 +172,10 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
         return "is not finite where the reference's is"
     if finding.rel_l2 == float("inf"):
         return "is not zero, as the reference's is"
+    if finding.only_a_row and finding.difference is not None:
+        row = ", ".join(map(str, finding.difference.row_index or ()))
+        return f"is off by {_number(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"
+    if finding.rel_l2 <= finding.tolerance:
+        return f"is off by {_number(finding.rel_l2)} (relative L2), most of it as if it were scaled"
     about = "" if finding.difference is None or finding.difference.exact else "about "
     return f"is off by {about}{_number(finding.rel_l2)} (relative L2)"

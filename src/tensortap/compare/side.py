@@ -179,6 +179,19 @@ class Side:
             )
         return found
 
+    @cached_property
+    def row_length(self) -> Ints:
+        """Elements along the last dimension that has more than one."""
+        offsets = self.shapes.offsets.to_numpy().astype(np.int64)
+        values = self.shapes.values.to_numpy()
+        lengths = np.diff(offsets)
+        found: Ints = np.ones(len(lengths), np.int64)
+        for place in range(int(lengths.max(initial=0))):
+            having = np.flatnonzero(lengths > place)
+            size = values[offsets[having] + place]
+            found[having] = np.where(size == 1, found[having], size)
+        return found
+
     def shape(self, row: int) -> tuple[int, ...]:
         return tuple(self.shapes[row].as_py())
 

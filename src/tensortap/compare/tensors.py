@@ -56,9 +56,10 @@ def _on_disk(
     workers: int | None,
     progress: Progress | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
+    sizes = reference.l2[left].tolist()
     tasks = [
-        Task(*spans, rtol=tolerances[0], atol=tolerances[1])
-        for spans in zip(_spans(reference, left), _spans(candidate, right), strict=True)
+        Task(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
+        for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
     whole = sum(task.nbytes for task in tasks)
     engine = choose(tasks) if workers is None else Serial() if workers <= 1 else ProcessPool(workers)
@@ -70,7 +71,8 @@ def _in_memory(
 ) -> Iterator[tuple[int, PairMeasure]]:
     for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
         arrays = reference.array(ours), candidate.array(theirs)
-        yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1])
+        size = float(reference.l2[ours])
+        yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1], size=size)
 
 
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:

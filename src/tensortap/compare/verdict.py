@@ -116,6 +116,7 @@ def findings(
             status=judgement.status[row],
             difference=difference(row),
             tolerance=float(judgement.tolerance[row]),
+            row_tolerance=float(judgement.row_tolerance[row]),
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != structure.module[row] else None,

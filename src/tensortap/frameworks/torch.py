@@ -428,7 +428,7 @@ class Torch:
             tensor.data.copy_(_tensor(values))
 
 
-class _Forced(torch.autograd.Function):
+class _Forced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
     """Takes a tensor's place in the graph with values that were not computed there."""
 
     @staticmethod

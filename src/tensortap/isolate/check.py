@@ -100,13 +100,17 @@ class Check(Observer):
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         if not self._options.isolate:
             return super()._new_watcher(sink, chosen)
-        watching = self._framework, self._tree, chosen, self._selection, self._clock, self._book
         assert self._comparator is not None
         return Isolator(
-            *watching,
-            reference=self._reference,
-            comparator=self._comparator,
-            perturbation=self._perturbation,
+            self._framework,
+            self._tree,
+            chosen,
+            self._selection,
+            self._clock,
+            self._book,
+            self._comparator,
+            self._reference,
+            self._perturbation,
         )
 
     def close(self, status: str = "finished", reason: str = "") -> None:
@@ -140,9 +144,7 @@ class Check(Observer):
             for _, parameter in self._framework.parameters(site.owner):
                 if (owner := owners.setdefault(id(parameter), site.name)) != site.name:
                     tied.setdefault(rename(site.name), []).append(rename(owner))
-        return Isolation(
-            comparator.forced, comparator.used_inside, comparator.callers, comparator.cut_off, tied
-        )
+        return Isolation(comparator.forced, comparator.used_inside, comparator.callers, comparator.cut_off, tied)
 
     # --- for the noise -----------------------------------------------------------------------------------------
     def perturb_parameters(self) -> None:

@@ -16,7 +16,6 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.reference import Counterpart, Reference
-from tensortap.isolate.rows import worst_row
 from tensortap.kernels import summarize
 from tensortap.kernels.pairs import PairMeasure, difference
 from tensortap.records import Key, Record
@@ -30,7 +29,9 @@ _NO_SKETCH = np.empty(0, np.float32)
 class Comparator:
     """The sink of a check: what comes in is measured at once and forgotten."""
 
-    def __init__(self, framework: Framework, reference: Reference, tolerances: tuple[float | None, float | None]) -> None:
+    def __init__(
+        self, framework: Framework, reference: Reference, tolerances: tuple[float | None, float | None]
+    ) -> None:
         self.where = f"a check against {reference.run.path}"
         self.measured: dict[int, PairMeasure] = {}
         """By row: how far it is from the reference, where that took a look at all elements."""
@@ -103,7 +104,4 @@ class Comparator:
     def _measure(self, row: int, found: Counterpart, array: npt.NDArray[Any]) -> None:
         rtol, atol = self._tolerances
         if ("complex" in found.dtype) == (array.dtype.kind == "c"):
-            theirs = self._reference.values(found)
-            measure = difference(theirs, array, rtol=rtol, atol=atol)
-            off = replace(measure.difference, row_rel_l2=worst_row(theirs, array))
-            self.measured[row] = replace(measure, difference=off)
+            self.measured[row] = difference(self._reference.values(found), array, rtol=rtol, atol=atol, size=found.l2)

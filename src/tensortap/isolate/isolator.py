@@ -12,18 +12,21 @@ at an input where only the module's own uses do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Call
+from tensortap.capture.clock import Call, Clock
+from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.selection import Selection
 from tensortap.capture.swap import Swap, swapped
-from tensortap.capture.tree import Site
+from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.frameworks.base import Framework
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Counterpart, Reference
@@ -54,9 +57,18 @@ class Isolator(Watcher):
     """The hooks of an isolating check."""
 
     def __init__(
-        self, *watching: Any, reference: Reference, comparator: Comparator, perturbation: Perturbation | None
+        self,
+        framework: Framework,
+        tree: Tree,
+        chosen: Collection[str],
+        selection: Selection,
+        clock: Clock,
+        book: CoverageBook,
+        comparator: Comparator,
+        reference: Reference,
+        perturbation: Perturbation | None,
     ) -> None:
-        super().__init__(*watching, comparator.record)
+        super().__init__(framework, tree, chosen, selection, clock, book, comparator.record)
         self._reference = reference
         self._comparator = comparator
         self._perturbation = perturbation
@@ -98,18 +110,16 @@ class Isolator(Watcher):
             return None
         opened = open_value(output, self._framework.is_tensor)
         self._leave(site, call, opened)
-        given, swaps = self._under_way.pop(id(call), _Open([], []))
-        tensors = self._force(site, call, "output", opened, given)
-        self._hand_back(given, opened, tensors)
-        for swap in swaps:
+        under_way = self._under_way.pop(id(call), _Open([], []))
+        tensors = self._force(site, call, "output", opened, under_way.given)
+        self._hand_back(under_way.given, opened, tensors)
+        for swap in under_way.swaps:
             swap.take_back()
         if all(own is forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)):
             return None
         return swapped(output, iter(tensors), self._framework.is_tensor, [])
 
-    def _force(
-        self, site: Site, call: Call, kind: str, opened: Opened, given: Sequence[_Given] = ()
-    ) -> list[Any]:
+    def _force(self, site: Site, call: Call, kind: str, opened: Opened, given: Sequence[_Given] = ()) -> list[Any]:
         """For each tensor, the one that takes its place: itself where the reference has none of its shape."""
         # What a module returns as it was given goes back to its caller's own tensor: the module has no part in it.
         unchanged = {id(g.forced): g.own for g in given if self._framework.version(g.forced) == g.version}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +13,14 @@ import pyarrow.compute as pc
 
 from tensortap.compare.tolerance import EPSILON
 from tensortap.errors import UsageError
-from tensortap.records import KINDS, Key, Location, Record, Summary
+from tensortap.records import KINDS, Key, Location, Record
 from tensortap.store import Run
 
 __all__ = ["Counterpart", "Reference"]
 
-_COLUMNS = ("seq", "cls", "dtype", "shape", "tensor", "digest", "file", "offset", "nbytes")
+_COLUMNS = ("seq", "cls", "dtype", "shape", "tensor", "digest", "l2", "file", "offset", "nbytes")
 _NEEDED = ("input", "output")
 """Without these, no module can be given the reference's inputs, and none its outputs."""
-_NO_SKETCH = np.empty(0, np.float32)
 
 
 class Counterpart(NamedTuple):
@@ -32,6 +32,7 @@ class Counterpart(NamedTuple):
     shape: tuple[int, ...]
     tensor: int
     digest: int
+    l2: float
     location: Location | None
 
 
@@ -49,6 +50,7 @@ class Reference:
         self._step: int | None = None
         self._known: dict[Key, Counterpart] = {}
         self._coarsest: dict[tuple[str, int], str] = {}
+        self._any: Record | None = None
         self._last: tuple[Location | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
         self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
@@ -85,7 +87,9 @@ class Reference:
         """The tensor itself, read-only."""
         if found.location != self._last[0]:
             assert found.location is not None
-            self._last = found.location, self.run.load(self._record(found))
+            self._any = self._any or self.run.at(self.rank, 0)  # building the records of all tensors would take long
+            record = replace(self._any, dtype=found.dtype, shape=found.shape, location=found.location)
+            self._last = found.location, self.run.load(record)
         return self._last[1]
 
     def _of_step(self, step: int) -> dict[Key, Counterpart]:
@@ -94,19 +98,11 @@ class Reference:
         columns = zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True)
         found: dict[Key, Counterpart] = {}
         self._coarsest.clear()
-        for key, (seq, cls, dtype, shape, tensor, digest, *place) in zip(keys, columns, strict=True):
+        for key, (seq, cls, dtype, shape, tensor, digest, l2, *place) in zip(keys, columns, strict=True):
             location = None if place[0] is None else Location(*place)
-            found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, location))
+            found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, l2, location))
             if key[5] in _NEEDED and dtype in EPSILON:
                 _, _, _, module, number, *_ = key
                 known = self._coarsest.setdefault((module, number), dtype)
                 self._coarsest[module, number] = max(known, dtype, key=EPSILON.__getitem__)
         return found
-
-    def _record(self, found: Counterpart) -> Record:
-        """As much of one as loading takes."""
-        nothing = Summary(0, 0, 0, 0, 0, *[0.0] * 6, digest=0, sketch=_NO_SKETCH)
-        key = Key(0, 0, "", "", 0, "", "")
-        return Record(
-            key, self.rank, found.seq, found.cls, found.dtype, found.shape, found.tensor, nothing, found.location
-        )

@@ -8,7 +8,7 @@ Moments are sums of distances from the row's first element. That element is one 
 loses ten bits of 53 at worst, however it is chosen, and a constant has no spread at all.
 
 As in `rows`, memory is passed as addresses, and numba's cache watches this file only: touch it after a change
-in rows.py, ulps.py or vectors.py.
+in another of the files it takes loops from.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from tensortap.kernels.integers import integer_gaps, integer_place, whole_numbers
+from tensortap.kernels.lines import FIELDS as LINE_FIELDS
+from tensortap.kernels.lines import LINES, add_lines, add_same_lines, add_to_line, begin_lines, line_at, worst_line
 from tensortap.kernels.rows import CHUNK_ROWS, CODES, ROW, _compiled, _convert, _entry, _load
 from tensortap.kernels.ulps import INTEGERS, steps_apart
 from tensortap.kernels.vectors import greater, pointer, take
 
-__all__ = ["CHUNK", "DOT", "FIELDS", "SCRATCH", "SIDE", "finish", "run"]
+__all__ = ["CHUNK", "DOT", "FIELDS", "SCRATCH", "SIDE", "WORST", "finish", "run"]
 
 CHUNK = CHUNK_ROWS * ROW
 """Elements that a thread takes at once, and that one record speaks of. Fixed, so that results depend on no sharing."""
-FIELDS = 32
+FIELDS = LINES + LINE_FIELDS
 """Numbers in a record. Positions count components in the whole tensor; -1 means nowhere."""
 _START, _ELEMENTS, _UNLIKE, _GAP2, _R2, _C2, _OUTSIDE, _ULP = range(8)
 _TOP, _TOP_AT, _TOP_R, _TOP_C, _WRONG, _WRONG_AT, _WRONG_R, _WRONG_C = range(8, 16)
@@ -35,12 +38,14 @@ SIDE = (16, 24)
 _N, _MEAN, _M2, _NAN, _POSINF, _NEGINF = range(6)
 DOT = 22
 """Where the scalar product is."""
+WORST = LINES + 2
+"""Where the worst line's squared error is, and after it the line's number."""
 
-_RAW_R, _RAW_C, _ROW_R, _ROW_C, _FINITE, _NARROW = (i * 8192 for i in range(6))
-SCRATCH = 6 * 8192
+_RAW_R, _RAW_C, _ROW_R, _ROW_C, _FINITE, _NARROW, _LINES = (i * 8192 for i in range(7))
+SCRATCH = 8 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
 
-_DIRECT, _I64, _U64 = CODES["direct"], CODES["i64"], CODES["u64"]
+_DIRECT = CODES["direct"]
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
@@ -119,48 +124,9 @@ def _both(r: Any, c: Any, n: int, rtol: float, atol: float) -> Any:
 
 
 @_compiled()
-def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
-    """|c - r| of two 64-bit integers, given by their bits: nothing is lost before the subtraction."""
-    r_negative, c_negative = r_signed and np.int64(r) < 0, c_signed and np.int64(c) < 0
-    if r_negative == c_negative:
-        return np.float64(r - c if r > c else c - r)
-    if r_signed and c_signed:
-        return np.float64(c - r if r_negative else r - c)
-    below, above = (np.uint64(0) - r, c) if r_negative else (np.uint64(0) - c, r)
-    total = below + above
-    if total >= above:
-        return np.float64(total)
-    half = (total >> np.uint64(1)) | (total & np.uint64(1)) | np.uint64(1 << 63)  # the 65th bit is back, none is lost
-    return 2 * np.float64(half)
-
-
-@_compiled()
-def _integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: float) -> Any:
-    r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
-    gap2 = top = 0.0
-    outside = 0
-    for i in range(n):
-        gap = _integer_gap(r[i], c[i], codes[0] == _I64, codes[1] == _I64)
-        size = np.float64(np.int64(r[i])) if codes[0] == _I64 else np.float64(r[i])
-        gap2 += gap * gap
-        top = max(top, gap)
-        outside += int(gap > atol + rtol * abs(size))
-    return gap2, top, outside
-
-
-@_compiled()
 def _place(r: Any, c: Any, n: int, top: float) -> Any:
     for i in range(n):
         if abs(np.float64(c[i]) - np.float64(r[i])) == top:
-            return i
-    return 0
-
-
-@_compiled()
-def _integer_place(r_at: int, c_at: int, n: int, codes: Any, top: float) -> Any:
-    r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
-    for i in range(n):
-        if _integer_gap(r[i], c[i], codes[0] == _I64, codes[1] == _I64) == top:
             return i
     return 0
 
@@ -230,8 +196,8 @@ def _clean(r: Any, c: Any, n: int, r_out: Any, c_out: Any, out: Any, position: i
 
 
 @_compiled()
-def _same_row(values: Any, n: int, finite: Any, out: Any) -> None:
-    """A row that both sides have: measured once, told to both."""
+def _same_row(values: Any, n: int, finite: Any, out: Any) -> Any:
+    """A row that both sides have: measured once, told to both; returns its sum of squares."""
     total, squares = _own(values, n)
     if np.isfinite(squares):
         mean, m2 = _moments(np.float64(values[0]), total, squares, n)
@@ -243,6 +209,7 @@ def _same_row(values: Any, n: int, finite: Any, out: Any) -> None:
         _join_finite(values, n, finite, out, SIDE[1])
     for field in (_R2, _C2, DOT):
         out[field] += size
+    return size
 
 
 @_compiled()
@@ -251,27 +218,34 @@ def _chunk(
 ) -> None:
     """Up to 256 rows, from row `first` on, into one record."""
     r_layout, c_layout = layouts
-    rtol, atol, same_dtype, start = rules
+    rtol, atol, same_dtype, start, line, floor2 = rules
     out = carray(pointer(record), FIELDS, np.float64)
     for i in range(FIELDS):
         out[i] = 0
     out[_START] = start + first * ROW
     out[_TOP_AT] = out[_WRONG_AT] = -1
+    begin_lines(out, line, floor2)
     codes = (r_layout[1], c_layout[1])
-    integers = (codes[0] == _I64 or codes[0] == _U64) and (codes[1] == _I64 or codes[1] == _U64)
+    integers = whole_numbers(codes)
     finite = carray(pointer(scratch + _FINITE), ROW, like.dtype)
     r_buffer = carray(pointer(scratch + _ROW_R), ROW, like.dtype)
     c_buffer = carray(pointer(scratch + _ROW_C), ROW, like.dtype)
+    number, left = line_at(np.int64(start + first * ROW), line)
+    n = 0
     for row in range(first, min(first + CHUNK_ROWS, (elements + ROW - 1) // ROW)):
-        n = min(ROW, elements - row * ROW)
         position = start + row * ROW
+        if n < left:  # the line of the row before goes on
+            left -= n
+        else:
+            number, left = line_at(position, line)
+        n = min(ROW, elements - row * ROW)
         out[_ELEMENTS] += n
         r_raw = _fetch(sources[0] + row * ROW * r_layout[0], n, r_layout[0], scratch + _RAW_R)
         c_raw = _fetch(sources[1] + row * ROW * c_layout[0], n, c_layout[0], scratch + _RAW_C)
         r_at = _numbers(like, r_layout, r_raw, scratch + _ROW_R, scratch + _NARROW)
         r = carray(pointer(r_at), ROW, like.dtype)
         if same_dtype and _same_bytes(r_raw, c_raw, ROW * r_layout[0] // 8):
-            _same_row(r, n, finite, out)
+            add_same_lines(out, number, left, n, like, r_at, _same_row(r, n, finite, out))
             continue
         c_at = _numbers(like, c_layout, c_raw, scratch + _ROW_C, scratch + _NARROW)
         c = carray(pointer(c_at), ROW, like.dtype)
@@ -289,8 +263,13 @@ def _chunk(
             _join(out, SIDE[0], float(n), r_mean, r_m2)
             _join(out, SIDE[1], float(n), c_mean, c_m2)
         if integers:
-            gap2, top, outside = _integer_gaps(r_raw, c_raw, n, codes, rtol, atol)
-        out[_R2] += r_m2 + n * (r_mean * r_mean)
+            gap2, top, outside = integer_gaps(r_raw, c_raw, n, codes, rtol, atol)
+        r2 = r_m2 + n * (r_mean * r_mean)
+        if n <= left:
+            add_to_line(out, number, gap2, r2, n == left)
+        else:
+            add_lines(out, number, left, n, like, (r_at, c_at), (r_raw, c_raw), codes, gap2, r2, scratch + _LINES)
+        out[_R2] += r2
         out[_C2] += c_m2 + n * (c_mean * c_mean)
         out[_GAP2] += gap2
         out[DOT] += dot
@@ -298,7 +277,7 @@ def _chunk(
         if same_dtype or top > 0:
             out[_UNLIKE] = 1
         if top > out[_TOP]:
-            i = _integer_place(r_raw, c_raw, n, codes, top) if integers else _place(r, c, n, top)
+            i = integer_place(r_raw, c_raw, n, codes, top) if integers else _place(r, c, n, top)
             out[_TOP], out[_TOP_AT], out[_TOP_R], out[_TOP_C] = top, position + i, r[i], c[i]
         if unit[0] == INTEGERS:
             out[_ULP] = out[_TOP]
@@ -324,7 +303,8 @@ def run(
     """Take chunks, as numbers of the array `like`'s type, until none is left. Many threads may run it at once.
 
     sources: both addresses; layouts: (itemsize, code, table, wide) of both; rules: (rtol, atol, same dtype, position
-    of the first element); unit: (mode, digits after the point, lowest exponent) of the coarser type.
+    of the first element, length of a line, square of the least size that a line is taken to have); unit: (mode, digits
+    after the point, lowest exponent) of the coarser type.
     """
     chunks = (elements + CHUNK - 1) // CHUNK
     while True:
@@ -338,6 +318,7 @@ def run(
 @_entry
 def finish(records: Any) -> None:
     """Join all records into the first, in their order."""
+    worst_line(records)
     out = records[0]
     for chunk in range(1, records.shape[0]):
         more = records[chunk]

@@ -23,13 +23,14 @@ from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels import cpu, pair_rows, sketch_pairs, ulps
 from tensortap.kernels.compiling import announced, load
-from tensortap.kernels.pairs_reference import PairMeasure, Side, cosine, part_name, relative, tolerances
+from tensortap.kernels.pairs_reference import PairMeasure, Rows, Side, cosine, part_name, relative, tolerances
 from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.records import Difference
 
 __all__ = [
     "CHUNK",
     "PairMeasure",
+    "Rows",
     "Side",
     "difference",
     "join",
@@ -62,6 +63,10 @@ class _How(NamedTuple):
     """To an element: 2 if it is complex."""
 
 
+_ONE_ROW = Rows(1 << 53, (), 0.0)
+"""Where nobody asks for more."""
+
+
 class _Scratch(threading.local):
     """Memory that a thread works in, allocated once."""
 
@@ -76,11 +81,13 @@ def difference(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    size: float | None = None,
     threads: int | None = None,
 ) -> PairMeasure:
     """How far `candidate` is from `reference`, as `pairs_reference` defines it; of one shape, of any known dtypes.
 
     `rtol` and `atol` decide which elements are mismatched; None is what `tolerances` says for the two dtypes.
+    `size` is the reference's l2 where that is known already, as from its summary; None takes a pass more to find it.
     `threads`: None is one for each core, 8 at most.
 
     >>> measure = difference(np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32))
@@ -89,7 +96,9 @@ def difference(
     """
     if reference.shape != candidate.shape:
         raise UsageError(f"tensors of shapes {reference.shape} and {candidate.shape} cannot be compared")
-    options: dict[str, Any] = {"rtol": rtol, "atol": atol, "threads": threads}
+    complex_parts = (2,) if reference.dtype.kind == "c" else ()
+    rows = Rows.of(reference.shape, math.prod(complex_parts), _size(reference) if size is None else size)
+    options: dict[str, Any] = {"rtol": rtol, "atol": atol, "rows": rows, "threads": threads}
     if reference.flags.c_contiguous and candidate.flags.c_contiguous:
         partials = [measure_range(reference.reshape(-1), candidate.reshape(-1), 0, **options)]
     else:
@@ -97,8 +106,7 @@ def difference(
             measure_range(_flat(reference, start), _flat(candidate, start), start, **options)
             for start in range(0, reference.size, _BLOCK)
         ]
-    complex_parts = (2,) if reference.dtype.kind == "c" else ()
-    return join(partials, (*reference.shape, *complex_parts))
+    return join(partials, (*reference.shape, *complex_parts), rows)
 
 
 def measure_range(
@@ -108,11 +116,12 @@ def measure_range(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    rows: Rows = _ONE_ROW,
     threads: int | None = None,
 ) -> Partial:
     """What `join` needs to know of a range of two flat, contiguous tensors that begins at their element `start`.
 
-    A matrix with a row for each chunk; rows of all ranges together, in any order, make the whole.
+    A matrix with a record for each chunk; those of all ranges together, in any order, make the whole.
     """
     how = _how(reference.dtype, candidate.dtype)
     rtol, atol = how.tolerances[0] if rtol is None else rtol, how.tolerances[1] if atol is None else atol
@@ -136,7 +145,7 @@ def measure_range(
         elements,
         how.like,
         how.layouts,
-        (float(rtol), float(atol), how.same, start * how.components),
+        (float(rtol), float(atol), how.same, start * how.components, max(rows.length, 1), rows.floor**2),
         how.unit,
         _address(counter),
         _address(records),
@@ -150,20 +159,19 @@ def measure_range(
     return records
 
 
-def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None) -> PairMeasure:
-    """The whole from its ranges, which must cover it once. `shape` turns the position of the greatest difference
-    into an index; of a complex tensor it is one 2 longer."""
+def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None, rows: Rows = _ONE_ROW) -> PairMeasure:
+    """The whole from its ranges, which must cover it once and were measured with the same `rows`. `shape` turns the
+    position of the greatest difference into an index; of a complex tensor it is one 2 longer."""
     every = list(partials)
     records = every[0] if len(every) == 1 else np.concatenate(every) if every else np.empty((0, pair_rows.FIELDS))
     if not len(records):
-        return _conclude(np.zeros(pair_rows.FIELDS), shape)
-    if len(records) > 1:
-        records = records[np.argsort(records[:, 0], kind="stable")]
-        if "finish" not in _ready:
-            load(pair_rows.finish, (types.float64[:, ::1],))
-            _ready.add("finish")
-        pair_rows.finish(records)
-    return _conclude(records[0], shape)
+        return _conclude(np.zeros(pair_rows.FIELDS), shape, rows)
+    records = records[np.argsort(records[:, 0], kind="stable")]
+    if "finish" not in _ready:
+        load(pair_rows.finish, (types.float64[:, ::1],))
+        _ready.add("finish")
+    pair_rows.finish(records)
+    return _conclude(records[0], shape, rows)
 
 
 def sketch_differences(
@@ -232,7 +240,7 @@ def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
     return mode, int(info.nmant), int(info.minexp)
 
 
-def _conclude(record: Partial, shape: tuple[int, ...] | None) -> PairMeasure:
+def _conclude(record: Partial, shape: tuple[int, ...] | None, rows: Rows) -> PairMeasure:
     _, elements, unlike, gap2, r2, c2, outside, ulp, *places = record[: pair_rows.SIDE[0]].tolist()
     top, place, r_value, c_value, wrong, *first_wrong = places
     if wrong:
@@ -241,6 +249,7 @@ def _conclude(record: Partial, shape: tuple[int, ...] | None) -> PairMeasure:
     index = None
     if top:
         index = (int(place),) if shape is None else tuple(int(i) for i in np.unravel_index(int(place), shape))
+    row_error2, row = record[pair_rows.WORST : pair_rows.WORST + 2].tolist()
     l2, r_size, c_size = math.sqrt(gap2), math.sqrt(r2), math.sqrt(c2)
     found = Difference(
         elements=int(elements),
@@ -256,6 +265,8 @@ def _conclude(record: Partial, shape: tuple[int, ...] | None) -> PairMeasure:
         candidate_value=c_value if top else math.nan,
         max_ulp=ulp,
         mismatched=(outside + wrong) / elements if elements else 0.0,
+        row_rel_l2=math.sqrt(row_error2),
+        row_index=rows.place(int(row)) if row_error2 else None,
     )
     return PairMeasure(found, *(_side(int(elements), record[at : at + 6].tolist()) for at in pair_rows.SIDE))
 
@@ -265,6 +276,11 @@ def _side(elements: int, numbers: list[float]) -> Side:
     mean, std = (mean, math.sqrt(m2 / n)) if n else (math.nan, math.nan)
     l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
     return Side(elements, int(nan), int(posinf), int(neginf), mean, std, l2)
+
+
+def _size(reference: Array) -> float:
+    """The l2 that a summary has."""
+    return cpu.summarize(reference).l2
 
 
 def _flat(array: Array, start: int) -> Array:
@@ -294,7 +310,7 @@ def _compile(like: Array) -> None:
             _AT,
             types.float32[::1] if like is cpu._NARROW else types.float64[::1],
             types.UniTuple(layout, 2),
-            types.Tuple((types.float64, types.float64, _AT, _AT)),
+            types.Tuple((types.float64, types.float64, _AT, _AT, _AT, types.float64)),
             types.UniTuple(_AT, 3),
             _AT,
             _AT,

@@ -28,13 +28,22 @@ one, to nearest and to even; its exponents then count as having no upper end. Ev
 between integers it is max_abs.
 
 **mismatched**, the share of elements with |c - r| > atol + rtol · |r|. `tolerances` has the usual ones.
+
+**Rows.** A row is what lies along the last dimension; trailing dimensions of 1 do not count, a tensor of one dimension
+or none is one row, and of a complex tensor both parts belong to it. row_rel_l2 is the greatest
+|c_row - r_row| / max(|r_row|, floor), with 0 / 0 and x / 0 as above, found at the first row that has it; row_index is
+the index of that row, which is () where there is but one, and None where no value differs.
+The floor is `ROW_FLOOR` times the root mean square of all rows' sizes, |r| / sqrt(rows), where |r| is the reference's
+own l2. A row that is small because what it sums cancels out, or because it is padding, carries the rounding of the
+numbers that were summed, and these are as large as those of other rows: relative to itself such a row would be wrong
+in every low precision.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -44,10 +53,12 @@ from tensortap import dtypes
 from tensortap.kernels.reference import components
 from tensortap.records import Difference
 
-__all__ = ["PairMeasure", "Side", "cosine", "measure", "part_name", "relative", "tolerances"]
+__all__ = ["ROW_FLOOR", "PairMeasure", "Rows", "Side", "cosine", "measure", "part_name", "relative", "tolerances"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
+
+ROW_FLOOR = 1 / 8
 
 _TOLERANCES = {
     "float64": (1e-7, 1e-7),
@@ -79,6 +90,34 @@ class Side:
     @property
     def var(self) -> float:
         return self.std * self.std
+
+
+class Rows(NamedTuple):
+    """How a tensor falls into rows. The elements of a complex one are its parts."""
+
+    length: int
+    leading: tuple[int, ...]
+    """Dimensions that count rows."""
+    floor: float
+    """The least size that a row is taken to have."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], components: int, size: float) -> Rows:
+        """Of a reference with that l2; `components` is 2 if its elements are complex.
+
+        >>> Rows.of((4, 25, 1), 1, size=20.0)
+        Rows(length=25, leading=(4,), floor=1.25)
+        """
+        while shape and shape[-1] == 1:
+            shape = shape[:-1]
+        leading = shape[:-1]
+        return cls(
+            math.prod(shape[-1:]) * components, leading, ROW_FLOOR * size / math.sqrt(max(math.prod(leading), 1))
+        )
+
+    def place(self, number: int) -> tuple[int, ...]:
+        """Where the row of that number is."""
+        return tuple(int(i) for i in np.unravel_index(number, self.leading)) if self.leading else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +170,7 @@ def measure(reference: Array, candidate: Array, *, rtol: float | None = None, at
     """
     names = part_name(reference.dtype), part_name(candidate.dtype)
     default = tolerances(*names)
+    shape, parts = reference.shape, 2 if reference.dtype.kind == "c" else 1
     reference, candidate = components(reference), components(candidate)
     with np.errstate(all="ignore"):
         r, c = reference.astype(np.float64), candidate.astype(np.float64)
@@ -147,6 +187,9 @@ def measure(reference: Array, candidate: Array, *, rtol: float | None = None, at
         equal = not gaps.any()
     top = float(gaps.max(initial=0.0))
     index = np.unravel_index(int(gaps.argmax()), gaps.shape) if top else None
+    own = _side(r)
+    rows = Rows.of(shape, parts, own.l2)
+    row_error, row_index = _worst_row(np.where(both, r, 0), np.where(both, gaps, 0), rows)
     difference = Difference(
         elements=gaps.size,
         equal=equal,
@@ -161,8 +204,20 @@ def measure(reference: Array, candidate: Array, *, rtol: float | None = None, at
         candidate_value=math.nan if index is None else float(c[index]),
         max_ulp=math.inf if wrong.any() else _most_steps(reference[both], candidate[both], names),
         mismatched=float(outside.mean()) if outside.size else 0.0,
+        row_rel_l2=row_error,
+        row_index=row_index,
     )
-    return PairMeasure(difference, _side(r), _side(c))
+    return PairMeasure(difference, own, _side(c))
+
+
+def _worst_row(values: Floats, gaps: Floats, rows: Rows) -> tuple[float, tuple[int, ...] | None]:
+    if not gaps.any():
+        return 0.0, None
+    with np.errstate(all="ignore"):
+        sizes, off = (np.sqrt(np.square(each.reshape(-1, rows.length)).sum(axis=1)) for each in (values, gaps))
+        errors = np.where(off > 0, off / np.maximum(sizes, rows.floor), 0.0)
+    worst = int(errors.argmax())
+    return float(errors[worst]), rows.place(worst) if errors[worst] else None
 
 
 def _gaps(reference: Array, candidate: Array) -> Floats:

@@ -52,6 +52,9 @@ def explained(row: Row) -> list[str]:
         allowed = rough(pairs.value(row, "tolerance"))
         rule = f": {clean(row['rule'])}" if row.get("rule") else ""
         lines.append(f"Relative error: {pairs.error(row)} (up to {allowed} allowed{rule})")
+    if status == "diverged" and (worst := pairs.worst_row(row)):
+        allowed = rough(pairs.value(row, "row_tolerance"))
+        lines.append(f"Worst row: {worst} at index {tuple(row['row_index'])} (up to {allowed} allowed)")
     matched = {True: "matched", False: "differed already", None: "were not recorded"}
     if "inputs_matched" in row:
         lines.append(f"Its inputs: {matched[row['inputs_matched']]}")

@@ -10,9 +10,10 @@
                 container       the module in whose own code the value was born, if it appeared between two modules
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded)
-                tolerance, rule                                what was allowed, and by which rule
+                tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
-                candidate_value, max_ulp, mismatched           how far apart; null where it was not measured
+                candidate_value, max_ulp, mismatched, row_rel_l2, row_index
+                                                               how far apart; null where it was not measured
     births      every place where a wrong value was born, each like `first`, in execution order
     counts      pairs by status (equal, close, diverged, nonfinite, shape, unjudged), and unmatched
     unmatched   records that only one side has: side, rank, cls and the seven keys of their identity

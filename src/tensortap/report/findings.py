@@ -10,7 +10,7 @@ from tensortap.report import pairs
 __all__ = ["finding_object", "first_row"]
 
 _NUMBERS = ("rel_l2", "rel_l2_bar", "cosine", "l2", "max_abs", "max_abs_index", "reference_value", "candidate_value")
-_MEASURED = ("elements", "equal", "exact", *_NUMBERS, "max_ulp", "mismatched")
+_MEASURED = ("elements", "equal", "exact", *_NUMBERS, "max_ulp", "mismatched", "row_rel_l2", "row_index")
 
 
 def finding_object(finding: Finding) -> dict[str, Any]:
@@ -19,9 +19,9 @@ def finding_object(finding: Finding) -> dict[str, Any]:
     `module` is the module whose record it is, as in the table; `container`, if not None, is the one to look at.
     """
     difference = finding.difference
-    measured = {name: None if difference is None else getattr(difference, name) for name in _MEASURED}
-    if measured["max_abs_index"] is not None:
-        measured["max_abs_index"] = list(measured["max_abs_index"])
+    measured: dict[str, Any] = {name: None if difference is None else getattr(difference, name) for name in _MEASURED}
+    for name in ("max_abs_index", "row_index"):
+        measured[name] = None if measured[name] is None else list(measured[name])
     return {
         **finding.key._asdict(),
         "rank": finding.rank,
@@ -31,6 +31,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "inputs_matched": finding.inputs_matched,
         "inputs_rel_l2": finding.inputs_rel_l2,
         "tolerance": finding.tolerance,
+        "row_tolerance": finding.row_tolerance,
         "rule": finding.rule,
         **measured,
     }

@@ -37,6 +37,7 @@ __all__ = [
     "tally",
     "ulps",
     "value",
+    "worst_row",
 ]
 
 Row = Mapping[str, Any]
@@ -54,6 +55,7 @@ GLYPHS = {
 _WORDS = {"nonfinite": "NaN or Inf", "shape": "of another shape", "unjudged": "not judged"}
 _BIRTHS = {"nonfinite": "NaN born here", "shape": "shape born here"}
 _SHAPES = ("shape_reference", "shape_candidate")
+_JUDGED = (("rel_l2", "tolerance"), ("row_rel_l2", "row_tolerance"))
 _IDENTITY = ("step", "micro", "phase", "module", "call", "kind", "path")
 
 
@@ -83,9 +85,8 @@ def around(comparison: Comparison, at: int, before: int, after: int) -> list[int
 
 def nearest(comparison: Comparison, most: int) -> list[int]:
     """Rows that are nearest to what is allowed, or furthest beyond it; none of those that are equal."""
-    error, allowed = (_numbers(comparison, name) for name in ("rel_l2", "tolerance"))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(error > 0, error / allowed, 0.0)
+        ratio = np.fmax(*(_of_allowed(comparison, *names) for names in _JUDGED))
     order = np.argsort(-np.nan_to_num(ratio, nan=0.0, posinf=np.finfo(np.float64).max), kind="stable")[:most]
     return [int(row) for row in order if ratio[row] > 0]
 
@@ -103,6 +104,12 @@ def rows_of(comparison: Comparison, places: Sequence[int]) -> list[dict[str, Any
 
 def row_at(comparison: Comparison, at: int) -> dict[str, Any]:
     return rows_of(comparison, [at])[0]
+
+
+def _of_allowed(comparison: Comparison, error: str, allowed: str) -> npt.NDArray[np.float64]:
+    """Errors as shares of what was allowed."""
+    errors = _numbers(comparison, error)
+    return np.where(errors > 0, errors / _numbers(comparison, allowed), 0.0)
 
 
 def _numbers(comparison: Comparison, name: str) -> npt.NDArray[np.float64]:
@@ -143,6 +150,13 @@ def index(row: Row) -> str:
     return ",".join(map(str, found)) if found and row["status"] != "equal" else ""
 
 
+def worst_row(row: Row) -> str:
+    """The error of the worst row along the last dimension, if that is further off than the whole: "0.41"."""
+    size = value(row, "row_rel_l2")
+    told = row.get("row_index") and size > value(row, "rel_l2") and row["status"] in ("close", "diverged")
+    return rough(size) if told else ""
+
+
 def detail(row: Row) -> str:
     """What is worth knowing of one pair beside its relative error."""
     parts = []
@@ -160,6 +174,8 @@ def detail(row: Row) -> str:
         parts.append(f"{off} of elements off")
     if not math.isnan(ulp := value(row, "max_ulp")) and row["status"] == "diverged":
         parts.append(f"{ulps(ulp)} ULP")
+    if row["status"] == "diverged" and (worst := worst_row(row)):
+        parts.append(f"row {','.join(map(str, row['row_index']))} by itself off by {worst}")
     return "; ".join(parts)
 
 

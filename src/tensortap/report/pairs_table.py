@@ -36,7 +36,7 @@ def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
         result.append(Column("rank", [str(row["rank"]) for row in rows]))
     modules = [clean(shown(row["module"])) for row in rows]
     result.append(Column("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows]))
-    result.append(Column("class", [clean(row["cls"]) for row in rows], left=True, optional=6))
+    result.append(Column("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
     counters = [name for name in ("micro", "call") if any(row[name] for row in rows)]
     result += [Column(name, [str(row[name]) for row in rows]) for name in counters]
     tensors = [clean(f"{row['kind']} {row['path']}") for row in rows]
@@ -47,10 +47,11 @@ def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
         Column("max abs", [pairs.greatest(row) for row in rows]),
         Column("at index", [pairs.index(row) for row in rows], left=True, optional=1),
         Column("mismatched", [pairs.share(row) for row in rows], optional=4),
+        Column("worst row", [pairs.worst_row(row) for row in rows], optional=6),
         Column("1-cos", [_distance(row) for row in rows], optional=3),
         Column("ULP", [pairs.ulps(pairs.value(row, "max_ulp")) for row in rows], optional=5),
-        Column("dtype", [_both(row, "dtype") for row in rows], left=True, optional=7),
-        Column("shape", [_both(row, "shape") for row in rows], left=True, optional=8),
+        Column("dtype", [_both(row, "dtype") for row in rows], left=True, optional=8),
+        Column("shape", [_both(row, "shape") for row in rows], left=True, optional=9),
     ]
     result += [column for column in further if any(cell.strip("–") for cell in column.cells)]
     return [*result, Column("status", [pairs.said(row) for row in rows], left=True, styles=styles)]

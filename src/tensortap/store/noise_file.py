@@ -22,7 +22,9 @@ Spot = tuple[str, int, str, str]
 _FORMAT, _VERSION = "tensortap-noise", 1
 _SCHEMA = pa.schema(
     [
-        pa.field("module", pa.string(), False, {"about": "structural name of the module; the root is the empty string"}),
+        pa.field(
+            "module", pa.string(), False, {"about": "structural name of the module; the root is the empty string"}
+        ),
         pa.field("call", pa.int64(), False, {"about": "counts calls of the module within the micro step"}),
         pa.field("kind", pa.string(), False, {"about": "input | output | grad_input | grad_output | ..."}),
         pa.field("path", pa.string(), False, {"about": "where in the arguments or outputs the tensor sits"}),
@@ -58,7 +60,7 @@ def write_noise(
     """Write the table in one go."""
     if path.exists() and not (overwrite and is_noise(path)):
         raise RunExists(f"{path} exists already: pass overwrite=True to replace a noise file, or choose another path.")
-    columns = list(zip(*((*spot, *spread) for spot, spread in rows), strict=True)) or [[]] * len(_SCHEMA)
+    columns = list(zip(*((*spot, *spread) for spot, spread in rows), strict=True)) or [()] * len(_SCHEMA)
     metadata = {"format": _FORMAT, "version": str(_VERSION), **about}
     table = pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
