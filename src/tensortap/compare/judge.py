@@ -104,9 +104,9 @@ class _Judge:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
         tolerance = np.array(self.tolerance)
-        return Judgement(
-            self.status, tolerance, tolerance * self.pairs.row_gain, self.rule, self.born, self.sources_error
-        )
+        with np.errstate(invalid="ignore"):  # of what must be equal there is no row to allow for
+            row_tolerance = tolerance * self.pairs.row_gain
+        return Judgement(self.status, tolerance, row_tolerance, self.rule, self.born, self.sources_error)
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
@@ -136,12 +136,11 @@ class _Judge:
             self.sources_error[row] = came_in if sources else float("nan")
 
     def _rounding_of(self, row: int, sources: Sequence[int], isolated: Isolated) -> float:
-        """What rounding allows that came in unseen: with values that were cast, or in a backward in short numbers."""
+        """What rounding allows that came in unseen: with values that were cast; or where short numbers are worked on
+        and the result is kept in long ones, as gradients and running statistics are."""
         kinds = self.structure.kind
-        backward = kinds[row] in _GRADIENTS
-        return max(
-            (self.base[s] for s in sources if isolated.cast[s] or (backward and kinds[s] in _FLOWING)), default=0.0
-        )
+        kept = kinds[row] in _GRADIENTS or kinds[row] == "buffer"
+        return max((self.base[s] for s in sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)), default=0.0)
 
     @staticmethod
     def _same(error: float, other: float) -> bool:

@@ -74,7 +74,8 @@ def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.ND
     kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
     counts = np.array([Policy.has_rows(*each) for each in zip(kinds, lengths, strict=True)], bool)
     row_gain = Policy.row_gain_alone(pairs.base, counts, noise)
-    error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
+    with np.errstate(invalid="ignore"):  # infinitely far off, of rows that do not count
+        error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
     ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
     for pair, off in measures.differences.items():
         if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):

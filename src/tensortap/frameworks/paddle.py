@@ -293,7 +293,7 @@ class Paddle:
             for module in model.sublayers(include_self=True)
             for holder in (module._parameters, module._buffers)
             for name, tensor in holder.items()
-            if tensor is not None
+            if tensor is not None and tensor._is_initialized()
         ]
         gradients = [None if gradient is None else gradient.clone() for *_, gradient in places]
         random = paddle.get_rng_state()

@@ -9,6 +9,7 @@ from typing import Any
 
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
+from tensortap.capture.tree import Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.compare.align import Renames
 from tensortap.compare.comparing import Request, Source, open_source
@@ -32,7 +33,7 @@ class Options:
     isolate: bool = True
     noise: tuple[Source, ...] = ()
     rename: tuple[str, ...] = ()
-    modules: Any = None
+    modules: Any = "*"
     steps: Any = None
     rtol: float | None = None
     atol: float | None = None
@@ -62,16 +63,10 @@ class Check(Observer):
         with ExitStack() as files:
             run = open_source(reference, files)
             self._reference = Reference(run, framework.rank(), renames)
+            self._reference.check_names(site.name for site in Tree(framework, model).sites)
             if options.isolate:
                 self._reference.check_kept()
-            seed, lowered = options.seed, options.lowered
-            self._perturbation = (
-                None
-                if seed is None
-                else Perturbation(
-                    seed, options.epsilons, lambda key: lowered.get(key.module) or self._reference.coarsest(key)
-                )
-            )
+            self._perturbation = self._perturbation_of(options)
             super().__init__(
                 model,
                 self._selection_of(options),
@@ -82,8 +77,14 @@ class Check(Observer):
             )
             self._files = files.pop_all()
 
+    def _perturbation_of(self, options: Options) -> Perturbation | None:
+        def coarsest(key: Key) -> str | None:
+            return options.lowered.get(key.module) or self._reference.coarsest(key)
+
+        return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
+
     def _selection_of(self, options: Options) -> Selection:
-        wanted = Selection(modules="*" if options.modules is None else options.modules, steps=options.steps)
+        wanted = Selection(modules=options.modules, steps=options.steps)
         known = self._reference
 
         def chosen(name: str, module: Any) -> bool:
@@ -94,10 +95,11 @@ class Check(Observer):
 
     def _open_comparator(self) -> Comparator:
         tolerances = self._options.rtol, self._options.atol
-        self._comparator = Comparator(self._framework, self._reference, tolerances)
+        self._comparator = Comparator(self._framework, self._tree.sites[0].cls, self._reference, tolerances)
         return self._comparator
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
+        self._chosen = chosen
         if not self._options.isolate:
             return super()._new_watcher(sink, chosen)
         assert self._comparator is not None
@@ -124,12 +126,13 @@ class Check(Observer):
     def _conclude(self) -> None:
         options, comparator = self._options, self._comparator
         assert comparator is not None
+        rename = self._reference.rename
         isolation = self._isolation(comparator) if options.isolate else None
         request = Request(
             reference=self._reference.run,
             candidate=comparator.run,
             rename=options.rename,
-            modules=None if callable(options.modules) else options.modules,
+            modules=[rename(name) for name in self._chosen] if callable(options.modules) else options.modules,
             rtol=options.rtol,
             atol=options.atol,
             noise=options.noise,

@@ -30,7 +30,7 @@ class Comparator:
     """The sink of a check: what comes in is measured at once and forgotten."""
 
     def __init__(
-        self, framework: Framework, reference: Reference, tolerances: tuple[float | None, float | None]
+        self, framework: Framework, model: str, reference: Reference, tolerances: tuple[float | None, float | None]
     ) -> None:
         self.where = f"a check against {reference.run.path}"
         self.measured: dict[int, PairMeasure] = {}
@@ -47,7 +47,8 @@ class Comparator:
         self._reference = reference
         self._tolerances = tolerances
         self._keys = Keys()
-        self.run = LiveRun(reference.rank)
+        about = {"framework": framework.name, "model": model, "environment": framework.environment()}
+        self.run = LiveRun(f"{model}, as it runs", about, reference.rank)
         self._rows: dict[Key, int] = {}
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from tensortap.store import Run
 __all__ = ["Counterpart", "Reference"]
 
 _COLUMNS = ("seq", "cls", "dtype", "shape", "tensor", "digest", "l2", "file", "offset", "nbytes")
+_LEAST_SHARE = 0.1
 _NEEDED = ("input", "output")
 """Without these, no module can be given the reference's inputs, and none its outputs."""
 
@@ -67,6 +68,16 @@ class Reference:
                 f"{self.run.path} has no {' and no '.join(missing)} tensors to feed the modules with: capture the "
                 f'reference with tensortap.capture(model, path, keep="tensors", kinds={kinds_to_keep}), or check with '
                 "isolate=False"
+            )
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """That the model's modules are the run's, by name."""
+        found = sum(self.has(name) for name in names)
+        if found < _LEAST_SHARE * len(self.modules):
+            some = ", ".join(sorted(self.modules)[:4])
+            raise UsageError(
+                f"only {found} of the {len(self.modules)} modules of {self.run.path} are in the model; it calls them "
+                f"{some}, ...: give rename=['PATTERN=REPLACEMENT'] that turns the model's names into these"
             )
 
     def has(self, module: str) -> bool:

@@ -20,6 +20,7 @@
     policy      the tolerance in words
     notes       what to know beside the verdict
     info        run.json of both sides, under "reference" and "candidate"
+    isolated    whether every module worked on the reference's own inputs, so that each birth is a fault of its own
     rows        every pair in execution order, one a line, with all columns of the table
 
 JSON knows neither NaN nor infinities: such a number is null. A number that was not measured is null too; whether a
@@ -81,6 +82,7 @@ def head_object(comparison: Comparison) -> dict[str, Any]:
         "policy": comparison.policy,
         "notes": list(comparison.notes),
         "info": dict(comparison.info),
+        "isolated": comparison.isolated,
     }
 
 

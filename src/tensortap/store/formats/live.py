@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,8 +24,8 @@ class LiveRun(Run):
 
     on_disk = False
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(Path("live"), {}, [rank])
+    def __init__(self, name: str, info: dict[str, Any], rank: int) -> None:
+        super().__init__(Path(name), info, [rank])
         self._waiting: list[Record] = []
         self._batches: list[object] = []
         self._count = 0
