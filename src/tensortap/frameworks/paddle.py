@@ -16,9 +16,10 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import After, Before, Consumer, Edge, Exchange, Gradient, Identity, Remove
+from tensortap.frameworks.base import After, Before, Consumer, Edge, Gradient, Identity, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_replacing import Replacing
 
 __all__ = ["Paddle"]
 
@@ -35,7 +36,7 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
 _MOST_NODES = 20_000
 
 
-class Paddle:
+class Paddle(Replacing):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
@@ -254,93 +255,6 @@ class Paddle:
         if (bits := _BITS.get(_name(tensor))) is not None:
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)
-
-    # --- other values in their place ---------------------------------------------------------------------------
-    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
-        if self.unreadable(tensor):
-            return None
-
-        def fresh() -> Any:
-            return _tensor(values, tensor)
-
-        if paddle.is_grad_enabled() and not tensor.stop_gradient:
-            return _Forced.apply(tensor, fresh, exchange)
-        with paddle.no_grad():
-            return fresh()
-
-    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
-        if tensor.stop_gradient:
-            return None
-
-        def hook(gradient: Any) -> Any:
-            values = exchange(gradient)
-            return None if values is None else _tensor(values, gradient)
-
-        number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
-
-        def remove() -> None:
-            if (alive := reference()) is not None:
-                alive._remove_grad_hook(number)
-
-        return remove
-
-    def overwrite(self, tensor: Any, values: Any) -> None:
-        paddle.assign(values, tensor)
-
-    def remember(self, model: Any) -> Callable[[], None]:
-        places = [
-            (holder, name, tensor, tensor.detach().clone(), tensor.grad)
-            for module in model.sublayers(include_self=True)
-            for holder in (module._parameters, module._buffers)
-            for name, tensor in holder.items()
-            if tensor is not None and tensor._is_initialized()
-        ]
-        gradients = [None if gradient is None else gradient.clone() for *_, gradient in places]
-        random = paddle.get_rng_state()
-
-        def put_back() -> None:
-            with paddle.no_grad():
-                for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
-                    holder[name] = tensor
-                    tensor.set_value(values)
-                    tensor.grad = None if gradient is None else gradient.clone()
-            paddle.set_rng_state(random)
-
-        return put_back
-
-    def backward(self, tensors: Sequence[Any]) -> None:
-        random = np.random.default_rng(0)
-        gradients = [
-            _tensor(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
-            for tensor in tensors
-        ]
-        if tensors:
-            paddle.autograd.backward(list(tensors), gradients)
-
-    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
-        with paddle.no_grad():
-            tensor.set_value(_tensor(values, tensor))
-
-
-class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
-    """Takes a tensor's place in the graph with values that were not computed there."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], exchange: Exchange) -> Any:
-        ctx.exchange = exchange
-        return fresh()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        values = ctx.exchange(gradient)
-        return gradient if values is None else _tensor(values, gradient)
-
-
-def _tensor(values: npt.NDArray[np.generic], like: Any) -> Any:
-    """The values in memory of their own, with the dtype and place of another tensor."""
-    if values.dtype.kind == "V" or dtypes.name_of(values.dtype) in _BITS:
-        values = values.astype(np.float32)  # every number of a short dtype is one of these
-    return paddle.to_tensor(np.ascontiguousarray(values), place=like.place).astype(like.dtype)
 
 
 def _name(tensor: Any) -> str:
