@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from tensortap.records import KINDS
 from .clean import EQUIVALENT, IN_BF16, SUMS, Clean
 from .patches import Apply, both
 from .running import SEED, Training, backward, train_under, training_of
+from .same import sums_in_two
 from .zoo import MISTAKES, Mistake
 
 # They round to bfloat16, which here everything does.
 _NO_MISTAKES = ("softmax-in-bf16", "one-layer-in-bf16", "router-in-bf16", "weight-gradient-in-bf16")
 IN_SHORT = [mistake for mistake in MISTAKES if mistake.name not in _NO_MISTAKES]
+OTHER_ROUNDING = sums_in_two(1 / 2)
 CLEAN_IN_SHORT = [*SUMS, *EQUIVALENT]
 
 
@@ -71,9 +73,10 @@ class References:
         return train_under(training, lambda m: tt.check(m, run, noise=noise, isolate=isolate), steps).result
 
     def named(self, *mistakes: Mistake, isolate: bool = True) -> Named:
-        """The optimizer's mistakes show in its second step at the latest, all others in the first."""
+        """What is found in a model that makes mistakes, and rounds differently beside."""
+        # The optimizer's show in its second step at the latest, all others in the first.
         steps = 2 if any(mistake.kind == "update" for mistake in mistakes) else 1
-        apply = both(*(mistake.apply for mistake in mistakes))
+        apply = both(OTHER_ROUNDING, *(mistake.apply for mistake in mistakes))
         result = self.checked(mistakes[0].model, apply, isolate=isolate, steps=steps)
         modules = dict.fromkeys(birth.module for birth in result.births)
         return Named(mistakes, tuple(modules), result.sentence)
@@ -95,10 +98,15 @@ def is_glue(mistake: Mistake) -> bool:
     return mistake.kind in ("forward", "backward") and set(mistake.places) <= containers
 
 
-def pairs_of(count: int, among: Callable[[Mistake], bool] = lambda mistake: True) -> Iterator[tuple[Mistake, Mistake]]:
-    """Mistakes of one model at different places, drawn at random; at least one of them is `among` the wanted."""
+def pairs_of(
+    count: int, alone: Sequence[Named], among: Callable[[Mistake], bool] = lambda mistake: True
+) -> Iterator[tuple[Mistake, Mistake]]:
+    """Two mistakes of one model at different places, drawn at random, at least one of them `among` the wanted.
+
+    Those that are not found alone, because bfloat16 rounds by as much, are left out, and so is the optimizer.
+    """
     drawn = random.Random(SEED)
-    pool = [mistake for mistake in IN_SHORT if mistake.kind != "update"]
+    pool = [named.mistakes[0] for named in alone if named.all_named and named.mistakes[0].kind != "update"]
     wanted = [mistake for mistake in pool if among(mistake)]
     seen: set[frozenset[str]] = set()
     while len(seen) < count:

@@ -45,7 +45,7 @@ def compare(
     atol: Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")] = None,
     noise: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="Another run of the reference: what differs there is allowed."),
+        typer.Option(metavar="RUN", help="Another run of the reference, or what tensortap.noise wrote: allow that."),
     ] = None,
     until_first: Annotated[bool, typer.Option("--until-first", help="Stop at the first divergence.")] = False,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Processes.  [default: by the machine]")] = None,
