@@ -195,7 +195,7 @@ class Finding:
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape"""
+    """diverged | nonfinite | shape; missing, of a gradient that never comes though the reference has it"""
     difference: Difference | None
     tolerance: float
     rule: str

@@ -225,6 +225,25 @@ def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
     assert result.first.key.kind == "grad_input"
 
 
+def test_a_gradient_that_never_comes_is_laid_to_where_it_ends(run_path: Path, tmp_path: Path) -> None:
+    """Nothing that is there is off."""
+    reference, cut = captured(run_path), built()
+    cut.forward = lambda x: cut.last((lambda y: y + cut.gated(y))(cut.first(x)).detach())
+    result = checked(cut, reference)
+    assert result.verdict == "diverged"
+    assert named(result) == [""]
+    assert "the gradient of last's input 0 never comes" in result.sentence
+    frozen = built()
+    frozen.gated.gate.weight.requires_grad_(False)
+    assert named(checked(frozen, reference)) == ["gated.gate"]
+    inner = built()
+    sigmoid_detached = inner.gated
+    sigmoid_detached.forward = lambda x: (
+        sigmoid_detached.down(torch.sigmoid(sigmoid_detached.gate(x)).detach() * sigmoid_detached.up(x)) + x.sin()
+    )
+    assert named(checked(inner, reference)) == ["gated"]
+
+
 def test_a_parameter_that_differs_is_named_once(run_path: Path) -> None:
     reference, model = captured(run_path), built()
     with torch.no_grad():
@@ -473,5 +492,11 @@ def test_every_report_takes_the_result(run_path: Path, tmp_path: Path) -> None:
             told = json.loads(file.getvalue())
             assert told["isolated"] is True
             assert told["first"]["module"] == "gated.up"
+    cut = built()
+    cut.forward = lambda x: cut.last((lambda y: y + cut.gated(y))(cut.first(x)).detach())
+    for told_by in (comparison_csv, comparison_json, comparison_junit, comparison_markdown, comparison_parquet):
+        file = io.BytesIO()
+        told_by.write(checked(cut, run_path), file)
+        assert told_by is not comparison_junit or b'errors="1"' in file.getvalue()
     page = "\n".join(str(line) for line in comparison_page.render(comparison_page.build(result), 100))
     assert "gated.up (Linear) is wrong on the reference's own inputs" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,12 +245,15 @@ def conclude(
     born: Mapping[int, Finding],
     policy: Policy,
     renames: Renames,
-    isolated: bool = False,
+    missing: Sequence[Finding] | None = None,
 ) -> Comparison:
-    """The comparison, from what was judged and the births by their pair, the earliest first."""
+    """The comparison, from what was judged and the births by their pair, the earliest first.
+
+    Of an isolated run, `missing` is what the candidate lacks and should not; of others, None.
+    """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    births = list(born.values())
+    births = [*born.values(), *(missing or ())]
     counts = Counter(judgement.status)
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if one_sided:
@@ -265,7 +268,7 @@ def conclude(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, born, matched, judgement, counts, isolated),
+        sentence=_sentence(verdict, born, matched, judgement, counts, missing),
         first=first,
         births=births,
         counts=dict(counts),
@@ -274,7 +277,7 @@ def conclude(
         policy=policy.described(),
         notes=notes,
         info={"reference": left.run.info, "candidate": right.run.info},
-        isolated=isolated,
+        isolated=missing is not None,
     )
 
 
@@ -284,12 +287,14 @@ def _sentence(
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
-    isolated: bool,
+    missing: Sequence[Finding] | None,
 ) -> str:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
-    agree = "Every module agrees on the reference's own inputs" if isolated else "The runs match"
+    agree = "The runs match" if missing is None else "Every module agrees on the reference's own inputs"
+    if missing and not born:
+        return sentence.isolated(missing, None, len(left.ranks) > 1)
     if not born:
         if not counts.get("close"):
             return sentence.matched(counts, None, agree)
@@ -305,8 +310,8 @@ def _sentence(
     )
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), (ours, theirs))
-    if isolated:
-        return sentence.isolated(list(born.values()), (ours, theirs), len(left.ranks) > 1)
+    if missing is not None:
+        return sentence.isolated([*born.values(), *missing], (ours, theirs), len(left.ranks) > 1)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
     return sentence.parted(first, changed if at_start else 0, (ours, theirs), len(left.ranks) > 1, _has_forward(left))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from tensortap.compare.structure import Call, Structure
 from tensortap.compare.verdict import Place, place_of
 from tensortap.records import Difference, Finding, Key
 
-__all__ = ["Isolation", "isolated_findings"]
+__all__ = ["Isolation", "isolated_findings", "lost_gradients"]
 
 Spot = tuple[int, int, str, int]
 """A call: step, micro step, module, number."""
@@ -176,6 +176,67 @@ def isolated_findings(
             inputs_rel_l2=judgement.sources_error[row],
         )
     return found
+
+
+def lost_gradients(
+    structure: Structure, isolation: Isolation, lost: Sequence[tuple[Key, int, str]], known: Collection[str]
+) -> list[Finding]:
+    """Where gradients end that the reference has: nothing is off there, they just never come.
+
+    `lost` is what only the reference has, in its order, with rank and class; `known` the modules at fault already.
+    """
+    missing = {key for key, _, _ in lost}
+    found: dict[str, Finding] = {}
+    for key, rank, cls in lost:
+        module = _end_of(key, structure, isolation, missing, rank)
+        if module is None or module in known or module in found:
+            continue
+        found[module] = Finding(
+            key=key,
+            rank=rank,
+            cls=cls,
+            status="missing",
+            difference=None,
+            tolerance=0.0,
+            rule="the reference has one",
+            inputs_matched=True,
+            container=module if module != key.module else None,
+        )
+    return list(found.values())
+
+
+def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Collection[Key], rank: int) -> str | None:
+    """The module that lost a gradient itself; None if it never got as far."""
+    if key.phase != "backward" or "~" in key.path:
+        return None
+    scope = rank, key.step, key.micro
+    calls = [
+        c
+        for c in structure.calls_of_module.get((scope, key.module), ())
+        if key.kind == "param_grad" or c.number == key.call
+    ]
+    caller = isolation.callers.get((key.step, key.micro, key.module, key.call))
+    if key.kind == "grad_output":
+        if caller is None or any(_sent_nothing(user, missing) for user in _users_of(key, structure, calls)):
+            return None
+        around = structure.calls_of_module.get((scope, caller), ())
+        return caller if any(call.of("grad_output") for call in around) else None
+    if not any(call.of("grad_output") for call in calls):
+        return None
+    given = key._replace(phase="forward", kind="input")
+    return caller if key.kind == "grad_input" and given in isolation.cut_off else key.module
+
+
+def _users_of(key: Key, structure: Structure, calls: Sequence[Call]) -> list[Call]:
+    """The calls that were given the output whose gradient is meant."""
+    rows = [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
+    return [user for row in rows for user in structure.consumers.get(structure.tensor[row], ())]
+
+
+def _sent_nothing(user: Call, missing: Collection[Key]) -> bool:
+    _, step, micro = user.scope
+    place = step, micro, "backward", user.module, user.number, "grad_input"
+    return any(key[:6] == place for key in missing)
 
 
 def _inside(module: str, rank: int, known: Collection[tuple[int, str]]) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
 from tensortap.compare.comparing import Matched, Request, as_one, conclude, moved_in, noise_of, pairs_of
-from tensortap.compare.isolated import Isolation, isolated_findings
+from tensortap.compare.isolated import Isolation, isolated_findings, lost_gradients
 from tensortap.compare.judge import Isolated, Pairs, judge
 from tensortap.compare.metrics import estimate, prepare
 from tensortap.compare.side import Scope, Side
@@ -60,9 +60,13 @@ def conclude_live(
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
-        lost = {left.key(row) for row in alignment.only_reference.tolist()}
-        born = isolated_findings(judgement, structure, isolation, numbers, lost, *matched.describing)
-    result = conclude(matched, judgement, born, policy, renames, isolation is not None)
+        only = alignment.only_reference.tolist()
+        lost = [(left.key(row), int(left.rank[row]), left.cls[row]) for row in only]
+        born = isolated_findings(
+            judgement, structure, isolation, numbers, {key for key, *_ in lost}, *matched.describing
+        )
+        missing = lost_gradients(structure, isolation, lost, {birth.module for birth in born.values()})
+    result = conclude(matched, judgement, born, policy, renames, None if isolation is None else missing)
     if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
         result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])
     return result

@@ -78,15 +78,18 @@ def parted(
     )
 
 
-def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor], several: bool) -> str:
+def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
     """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
     first = births[0]
     key = first.key
     where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
     where += f", micro step {key.micro}" if key.micro else ""
-    off = _off(first, tensors)
+    off = "" if first.status == "missing" or tensors is None else _off(first, tensors)
     name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
-    if key.kind == "input" and first.container is None:
+    if first.status == "missing":
+        of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
+        how = f"in {where}, the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+    elif key.kind == "input" and first.container is None:
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":
         how = f"in {where}, what the own code of {name} hands to {shown(key.module)} (input {key.path}) {off}"

@@ -22,6 +22,8 @@ from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Reference
 from tensortap.records import Comparison, Key
+from tensortap.store import Run
+from tensortap.store.noise_file import is_noise, read_noise
 
 __all__ = ["Check", "Options"]
 
@@ -66,6 +68,8 @@ class Check(Observer):
             self._reference.check_names(site.name for site in Tree(framework, model).sites)
             if options.isolate:
                 self._reference.check_kept()
+            # What cannot be read is told before the step runs, not after.
+            self._noise = tuple(source if _is_file(source) else open_source(source, files) for source in options.noise)
             self._perturbation = self._perturbation_of(options)
             super().__init__(
                 model,
@@ -135,7 +139,7 @@ class Check(Observer):
             modules=[rename(name) for name in self._chosen] if callable(options.modules) else options.modules,
             rtol=options.rtol,
             atol=options.atol,
-            noise=options.noise,
+            noise=self._noise,
         )
         with self._files:
             self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
@@ -181,3 +185,11 @@ class Check(Observer):
         if self._result is None:
             raise UsageError("the check is not over: `result` is there after the with block, or after close()")
         return self._result
+
+
+def _is_file(source: Source) -> bool:
+    """Whether it is a noise file, and a sound one; else it is a run."""
+    if isinstance(source, Run) or not is_noise(source):
+        return False
+    read_noise(source)
+    return True
