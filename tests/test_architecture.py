@@ -27,6 +27,7 @@ ROOMS = {
     "mapping": COMMON,
     "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
+    "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "view": COMMON | {"compare", "store", "report"},
     "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report"},
@@ -36,7 +37,7 @@ ROOMS = {
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "kernels", "store", "errors", "records", "model", "replay"},
+    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "records", "model", "replay"},
 }
 
 

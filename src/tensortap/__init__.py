@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
+from tensortap.isolate import check, noise
 from tensortap.model.annotate import annotate
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
@@ -24,9 +25,11 @@ __all__ = [
     "annotate",
     "audit",
     "capture",
+    "check",
     "compare",
     "inspect",
     "module_times",
+    "noise",
     "open",
     "peek",
     "replay",

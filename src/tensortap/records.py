@@ -209,7 +209,7 @@ class Finding:
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape"""
+    """diverged | nonfinite | shape; missing, of a gradient that never comes though the reference has it"""
     difference: Difference | None
     tolerance: float
     rule: str
@@ -237,7 +237,8 @@ class Finding:
     @property
     def only_a_row(self) -> bool:
         """Whether the whole would be near enough, and it is one row that is off."""
-        return self.status == "diverged" and self.rel_l2 <= self.tolerance
+        row = self.difference.row_rel_l2 if self.difference is not None else float("nan")
+        return self.status == "diverged" and self.rel_l2 <= self.tolerance and row > self.row_tolerance
 
     @property
     def cosine(self) -> float:
@@ -328,6 +329,8 @@ class Comparison:
     no command can: a side was there for the comparison alone."""
     mapping: Placements | None = None
     """How names and layouts were mapped; None where both sides speak the same language."""
+    isolated: bool = False
+    """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -50,7 +50,7 @@ Rtol = Annotated[
 Atol = Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")]
 Noise = Annotated[
     list[str] | None,
-    typer.Option(metavar="RUN", help="Another run of the reference: what differs there is allowed."),
+    typer.Option(metavar="RUN", help="Another run of the reference, or what tensortap.noise wrote: allow that."),
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes.  [default: by the machine]")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cuda measures whole tensors on the GPU, through torch.")]

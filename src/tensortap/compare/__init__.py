@@ -44,7 +44,7 @@ def compare(
     steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    noise: further runs of the reference; what differs there is no difference.
+    noise: further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -34,18 +34,31 @@ from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
-from tensortap.compare.tolerance import Policy
+from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.translated import Translated
 from tensortap.compare.verdict import findings
 from tensortap.errors import UsageError
 from tensortap.kernels import summarize
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.mapping.plan import Plan
-from tensortap.records import KINDS, Comparison, Finding, Unmatched, Verdict
+from tensortap.records import KINDS, Comparison, Difference, Finding, Key, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
+from tensortap.store.noise_file import Noise, is_noise, read_noise
 
-__all__ = ["Request", "Source", "open_comparison", "open_source", "run_comparison"]
+__all__ = [
+    "Matched",
+    "Request",
+    "Source",
+    "as_one",
+    "conclude",
+    "moved_in",
+    "noise_of",
+    "open_comparison",
+    "open_source",
+    "pairs_of",
+    "run_comparison",
+]
 
 Source = str | os.PathLike[str] | Run
 _MOST_UNMATCHED = 10_000
@@ -94,7 +107,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Matched:
+class Matched:
     """Two sides, aligned and measured."""
 
     reference: Side
@@ -110,6 +123,17 @@ class _Matched:
         if self.plan is None or not isinstance(self.candidate, Translated):
             return {}
         return allowances(self.reference, self.candidate, self.alignment, self.plan)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What the candidate calls the reference's modules, where that is something else."""
+        return {} if self.plan is None else other_names(self.plan)
+
+    @property
+    def describing(self) -> tuple[Callable[[int], Key], Callable[[int], str], Callable[[int], Difference | None]]:
+        """A pair's key, its module's class, and how far it is apart."""
+        side, rows = self.reference, self.alignment.reference
+        return lambda pair: side.key(int(rows[pair])), lambda pair: side.cls[int(rows[pair])], self.measures.difference
 
 
 def run_comparison(request: Request) -> Comparison:
@@ -127,16 +151,17 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
     plan = plan_of(reference, candidate, renames, request.mapping)
     matched = _match(reference, candidate, renames, request, request.progress, device, plan)
-    noise = _noise(reference, matched, request, opened, device)
+    pairs = pairs_of(matched)
+    noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
     structure = Structure(matched.reference, matched.alignment.reference, policy.mapped)
-    pairs = _pairs(matched)
-    judgement = judge(pairs, structure, policy, _moved(matched))
+    judgement = judge(pairs, structure, policy, moved_in(matched))
     say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    comparison = replace(_conclude(matched, structure, judgement, policy, renames), options=request.options)
+    born = findings(judgement, structure, *matched.describing, matched.names)
+    comparison = replace(conclude(matched, judgement, born, policy, renames), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))
@@ -163,7 +188,7 @@ def _match(
     progress: Callable[[int, int], None] | None,
     device: PairDevice | None,
     plan: Plan | None = None,
-) -> _Matched:
+) -> Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
     known = renames if plan is None else partial(reference_name, plan)
     right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
@@ -181,7 +206,7 @@ def _match(
     open_pairs = measures.open
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = _Matched(left, right, alignment, measures, plan)
+    found = Matched(left, right, alignment, measures, plan)
     tolerances = (request.rtol, request.atol)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
     if stops:
@@ -196,7 +221,7 @@ def _match(
 
 
 def _parts(
-    matched: _Matched, pairs: npt.NDArray[np.int64], until_first: bool
+    matched: Matched, pairs: npt.NDArray[np.int64], until_first: bool
 ) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
     """All at once, or in execution order over all ranks in parts that grow, each with the pair it goes up to. What
     another pair saw of the same two tensors goes with them."""
@@ -215,12 +240,12 @@ def _parts(
         begin, size = begin + size, 2 * size
 
 
-def _parted(matched: _Matched, last: int, request: Request) -> bool:
+def _parted(matched: Matched, last: int, request: Request) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(request.rtol, request.atol, mapped=mapped)
-    born = judge(_pairs(matched), Structure(side, rows, mapped), policy, _moved(matched)).born
+    born = judge(pairs_of(matched), Structure(side, rows, mapped), policy, moved_in(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])
@@ -228,7 +253,7 @@ def _parted(matched: _Matched, last: int, request: Request) -> bool:
     return any(when(pair) <= when(last) for pair in born)
 
 
-def _pairs(matched: _Matched) -> Pairs:
+def pairs_of(matched: Matched) -> Pairs:
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
@@ -250,7 +275,7 @@ def _pairs(matched: _Matched) -> Pairs:
     )
 
 
-def _errors(matched: _Matched) -> npt.NDArray[np.float64]:
+def _errors(matched: Matched) -> npt.NDArray[np.float64]:
     """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
     measures, rows = matched.measures, matched.alignment.reference
     if not len(rows):
@@ -258,13 +283,13 @@ def _errors(matched: _Matched) -> npt.NDArray[np.float64]:
     return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
-def _more(base: npt.NDArray[np.float64], matched: _Matched) -> npt.NDArray[np.float64]:
+def _more(base: npt.NDArray[np.float64], matched: Matched) -> npt.NDArray[np.float64]:
     for pair, allowed in matched.allowed.items():
         base[pair] = max(base[pair] * allowed.times, allowed.at_least)
     return base
 
 
-def _moved(matched: _Matched) -> Callable[[int, int], float]:
+def moved_in(matched: Matched) -> Callable[[int, int], float]:
     """How far apart two records of the reference are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
     cache: list[Any] = []
@@ -286,37 +311,53 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _noise(
-    reference: Run, matched: _Matched, request: Request, opened: ExitStack, device: PairDevice | None
-) -> npt.NDArray[np.float64] | None:
-    """For every pair, the worst error among further runs of the reference."""
+def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
+    """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
     if not request.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
+    of_rows = worst.copy()
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
-        again = _match(reference, open_source(source, opened), Renames(), request, None, device)
+        if not isinstance(source, Run) and is_noise(source):
+            steps = _of_steps(read_noise(source), matched)
+            worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
+            continue
+        again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None, device)
         errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
-                worst[place[row]] = max(worst[place[row]], error)
-    return worst
+                worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
+    return worst, of_rows
 
 
-def _conclude(
-    matched: _Matched, structure: Structure, judgement: Judgement, policy: Policy, renames: Renames
+def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """What noise allows of a pair's error, be it of the whole or of the worst row."""
+    return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
+
+
+def _of_steps(noise: Noise, matched: Matched) -> Allowed:
+    side, rows = matched.reference, matched.alignment.reference
+    spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
+    found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def conclude(
+    matched: Matched,
+    judgement: Judgement,
+    born: Mapping[int, Finding],
+    policy: Policy,
+    renames: Renames,
+    missing: Sequence[Finding] | None = None,
 ) -> Comparison:
+    """The comparison, from what was judged and the births by their pair, the earliest first.
+
+    Of an isolated run, `missing` is what the candidate lacks and should not; of others, None.
+    """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    born = findings(
-        judgement,
-        structure,
-        key=lambda pair: left.key(int(rows[pair])),
-        cls=lambda pair: left.cls[int(rows[pair])],
-        difference=measures.difference,
-        theirs={} if matched.plan is None else other_names(matched.plan),
-    )
-    births = list(born.values())
+    births = [*born.values(), *(missing or ())]
     counts = Counter(judgement.status)
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if one_sided:
@@ -331,7 +372,7 @@ def _conclude(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, first, born, matched, judgement, counts),
+        sentence=_sentence(verdict, born, matched, judgement, counts, missing),
         first=first,
         births=births,
         counts=dict(counts),
@@ -341,27 +382,31 @@ def _conclude(
         notes=notes,
         info={"reference": left.run.info, "candidate": right.run.info},
         mapping=None if matched.plan is None else matched.plan.report(),
+        isolated=missing is not None,
     )
 
 
 def _sentence(
     verdict: str,
-    first: Finding | None,
     born: Mapping[int, Finding],
-    matched: _Matched,
+    matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
+    missing: Sequence[Finding] | None,
 ) -> str:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
-    if first is None:
+    agree = "The runs match" if missing is None else "Every module agrees on the reference's own inputs"
+    if missing and not born:
+        return sentence.isolated(missing, None, len(left.ranks) > 1)
+    if not born:
         if not counts.get("close"):
-            return sentence.matched(counts, None)
+            return sentence.matched(counts, None, agree)
         worst = int(np.argmax(np.where(np.array(judgement.status) == "close", matched.measures.rel_l2, -1.0)))
         key = left.key(int(alignment.reference[worst]))
-        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)))
-    pair = next(iter(born))
+        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)), agree)
+    pair, first = next(iter(born.items()))
     shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
     counts_of = [matched.measures.sides[side] for side in ("reference", "candidate")]
     ours, theirs = (
@@ -370,6 +415,8 @@ def _sentence(
     )
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), (ours, theirs))
+    if missing is not None:
+        return sentence.isolated([*born.values(), *missing], (ours, theirs), len(left.ranks) > 1)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
     return sentence.parted(
@@ -386,7 +433,7 @@ def _has_forward(side: Side) -> bool:
     return not {"input", "output"}.isdisjoint(side.kind.words)
 
 
-def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
+def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     notes = [
         f"{name}: {text}" for name, side in (("reference", left), ("candidate", right)) for text in side.run.notices
@@ -408,7 +455,7 @@ def _notes(matched: _Matched, renames: Renames, verdict: str, births: list[Findi
     return notes
 
 
-def _unmatched(matched: _Matched) -> list[Unmatched]:
+def _unmatched(matched: Matched) -> list[Unmatched]:
     found = []
     alignment = matched.alignment
     for name, side, rows in (

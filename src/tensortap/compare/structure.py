@@ -247,19 +247,19 @@ class Structure:
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
-    def _returned(self, row: int, call: Call) -> set[int]:
+    def returned(self, row: int, call: Call) -> set[int]:
         """The tensors, by number, whose gradient a row is."""
         path = self.path[row].partition("~")[0]
         return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
     def outermost(self, row: int, call: Call) -> Call:
         """The call around that returns the very same tensor: the gradient there is this one."""
-        tensors = self._returned(row, call)
+        tensors = self.returned(row, call)
         while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
-    def _hands_on(self, call: Call) -> bool:
+    def hands_on(self, call: Call) -> bool:
         """Whether a call returns an input as it is: its users are that input's users, and counted there."""
         given = {self.tensor[row] for row in call.of("input")}
         return any(self.tensor[row] in given for row in call.of("output"))
@@ -272,8 +272,8 @@ class Structure:
 
     def users(self, row: int, call: Call) -> list[Call]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
-        found = [user for tensor in self._returned(row, call) for user in self.consumers.get(tensor, ())]
-        found = [user for user in found if user is not call and not _inside(call, user) and not self._hands_on(user)]
+        found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
+        found = [user for user in found if user is not call and not _inside(call, user) and not self.hands_on(user)]
         outer = {id(user.parent) for user in found}
         return [user for user in found if id(user) not in outer]
 

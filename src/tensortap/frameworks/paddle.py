@@ -30,6 +30,7 @@ from tensortap.frameworks.base import (
 )
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_replacing import Replacing
 
 __all__ = ["Paddle"]
 
@@ -64,7 +65,7 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle:
+class Paddle(Replacing):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
@@ -214,8 +215,8 @@ class Paddle:
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         wanted = {edge.node.node_ptr(): edge for edge in edges}
-        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        visited = {node.node_ptr() for node in waiting}
+        nodes = {node.node_ptr(): node for tensor in outputs if (node := tensor.grad_fn) is not None}
+        waiting, visited = list(nodes.values()), set(nodes)  # outputs that one operation made have one node
         found = []
         while waiting and len(visited) < _MOST_NODES:
             node = waiting.pop()

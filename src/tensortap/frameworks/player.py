@@ -1,4 +1,4 @@
-"""What replaying or filling a module asks of a framework beyond watching it: recorded values become tensors again."""
+"""What replaying a module asks of a framework beyond watching it: recorded values become tensors again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ class Player(Protocol):
 
     def differentiable(self, tensor: Any) -> Any:
         """The same values as an input that takes part in autograd, if they can; a module may change it in place."""
-
-    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
-        """Put values and their dtype into a parameter or buffer."""
-
-    def assign(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
-        """Put values into a parameter or buffer in place; its dtype and device stay as they are."""
 
     def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
         """The module with its floating point state in another dtype, and all of it on another device."""

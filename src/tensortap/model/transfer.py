@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of
-from tensortap.frameworks.player import player_of
 from tensortap.records import LeftOut, Placed
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def _left(found: Plan) -> list[LeftOut]:
 
 
 def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
-    player, filled = player_of(target.framework), dict[int, tuple[str, Any]]()
+    filled = dict[int, tuple[str, Any]]()
     for name, reading in found.tensors.readings.items():
         tensor, parts = target.tensors[name], [source.tensors[part] for part in reading.parts]
         why = next((w for t in parts if (w := source.framework.unreadable(t))), target.framework.unreadable(tensor))
@@ -167,7 +166,7 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
             if known[1].tobytes() != array.tobytes():
                 report.left.append(LeftOut("source", reading.parts[0], f"the target ties {name} to {known[0]}"))
             continue
-        player.assign(tensor, array)
+        target.framework.fill(tensor, array)
         filled[id(tensor)] = name, array
         dtype = target.framework.host(tensor).dtype.name
         report.copied.append(

@@ -86,7 +86,7 @@ class _Replay:
         homes = homes_of(self._framework, root, module)
         # A model that is the user's own stays as it is.
         self._module = module if isinstance(request.model, str) else copy.deepcopy(module)
-        self._notes = restore(self._framework, self._player, self._module, homes, self._part, self._built_by)
+        self._notes = restore(self._framework, self._module, homes, self._part, self._built_by)
         self._source = self._player.plain_source(self._module)
         self._state = {
             f"{owner}.{name}" if owner else name: self._framework.host(tensor).copy()

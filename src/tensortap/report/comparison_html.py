@@ -42,7 +42,9 @@ def page(comparison: Comparison) -> Page:
         before=join([_header(comparison), _banner(data), static.notes(comparison.notes)]),
         after=join(
             [
-                static.births("Where wrong values were born", data.births, "No wrong value was born."),
+                static.births(
+                    "Where wrong values were born", [*data.births, *data.missing], "No wrong value was born."
+                ),
                 static.environment(data.settings),
                 static.definitions(PAIRS),
             ]

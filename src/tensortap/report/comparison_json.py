@@ -23,6 +23,7 @@
     mapping     null, or where names and layouts were mapped: modules, tensors and values (reference, candidate, how,
                 change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"
+    isolated    whether every module worked on the reference's own inputs, so that each birth is a fault of its own
     rows        every pair in execution order, one a line, with all columns of the table
 
 JSON knows neither NaN nor infinities: such a number is null. A number that was not measured is null too; whether a
@@ -85,6 +86,7 @@ def head_object(comparison: Comparison) -> dict[str, Any]:
         "notes": list(comparison.notes),
         "mapping": None if comparison.mapping is None else comparison.mapping.as_dict(),
         "info": dict(comparison.info),
+        "isolated": comparison.isolated,
     }
 
 

@@ -61,7 +61,7 @@ class PairsData:
     def head(self, words: Mapping[str, Sequence[str]], columns: Sequence[Any], details: Mapping[int, str]) -> Any:
         comparison = self.comparison
         births = self.births
-        nonfinite = [at for at, birth in enumerate(comparison.births) if birth.status == "nonfinite"]
+        nonfinite = [at for at, birth in enumerate(_seen(comparison)) if birth.status == "nonfinite"]
         return {
             "page": "comparison",
             **self.outline.object(),
@@ -172,9 +172,18 @@ class PairsData:
     # --- head ------------------------------------------------------------------------------------------------------
     @cached_property
     def births(self) -> list[dict[str, Any]]:
-        """Every birth in words, in execution order."""
+        """Every birth that has a row in words, in execution order."""
         rows = pairs.rows_of(self.comparison, self.places) if self.places else []
-        return [self._birth(*each) for each in zip(self.comparison.births, self.places, rows, strict=True)]
+        return [self._birth(*each) for each in zip(_seen(self.comparison), self.places, rows, strict=True)]
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """What never came, and so has no row, in words."""
+        return [
+            {"row": None, "title": clean(birth.key), "text": f"never comes; look at {clean(shown(birth.module))}"}
+            for birth in self.comparison.births
+            if birth.status == "missing"
+        ]
 
     def _birth(self, birth: Finding, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -253,7 +262,12 @@ def _places(comparison: Comparison) -> list[int]:
     taken = pairs.rows_of(comparison, marked.tolist()) if len(marked) else []
     keys = [(row["rank"], Key(*(row[name] for name in Key._fields))) for row in taken]
     at = dict(zip(keys, marked.tolist(), strict=True))
-    return [at[birth.rank, birth.key] for birth in comparison.births]
+    return [at[birth.rank, birth.key] for birth in _seen(comparison)]
+
+
+def _seen(comparison: Comparison) -> list[Finding]:
+    """The births that the table has a row of: what never came has none."""
+    return [birth for birth in comparison.births if birth.status != "missing"]
 
 
 def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:
