@@ -13,7 +13,8 @@ from made_runs import Seen, chain, values, write
 import tensortap as tt
 from tensortap.compare import closeups as closeups_module
 from tensortap.compare.closeups import Closeups, worth_a_look
-from tensortap.compare.comparing import Request, open_comparison
+from tensortap.compare.comparing import open_comparison
+from tensortap.compare.request import Request
 from tensortap.details import Window
 from tensortap.errors import UsageError
 from tensortap.records import Comparison

@@ -80,7 +80,8 @@ def view(
 
 def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
     from tensortap.cli import screen
-    from tensortap.compare.comparing import Request, open_comparison
+    from tensortap.compare.comparing import open_comparison
+    from tensortap.compare.request import Request
     from tensortap.report.wording import clean
     from tensortap.view.answers import about_two
 

@@ -56,7 +56,8 @@ def compare(
     >>> print(result)
     The runs match: all 1,204 pairs are equal bit for bit.
     """
-    from tensortap.compare.comparing import Request, run_comparison  # loads pyarrow and numba: not before it is needed
+    from tensortap.compare.comparing import run_comparison  # loads pyarrow and numba: not before it is needed
+    from tensortap.compare.request import Request
 
     return run_comparison(
         Request(

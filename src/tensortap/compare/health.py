@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tensortap import dtypes
 from tensortap.compare.closeups import MOST_ELEMENTS, bounds_of, facts_of, folded_values
-from tensortap.compare.comparing import Source, open_source
+from tensortap.compare.request import Source, open_source
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.details import Detail, Window

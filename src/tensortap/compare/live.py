@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
-from tensortap.compare.comparing import Matched, Request, as_one, conclude, moved_in, noise_of, pairs_of
+from tensortap.compare.concluding import conclude
 from tensortap.compare.isolated import Isolation, isolated_findings, lost_gradients
 from tensortap.compare.judge import Isolated, Pairs, judge
+from tensortap.compare.matching import Matched, moved_in, pairs_of
+from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
+from tensortap.compare.request import Request
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy

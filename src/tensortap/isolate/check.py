@@ -12,9 +12,9 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.compare.align import Renames
-from tensortap.compare.comparing import Request, Source, open_source
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.live import conclude_live
+from tensortap.compare.request import Request, Source, open_source
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.isolate.comparator import Comparator
