@@ -298,6 +298,13 @@ def test_other_shapes_run_on_as_they_are(run_path: Path) -> None:
     assert result.first.status == "shape"
 
 
+def test_a_module_that_should_change_its_input_and_does_not(run_path: Path) -> None:
+    """What it returns is its caller's own tensor, whose gradient is not the module's."""
+    reference, model = captured(run_path, "encoder layer"), built("encoder layer")
+    model.dropout1.forward = lambda x: (nn.functional.dropout(x, 0.2), x)[1]  # takes its random numbers all the same
+    assert named(checked(model, reference, "encoder layer")) == ["dropout1"]
+
+
 def test_nan_is_named_where_it_is_made(run_path: Path) -> None:
     reference, model = captured(run_path), scaled(built(), "gated.gate", math.nan)
     result = checked(model, reference)

@@ -189,7 +189,7 @@ def lost_gradients(
     found: dict[str, Finding] = {}
     for key, rank, cls in lost:
         module = _end_of(key, structure, isolation, missing, rank)
-        if module is None or module in known or module in found:
+        if module is None or {module, key.module} & {*known, *found}:
             continue
         found[module] = Finding(
             key=key,

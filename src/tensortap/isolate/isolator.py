@@ -134,22 +134,25 @@ class Isolator(Watcher):
             # One tensor given twice stays one: modules look at that, and its gradient is the sum of both uses.
             spot = id(tensor), counterpart.tensor
             if spot not in found:
-                found[spot] = self._replace(unchanged.get(id(tensor), tensor), key, counterpart, site)
-            self._comparator.mark_forced(key)
+                found[spot] = self._replace(tensor, key, counterpart, site, unchanged.get(id(tensor)))
+            if found[spot] is not tensor:
+                self._comparator.mark_forced(key)
             if kind == "input" and call.autograd and not self._framework.requires_gradient(tensor):
                 self._comparator.note_cut_off(key)
             tensors.append(found[spot])
         return tensors
 
-    def _replace(self, tensor: Any, key: Key, counterpart: Counterpart, site: Site) -> Any:
+    def _replace(self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, own: Any | None) -> Any:
+        """A tensor in another one's place; `own` is the caller's, where the module returns what it was given."""
         if self._framework.unreadable(tensor):
             return tensor
         exchange = self._guard(partial(self._exchange, key, site))
         if key.kind == "output":
-            if (remove := self._framework.exchange_gradient(tensor, exchange)) is not None:
+            remove = None if own is not None else self._framework.exchange_gradient(tensor, exchange)
+            if remove is not None:
                 self._passing.append(remove)
             exchange = self._guard(partial(self._arrive, key))
-        forced = self._framework.forced(tensor, self._values(counterpart, key), exchange)
+        forced = self._framework.forced(tensor if own is None else own, self._values(counterpart, key), exchange)
         if forced is None:
             self._book.remark(site.name, f"{key.kind} {key.path} cannot be replaced by the reference's")
         return tensor if forced is None else forced
