@@ -99,7 +99,8 @@ class _Lane:
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
-        self._free: deque[torch.Tensor] = deque()
+        # Page-locking memory holds the device up, so enough for the steps under way is locked beforehand.
+        self._free = deque(_new_host() for _ in range(4))
         self._batch = _Batch(self)
 
     def submit(self, tensor: torch.Tensor, layout: Layout, known: CudaTicket | None) -> CudaTicket:
@@ -142,7 +143,7 @@ class _Lane:
         if self._free:
             host = self._free.popleft()
         else:
-            host = torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
+            host = _new_host()
         with torch.cuda.stream(_stream(self._stream, self._device)):
             self._finish()
             self._batch.send(self._results[self._current], host)
@@ -161,6 +162,10 @@ class _Lane:
             self._gpu.finish(self._pending, self._partials.data_ptr(), results, self._stream)
             self._pending.clear()
             self._used = 0
+
+
+def _new_host() -> torch.Tensor:
+    return torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
 
 
 def _stream(raw: int, device: torch.device) -> Any:

@@ -44,7 +44,8 @@ class IndexWriter:
         self._state = state
         self._seen = _Seen()
         self._thread: threading.Thread | None = None
-        # Shared with the thread, under state.changed:
+        # Shared with the thread, under the state's lock:
+        self._due = state.condition()
         self._rows: list[Record | Rows] = []
         self._oldest = 0.0
         self._urgent = False
@@ -73,7 +74,7 @@ class IndexWriter:
                 self._oldest = time.monotonic()
                 self._start()
             if len(self._rows) in (1, BATCH):
-                state.changed.notify_all()
+                self._due.notify_all()
 
     def append_rows(self, rows: Rows) -> None:
         """As append, for rows that come together. Who is many such ahead of the disk waits."""
@@ -85,13 +86,13 @@ class IndexWriter:
             self.appended += len(rows)
             self._urgent = True
             self._start()
-            state.changed.notify_all()
+            self._due.notify_all()
 
     def hurry(self) -> None:
         """Let what waits go out now; does not wait for it."""
-        with self._state.changed:
+        with self._due:
             self._urgent = bool(self._rows)
-            self._state.changed.notify_all()
+            self._due.notify_all()
 
     def flush(self) -> None:
         """Wait until all rows so far are written."""
@@ -103,9 +104,9 @@ class IndexWriter:
 
     def stop(self) -> None:
         """Write what waits, close the stream, and end the thread."""
-        with self._state.changed:
+        with self._due:
             self._stopping = True
-            self._state.changed.notify_all()
+            self._due.notify_all()
         if self._thread is not None:
             self._thread.join()
         try:
@@ -146,18 +147,17 @@ class IndexWriter:
 
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""
-        changed = self._state.changed
-        with changed:
+        with self._due:
             while not self._stopping and self._state.failure is None:
                 left = self._oldest + AGE - time.monotonic()
                 if self._rows and (self._urgent or len(self._rows) >= BATCH or left <= 0):
                     break
-                changed.wait(left if self._rows else None)
+                self._due.wait(left if self._rows else None)
             if self._state.failure is not None:
                 return ()
             rows, self._rows = self._rows, []
             self._urgent = False
-            changed.notify_all()
+            self._state.changed.notify_all()
             return rows
 
     def _write(self, data: bytes | memoryview) -> None:

@@ -16,7 +16,7 @@ __all__ = ["Pinning", "Slab", "SlabPool"]
 Slab = npt.NDArray[np.uint8]
 
 _LARGEST = 4 << 20
-_LARGEST_PINNED = 8 << 20
+_LARGEST_PINNED = 16 << 20
 _SMALLEST = 64
 
 

@@ -84,7 +84,8 @@ class Shard:
         """What to wait for before the slab's bytes are all there."""
         self._region = FIRST_REGION
         self._needed = 0  # header bytes of this step so far, over all its files
-        # Shared with the thread, under state.changed:
+        # Shared with the thread, under the state's lock:
+        self._due = state.condition()
         self._jobs: deque[_Job] = deque()
         self._submitted = 0
         self._stopping = False
@@ -154,9 +155,9 @@ class Shard:
 
     def stop(self) -> None:
         """Let the thread go, once it has done all its jobs."""
-        with self._state.changed:
+        with self._due:
             self._stopping = True
-            self._state.changed.notify_all()
+            self._due.notify_all()
 
     def join(self) -> None:
         if self._thread is not None:
@@ -246,23 +247,23 @@ class Shard:
                 with self._state.changed:
                     self.pool.give(job.slab)
             return
-        with self._state.changed:
+        with self._due:
             self._jobs.append(job)
             self._submitted += 1
             self.pending += job.nbytes
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="tensortap-shard", daemon=True)
                 self._thread.start()
-            self._state.changed.notify_all()
+            self._due.notify_all()
 
     # The thread's side.
 
     def _work(self) -> None:
         changed = self._state.changed
         while True:
-            with changed:
+            with self._due:
                 while not self._jobs and not self._stopping:
-                    changed.wait()
+                    self._due.wait()
                 if not self._jobs:
                     break
                 job = self._jobs.popleft()

@@ -1,4 +1,8 @@
-"""What the threads of one writer tell each other: one condition for every change, and the first failure."""
+"""What the threads of one writer tell each other: what has changed, and the first failure.
+
+All conditions share one lock, but each thread that waits for work of its own has a condition of its own: with a common
+one every slab would wake them all, and each wants the interpreter for a moment before it sleeps again.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,13 @@ def write_error(error: BaseException, path: object) -> StoreWriteError:
 
 
 class State:
-    """Shared by a writer and its threads. Hold `changed` to read or alter what others wait for."""
+    """Shared by a writer and its threads. Hold any of its conditions to read or alter what others wait for."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._conditions: list[threading.Condition] = []
+        self.changed = self.condition()
+        """Notified when something was written or given back."""
         self.failure: tuple[BaseException, object] | None = None
         """What went wrong first, and with which file."""
         self.told = False
@@ -49,12 +56,19 @@ class State:
         self.stalled = 0.0
         """Seconds that callers waited for the disk."""
 
+    def condition(self) -> threading.Condition:
+        """For one who waits for something of its own. A failure wakes it too."""
+        condition = threading.Condition(self._lock)
+        self._conditions.append(condition)
+        return condition
+
     def fail(self, error: BaseException, path: object) -> None:
         """Remember the first failure and wake everyone who waits."""
         with self.changed:
             if self.failure is None:
                 self.failure = error, path
-            self.changed.notify_all()
+            for condition in self._conditions:
+                condition.notify_all()
 
     def check(self) -> None:
         """Raise the failure, if there was one, to the caller: a fresh one, with a traceback of its own."""

@@ -450,10 +450,10 @@ __device__ __forceinline__ u32 pair_add(u32 a, u32 b) {
 // c += A B. Of the words of all threads, words 0 and 2 of threads 4 i to 4 i + 3 are row i of A, 16 x 16, words 1 and 3 row
 // i + 8. B is 16 x 8; a thread's two words are rows 2 (lane % 4) and the next, and those + 8, of column lane / 4. c is 16 x 8;
 // a thread has columns 2 (lane % 4) and the next, of rows lane / 4 and lane / 4 + 8.
-__device__ __forceinline__ void multiply(float *c, const u32 *a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+__device__ __forceinline__ void multiply(float *c, const u32 *a, u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %8}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
 // The same with half of A. Times the identity, each thread gets its own elements back.
@@ -466,11 +466,7 @@ __device__ __forceinline__ void multiply_half(float *c, u32 a0, u32 a1, u32 b) {
 struct Packed {
     u32 identity, first, second;  // this thread's words of the matrices: the latter have a column of ones
     float tile[8], sum[4];        // of a few rows, as the tensor cores add them up
-#if BY_TENSOR
-    float squares[8];
-#else
     float squares;
-#endif
     u32 zero, low, high;          // pairs
     float sketch[8], zeros;
     double sums, many_squares, many_l1;
@@ -492,18 +488,13 @@ __device__ __forceinline__ void add_pairs(const u32 *w, u32 signs, Packed &p) {
     }
     multiply_half(p.tile, y[0], y[1], p.identity);
     multiply_half(p.tile + 4, y[2], y[3], p.identity);
-    multiply(p.sum, w, p.first, p.first);
-    multiply(p.sum, magnitudes, p.second, p.second);
-#if BY_TENSOR
-    multiply(p.squares, w, w[0], w[2]);
-    multiply(p.squares + 4, w, w[1], w[3]);
-#else
+    multiply(p.sum, w, p.first);
+    multiply(p.sum, magnitudes, p.second);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         float x = fast_value(w, j);
         p.squares = fmaf(x, x, p.squares);
     }
-#endif
 }
 
 // The tensor cores cut off where others round: they add up a few rows only, then it goes on in better hands.
@@ -511,16 +502,8 @@ __device__ __forceinline__ void carry(Packed &p) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] += p.tile[j], p.tile[j] = 0;
     p.sums += double(p.sum[0] + p.sum[2]), p.many_l1 += double(p.sum[1] + p.sum[3]);
-#if BY_TENSOR
-    u32 lane = threadIdx.x & 31, row = lane / 4, column = 2 * (lane % 4);
-    float diagonal = row == column ? p.squares[0] + p.squares[6] : row == column + 1 ? p.squares[1] + p.squares[7] : 0.0f;
-    p.many_squares += double(diagonal);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) p.squares[j] = 0;
-#else
     p.many_squares += double(p.squares);
     p.squares = 0;
-#endif
     p.zeros += fast_value(&p.zero, 0) + fast_value(&p.zero, 1);
     p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = 0;
     p.zero = 0;
@@ -549,12 +532,7 @@ __device__ __forceinline__ bool go_packed(const Work &work, const u32 *weights, 
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = p.tile[j] = 0;
     p.sum[0] = p.sum[1] = p.sum[2] = p.sum[3] = p.zeros = 0;
-#if BY_TENSOR
-#pragma unroll
-    for (int j = 0; j < 8; ++j) p.squares[j] = 0;
-#else
     p.squares = 0;
-#endif
     p.sums = p.many_squares = p.many_l1 = 0;
     p.digest = 0;
     p.zero = 0, p.low = LARGEST, p.high = LARGEST | 0x80008000u;
