@@ -118,6 +118,7 @@ def made(pairs: int) -> Comparison:
     columns |= {"status": np.where(wrong, "diverged", "close"), "tolerance": np.full(pairs, 1e-5), "rel_l2": error}
     columns |= {"cosine": 1 - error**2 / 2, "max_abs": error * 10 ** random.normal(0.5, 0.2, pairs)}
     columns |= {"max_ulp": np.round(error * 2e5), "mismatched": np.clip(error * random.random(pairs), 0, 1)}
+    columns |= {"row_rel_l2": error * 10 ** random.normal(0.5, 0.2, pairs), "row_tolerance": np.full(pairs, 3.2e-4)}
     for name in ("mean", "std", "l2"):
         values = random.normal(size=pairs)
         columns |= {f"{name}_reference": values, f"{name}_candidate": values * (1 + error * random.normal(size=pairs))}
