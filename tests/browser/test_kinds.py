@@ -10,7 +10,7 @@ import pytest
 from reading import column, count_said
 
 from support import comparisons
-from tensortap.records import Comparison
+from tensortap.records import Comparison, Key, Unmatched
 from tensortap.report import comparison_html
 
 
@@ -32,7 +32,8 @@ def mapped() -> Comparison:
         comparisons.estimated("fc1", 0.25, rel_l2_bar=float("inf"), status="diverged", birth=True, **names),
         comparisons.row("fc2"),
     ]
-    return comparisons.comparison(rows, sentence="The runs part in fc1.")
+    lost = Unmatched("candidate", Key(3, 0, "state", "extra", 0, "param", "weight"), 0, "Linear", "no rule fits")
+    return comparisons.comparison(rows, sentence="The runs part in fc1.", unmatched=[lost])
 
 
 def test_the_candidates_names_and_bounds_are_shown(visit: Any, tmp_path: Path) -> None:
@@ -42,6 +43,8 @@ def test_the_candidates_names_and_bounds_are_shown(visit: Any, tmp_path: Path) -
     page = visit(path)
     assert "in the candidate: linear1 · w · transposed" in page.locator("#tensor").inner_text()
     assert "≥ 0.25" in page.locator("#tensor .measures").first.inner_text()
+    page.get_by_role("tab", name="Unmatched").click()
+    assert "no rule fits" in page.locator("#panel-unmatched").inner_text()
     page.locator("#filter").fill("linear1")
     assert count_said(page) == 1
 

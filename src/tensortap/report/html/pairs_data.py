@@ -226,7 +226,7 @@ class PairsData:
         for each in self.comparison.unmatched[:_MOST_UNMATCHED]:
             key = each.key
             where = [each.side, each.rank, key.step, key.phase, clean(shown(key.module)), key.call]
-            rows.append([*where, key.kind, clean(key.path), clean(each.cls)])
+            rows.append([*where, key.kind, clean(key.path), clean(each.cls), clean(each.why)])
         return {"count": self.comparison.counts.get("unmatched", 0), "groups": groups, "rows": rows}
 
 

@@ -4,21 +4,22 @@ import { make } from "./dom.js";
 import { count, shown } from "./format.js";
 import { VirtualTable } from "./virtual.js";
 
-const FIELDS = ["side", "rank", "step", "phase", "module", "call", "kind", "path", "cls"];
-const LEAST = [110, 52, 52, 84, 180, 48, 100, 80, 120];
+const FIELDS = ["side", "rank", "step", "phase", "module", "call", "kind", "path", "cls", "why"];
+const LEAST = [110, 52, 52, 84, 180, 48, 100, 80, 120, 240];
 
 /** The panel about unmatched records. */
 export function unmatchedPanel(unmatched) {
   const groups = unmatched.groups.map((group) => make("li", {}, make("b", {}, group.name), ` ${group.text}`));
+  const given = FIELDS.filter((field, at) => field !== "why" || unmatched.rows.some((row) => row[at]));
   const grid = new VirtualTable({
     name: "unmatched",
     label: "Unmatched records",
     rows: unmatched.rows.length,
-    columns: FIELDS.map((field, at) => ({
+    columns: given.map((field, at) => ({
       id: field,
       label: field === "cls" ? "class" : field,
       least: LEAST[at],
-      grow: { module: 3, path: 1 }[field],
+      grow: { module: 3, path: 1, why: 3 }[field],
       number: ["rank", "step", "call"].includes(field),
       fill: (cell, row) => (cell.textContent = text(field, unmatched.rows[row][at])),
     })),
