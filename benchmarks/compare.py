@@ -1,16 +1,17 @@
 """What it costs to measure how far two runs are apart, with all bytes in the page cache.
 
-    python benchmarks/compare.py [--gb 4] [--rounds 5] [--folder /tmp]
+    python benchmarks/compare.py [--gb 4] [--rounds 5] [--folder /tmp] [--row 4096] [--device cuda]
 
 Two runs of kept tensors that differ slightly in every element, the worst case: our pass, NumPy's dot, norms, mean, std
-and var one after the other, and a loop that only reads the bytes. All ways take turns over the same files, so that a
-busy machine disturbs them alike; medians and ratios are printed, and the memory of the process at its highest above
-what it was before.
+and var one after the other, and a loop that only reads the bytes; with --device, the pass on the GPU too. All ways take
+turns over the same files, so that a busy machine disturbs them alike; medians and ratios are printed, and the memory of
+the process at its highest above what it was before.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -28,8 +29,11 @@ import numpy.typing as npt
 
 import tensortap
 from tensortap import dtypes
+from tensortap.compare.device import OnDevice
 from tensortap.compare.engine import Serial, Span, Task
+from tensortap.frameworks import pair_device
 from tensortap.kernels import pairs, summarize
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.machine import cores
 from tensortap.records import Key, Record, Summary
 from tensortap.store import RunWriter, open_run
@@ -38,12 +42,13 @@ TENSOR = 64 << 20  # bytes
 Array = npt.NDArray[Any]
 
 
-def write(path: Path, dtype: str, count: int, error: float) -> None:
+def write(path: Path, dtype: str, count: int, error: float, row: int) -> None:
     """A run of `count` tensors; two runs with different errors have the same tensors but for these."""
     n = TENSOR // dtypes.numpy_dtype(dtype).itemsize
     rng = np.random.default_rng(0)
     values, noise = rng.standard_normal(n, np.float32), rng.standard_normal(n, np.float32)
     array = (values * (1 + np.float32(error) * noise)).astype(dtypes.numpy_dtype(dtype))
+    array = array[: n // row * row].reshape(-1, row)
     summary = summarize(array)
     with RunWriter(path, info={}) as writer:
         for i in range(count):
@@ -83,6 +88,11 @@ def only_read(tasks: list[Task]) -> None:
 
 def ours(tasks: list[Task]) -> None:
     for _, measure in Serial().run(tasks):
+        assert not measure.difference.equal
+
+
+def on(device: PairDevice, tasks: list[Task]) -> None:
+    for _, measure in OnDevice(device).run(tasks):
         assert not measure.difference.equal
 
 
@@ -133,24 +143,32 @@ def in_turn(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def measure_pairs(folder: Path, dtype: str, gigabytes: float, rounds: int) -> None:
+def measure_pairs(folder: Path, dtype: str, gigabytes: float, rounds: int, row: int, device: PairDevice | None) -> None:
     count = max(int(gigabytes * 1e9 / 2 / TENSOR), 1)
     for name, error in (("reference", 0.0), ("candidate", 1e-2)):
-        write(folder / name, dtype, count, error)
-    tasks = [Task(r, c) for r, c in zip(spans(folder / "reference"), spans(folder / "candidate"), strict=True)]
+        write(folder / name, dtype, count, error, row)
+    both = zip(spans(folder / "reference"), spans(folder / "candidate"), strict=True)
+    tasks = [Task(r, c, size=math.sqrt(math.prod(r.shape))) for r, c in both]  # normal numbers: that is their l2
     size = sum(task.nbytes for task in tasks) / 1e9
     only_read(tasks)  # the first touch of a page of the cache is far slower than any later one
     ours(tasks[:1])
     with Memory() as memory:
         ours(tasks)
-    taken = in_turn(
-        {"read": lambda: only_read(tasks), "ours": lambda: ours(tasks), "numpy": lambda: with_numpy(tasks)}, rounds
+    ways: dict[str, Callable[[], None]] = {"read": lambda: only_read(tasks), "ours": lambda: ours(tasks)}
+    if device is not None:
+        ways["device"] = lambda: on(device, tasks)
+    taken = in_turn(ways | {"numpy": lambda: with_numpy(tasks)}, rounds)
+    print(
+        f"{dtype}: {size:.1f} GB in {len(tasks)} pairs of {TENSOR >> 20} MB, rows of {row}, {cores()} cores, "
+        f"median of {rounds}"
     )
-    print(f"{dtype}: {size:.1f} GB in {len(tasks)} pairs of {TENSOR >> 20} MB, {cores()} cores, median of {rounds}")
     for name, seconds in taken.items():
         print(f"  {name:<6} {seconds:8.3f} s  {size / seconds:7.2f} GB/s")
     print(f"  ours against NumPy      {taken['numpy'] / taken['ours']:6.1f} x")
     print(f"  ours against reading    {100 * taken['read'] / taken['ours']:6.0f} %")
+    if device is not None:
+        print(f"  device against ours     {taken['ours'] / taken['device']:6.2f} x")
+        print(f"  device against reading  {100 * taken['read'] / taken['device']:6.0f} %")
     print(f"  memory at its highest   {memory.peak / 1e6:6.0f} MB above the start")
     for name in ("reference", "candidate"):
         shutil.rmtree(folder / name)
@@ -227,13 +245,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--gb", type=float, default=4.0, help="of both runs together; must fit in the page cache")
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--row", type=int, default=4096, help="elements to a row, along the last dimension")
+    arguments.add_argument("--device", default=None, help="cuda: measure there too")
     arguments.add_argument("--only-summaries", action="store_true")
     arguments.add_argument("--folder", type=Path, default=None, help="where the runs are written, and removed again")
     options = arguments.parse_args()
+    device = None if options.device is None else pair_device(options.device)
     folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=options.folder))
     try:
         for dtype in () if options.only_summaries else ("float32", "bfloat16"):
-            measure_pairs(folder, dtype, options.gb, options.rounds)
+            measure_pairs(folder, dtype, options.gb, options.rounds, options.row, device)
         measure_sketches(options.rounds)
         measure_summaries(folder, options.rounds)
     finally:

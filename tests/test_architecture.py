@@ -23,7 +23,7 @@ ROOMS = {
     "frameworks": COMMON | {"kernels"},
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
-    "compare": COMMON | {"kernels", "store"},
+    "compare": COMMON | {"kernels", "frameworks", "store"},
     "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "model": COMMON | {"kernels", "frameworks", "capture", "report"},

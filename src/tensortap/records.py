@@ -205,7 +205,7 @@ class Finding:
     container: str | None = None
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
-    """The worst relative error among the inputs."""
+    """The worst relative error among the inputs; a row's counts as what it would be of the whole."""
     row_tolerance: float = float("nan")
     """What was allowed of a single row."""
 

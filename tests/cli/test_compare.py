@@ -55,14 +55,14 @@ def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: As
     compare(capsys, "matching", "b")
     nothing = dict.fromkeys(("map_file", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
     asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": (), "modules": "*"}
-    assert asked.options == {**asked_for, "until_first": False, **nothing}
+    assert asked.options == {**asked_for, "until_first": False, "device": "cpu", **nothing}
 
 
 def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
     said = compare(
         *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "names.txt", "--step", "0,3:4"),
         *("--rank", 0, "--rank", 2, "--module", "layers.*", "--module", "(root)", "--kind", "output", "--rtol", "1e-3"),
-        *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3),
+        *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3, "--device", "cuda"),
     )
     assert said.code == 0
     assert asked.options == {
@@ -79,6 +79,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "noise": ("a2", "a3"),
         "until_first": True,
         "workers": 3,
+        "device": "cuda",
         "progress": None,
     }
 

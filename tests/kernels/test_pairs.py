@@ -362,6 +362,13 @@ def test_what_is_one_row() -> None:
     assert (found.row_rel_l2, found.row_index) == (math.inf, (0,))
 
 
+def test_rows_whose_squares_float64_does_not_hold() -> None:
+    """They are not told apart any more, but nothing hangs or raises."""
+    reference = np.full((400, 5), 1e200)
+    found = pairs.difference(reference, -reference).difference
+    assert (found.equal, found.max_abs, found.row_rel_l2) == (False, 2e200, 0)
+
+
 def test_where_ranges_are_cut_does_not_change_a_row() -> None:
     """The same bits from few ranges and many, for rows much longer and much shorter than a chunk."""
     for shape in ((3, 700_001), (7_001, 300), (1_050_000, 2)):

@@ -49,6 +49,9 @@ def compare(
     ] = None,
     until_first: Annotated[bool, typer.Option("--until-first", help="Stop at the first divergence.")] = False,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Processes.  [default: by the machine]")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cuda measures whole tensors on the GPU, through torch.")
+    ] = "cpu",
     csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
     json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
     junit: Annotated[str | None, typer.Option(metavar="PATH", help="One case a module, for CI.")] = None,
@@ -72,6 +75,7 @@ def compare(
       tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
+      tensortap compare runs/a runs/b --device cuda           whole tensors on the GPU
       tensortap compare runs/a runs/b --junit out.xml --json - | jq .first
     """
     import tensortap
@@ -90,6 +94,7 @@ def compare(
         "modules": ["" if name == "(root)" else name for name in module or ()] or "*",
         "until_first": until_first,
         "workers": _workers(workers),
+        "device": device,
     }
     function: Callable[..., Comparison] = tensortap.compare
     with _bar(not quiet) as progress:

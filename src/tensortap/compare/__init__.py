@@ -29,6 +29,7 @@ def compare(
     noise: Sequence[str | os.PathLike[str] | Run] = (),
     until_first: bool = False,
     workers: int | None = None,
+    device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Compare two runs, and name the first place where the candidate parts from the reference.
@@ -42,6 +43,8 @@ def compare(
     noise: further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
+    device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
+        numbers are the same but for the order of summation.
     progress: called with bytes done and bytes in all.
 
     >>> result = tensortap.compare("runs/a", "runs/b")
@@ -65,6 +68,7 @@ def compare(
             noise=tuple(noise),
             until_first=until_first,
             workers=workers,
+            device=device,
             progress=progress,
         )
     )

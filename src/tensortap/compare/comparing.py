@@ -25,6 +25,7 @@ from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.verdict import findings
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.kernels import summarize
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.records import KINDS, Comparison, Difference, Finding, Key, Unmatched, Verdict
 from tensortap.store import Run
 from tensortap.store.formats import open_any
@@ -66,6 +67,7 @@ class Request:
     noise: tuple[Source, ...] = ()
     until_first: bool = False
     workers: int | None = None
+    device: str = "cpu"
     progress: Callable[[int, int], None] | None = None
 
 
@@ -90,18 +92,35 @@ def run_comparison(request: Request) -> Comparison:
     kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    device = _device(request)
     with ExitStack() as opened:
         reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
-        matched = _match(reference, candidate, renames, request, request.progress)
+        matched = _match(reference, candidate, renames, request, request.progress, device)
         pairs = pairs_of(matched)
-        policy = Policy(request.rtol, request.atol, as_one(noise_of(matched, request, opened), pairs.row_gain))
+        policy = Policy(request.rtol, request.atol, as_one(noise_of(matched, request, opened, device), pairs.row_gain))
         structure = Structure(matched.reference, matched.alignment.reference)
         judgement = judge(pairs, structure, policy, moved_in(matched))
         return conclude(matched, judgement, findings(judgement, structure, *matched.describing), policy, renames)
 
 
+def _device(request: Request) -> PairDevice | None:
+    """Where whole tensors are measured; None is this machine's processor."""
+    if request.device == "cpu":
+        return None
+    if request.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    from tensortap.frameworks import pair_device  # may load torch
+
+    return pair_device(request.device)
+
+
 def _match(
-    reference: Run, candidate: Run, renames: Renames, request: Request, progress: Callable[[int, int], None] | None
+    reference: Run,
+    candidate: Run,
+    renames: Renames,
+    request: Request,
+    progress: Callable[[int, int], None] | None,
+    device: PairDevice | None,
 ) -> Matched:
     left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
     right = Side(candidate, _scope(request, renames, state_only=reference.is_checkpoint))
@@ -117,7 +136,8 @@ def _match(
     if stops:
         progress = None  # nobody knows how far it will go
     for part, last in _parts(found, open_pairs[whole], stops):
-        for pair, measure in measure_tensors(left, right, alignment, part, tolerances, request.workers, progress):
+        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        for pair, measure in measured:
             measures.take(pair, measure)
         if stops and _parted(found, last, request):
             break
@@ -207,7 +227,7 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def noise_of(matched: Matched, request: Request, opened: ExitStack) -> Allowed | None:
+def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
     """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
     if not request.noise:
         return None
@@ -219,7 +239,7 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack) -> Allowed |
             steps = _of_steps(read_noise(source), matched)
             worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
-        again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None)
+        again = _match(matched.reference.run, open_source(source, opened), Renames(), request, None, device)
         errors = np.nan_to_num(_errors(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Alignment
-from tensortap.compare.engine import ProcessPool, Serial, Span, Task, choose
+from tensortap.compare.device import OnDevice
+from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
+from tensortap.kernels.pair_device import PairDevice
 from tensortap.kernels.pairs import PairMeasure, difference
 
 __all__ = ["Tolerances", "measure_tensors"]
@@ -29,6 +31,7 @@ def measure_tensors(
     tolerances: Tolerances = (None, None),
     workers: int | None = None,
     progress: Progress | None = None,
+    device: PairDevice | None = None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     """(pair, how far it is apart), as they are done. Close the iterator to stop early."""
     left, right = alignment.reference[pairs], alignment.candidate[pairs]
@@ -39,12 +42,22 @@ def measure_tensors(
     groups = list(same.values())
     first = np.array([group[0] for group in groups], np.int64)
     if reference.run.on_disk and candidate.run.on_disk:
-        measured = _on_disk(reference, candidate, left[first], right[first], tolerances, workers, progress)
+        engine = _engine(workers, device)
+        measured = _on_disk(reference, candidate, left[first], right[first], tolerances, engine, progress)
     else:
         measured = _in_memory(reference, candidate, left[first], right[first], tolerances)
     for number, measure in measured:
         for place in groups[number]:
             yield int(pairs[place]), measure
+
+
+def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
+    """The one that was asked for."""
+    if device is not None:
+        return OnDevice(device)
+    if workers is None:
+        return None
+    return Serial() if workers <= 1 else ProcessPool(workers)
 
 
 def _on_disk(
@@ -53,7 +66,7 @@ def _on_disk(
     left: npt.NDArray[np.int64],
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
-    workers: int | None,
+    engine: Engine | None,
     progress: Progress | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     sizes = reference.l2[left].tolist()
@@ -62,8 +75,7 @@ def _on_disk(
         for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
     whole = sum(task.nbytes for task in tasks)
-    engine = choose(tasks) if workers is None else Serial() if workers <= 1 else ProcessPool(workers)
-    return engine.run(tasks, None if progress is None else lambda done: progress(done, whole))
+    return (engine or choose(tasks)).run(tasks, None if progress is None else lambda done: progress(done, whole))
 
 
 def _in_memory(

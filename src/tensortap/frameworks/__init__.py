@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensortap.errors import UsageError
+from tensortap.errors import MissingDependency, UsageError
 from tensortap.frameworks.base import Framework
 
-__all__ = ["Framework", "framework_of"]
+if TYPE_CHECKING:
+    from tensortap.kernels.pair_device import PairDevice
+
+__all__ = ["Framework", "framework_of", "pair_device"]
 
 
 def framework_of(model: Any) -> Framework:
@@ -29,3 +32,14 @@ def framework_of(model: Any) -> Framework:
         f"cannot tap a {type(model).__module__}.{type(model).__qualname__}: "
         "give a torch.nn.Module or a paddle.nn.Layer (the model itself, not its class, optimizer or trainer)"
     )
+
+
+def pair_device(name: str) -> PairDevice:
+    """The GPU of that name, to measure pairs of tensors on."""
+    try:
+        from tensortap.frameworks.torch_pairs import gpu_pairs
+    except ImportError as error:
+        raise MissingDependency(
+            f"device={name!r} needs torch, which is not installed; leave the device out to compare on the CPU"
+        ) from error
+    return gpu_pairs(name)

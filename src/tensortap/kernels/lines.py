@@ -17,12 +17,32 @@ from tensortap.kernels.integers import integer_gaps, whole_numbers
 from tensortap.kernels.rows import ROW, _compiled
 from tensortap.kernels.vectors import greater, never_inlined, pointer
 
-__all__ = ["FIELDS", "LINES", "add_lines", "add_same_lines", "add_to_line", "begin_lines", "line_at", "worst_line"]
+__all__ = [
+    "FIELDS",
+    "LINES",
+    "LINE_PLACES",
+    "add_lines",
+    "add_same_lines",
+    "add_to_line",
+    "begin_lines",
+    "line_at",
+    "worst_line",
+]
 
 LINES = 32
 """Where the numbers of lines begin in a record."""
 FIELDS = 8
 _LENGTH, _FLOOR2, _WORST, _WORST_AT, _HEAD_GAP2, _HEAD_SIZE2, _OPEN_GAP2, _OPEN_SIZE2 = range(LINES, LINES + FIELDS)
+LINE_PLACES = {
+    "line": _LENGTH,
+    "floor2": _FLOOR2,
+    "worst": _WORST,
+    "worst_at": _WORST_AT,
+    "head_gap2": _HEAD_GAP2,
+    "head_size2": _HEAD_SIZE2,
+    "open_gap2": _OPEN_GAP2,
+    "open_size2": _OPEN_SIZE2,
+}
 _START, _ELEMENTS = 0, 1  # as in `pair_rows`
 _REORDER = {"reassoc", "nsz", "contract"}
 
@@ -127,7 +147,7 @@ def add_lines(
     worst = _worst_of(gaps, sizes, whole, out[_FLOOR2])
     if worst > out[_WORST]:
         place = 1
-        while _ratio(gaps[place], sizes[place], out[_FLOOR2]) != worst:
+        while place < whole and _ratio(gaps[place], sizes[place], out[_FLOOR2]) != worst:
             place += 1
         out[_WORST], out[_WORST_AT] = worst, number + place
     if n - left > whole * length:

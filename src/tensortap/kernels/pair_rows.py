@@ -20,12 +20,21 @@ from numba import carray
 
 from tensortap.kernels.integers import integer_gaps, integer_place, whole_numbers
 from tensortap.kernels.lines import FIELDS as LINE_FIELDS
-from tensortap.kernels.lines import LINES, add_lines, add_same_lines, add_to_line, begin_lines, line_at, worst_line
+from tensortap.kernels.lines import (
+    LINE_PLACES,
+    LINES,
+    add_lines,
+    add_same_lines,
+    add_to_line,
+    begin_lines,
+    line_at,
+    worst_line,
+)
 from tensortap.kernels.rows import CHUNK_ROWS, CODES, ROW, _compiled, _convert, _entry, _load
 from tensortap.kernels.ulps import INTEGERS, steps_apart
 from tensortap.kernels.vectors import greater, pointer, take
 
-__all__ = ["CHUNK", "DOT", "FIELDS", "SCRATCH", "SIDE", "WORST", "finish", "run"]
+__all__ = ["CHUNK", "DOT", "FIELDS", "PLACES", "SCRATCH", "SIDE", "WORST", "finish", "run"]
 
 CHUNK = CHUNK_ROWS * ROW
 """Elements that a thread takes at once, and that one record speaks of. Fixed, so that results depend on no sharing."""
@@ -40,6 +49,15 @@ DOT = 22
 """Where the scalar product is."""
 WORST = LINES + 2
 """Where the worst line's squared error is, and after it the line's number."""
+_NAMES = "start elements unlike gap2 r2 c2 outside ulp top top_at top_r top_c wrong wrong_at wrong_r wrong_c"
+_SIDE_NAMES = "n mean m2 nan posinf neginf"
+PLACES = {
+    **{name: place for place, name in enumerate(_NAMES.split())},
+    **{f"{side}_{name}": SIDE[i] + j for i, side in enumerate("rc") for j, name in enumerate(_SIDE_NAMES.split())},
+    "dot": DOT,
+    **LINE_PLACES,
+}
+"""Where each number of a record is, for those who make records by other means."""
 
 _RAW_R, _RAW_C, _ROW_R, _ROW_C, _FINITE, _NARROW, _LINES = (i * 8192 for i in range(7))
 SCRATCH = 8 * 8192

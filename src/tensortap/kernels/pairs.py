@@ -29,10 +29,14 @@ from tensortap.records import Difference
 
 __all__ = [
     "CHUNK",
+    "FIELDS",
+    "PLACES",
+    "How",
     "PairMeasure",
     "Rows",
     "Side",
     "difference",
+    "how_of",
     "join",
     "measure_range",
     "release",
@@ -42,6 +46,7 @@ __all__ = [
 
 CHUNK = pair_rows.CHUNK
 """Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
+FIELDS, PLACES = pair_rows.FIELDS, pair_rows.PLACES
 
 _BLOCK = 16 * pair_rows.CHUNK  # elements that are copied at a time where they do not lie one after the other
 _AT = types.int64
@@ -50,17 +55,25 @@ Array = npt.NDArray[Any]
 Partial = npt.NDArray[np.float64]
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """How elements of two dtypes are read and judged."""
 
     like: Any
     """An array of the type in which rows are read: float32 if that holds every element of both, or else float64."""
     layouts: tuple[tuple[int, int, int, int], ...]
     unit: tuple[int, int, int]
+    """How `ulps` counts: mode, digits after the point, lowest exponent."""
     tolerances: tuple[float, float]
     same: int
     components: int
     """To an element: 2 if it is complex."""
+
+    def allowed(self, rtol: float | None, atol: float | None) -> tuple[float, float]:
+        """rtol and atol; the usual ones where none is given."""
+        rtol, atol = self.tolerances[0] if rtol is None else rtol, self.tolerances[1] if atol is None else atol
+        if not (rtol >= 0 and atol >= 0):
+            raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
+        return float(rtol), float(atol)
 
 
 _ONE_ROW = Rows(1 << 53, (), 0.0)
@@ -123,10 +136,8 @@ def measure_range(
 
     A matrix with a record for each chunk; those of all ranges together, in any order, make the whole.
     """
-    how = _how(reference.dtype, candidate.dtype)
-    rtol, atol = how.tolerances[0] if rtol is None else rtol, how.tolerances[1] if atol is None else atol
-    if not (rtol >= 0 and atol >= 0):
-        raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
+    how = how_of(reference.dtype, candidate.dtype)
+    rtol, atol = how.allowed(rtol, atol)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     if reference.size != candidate.size:
@@ -145,7 +156,7 @@ def measure_range(
         elements,
         how.like,
         how.layouts,
-        (float(rtol), float(atol), how.same, start * how.components, max(rows.length, 1), rows.floor**2),
+        (rtol, atol, how.same, start * how.components, max(rows.length, 1), rows.floor2),
         how.unit,
         _address(counter),
         _address(records),
@@ -211,7 +222,8 @@ def release() -> None:
 
 
 @cache
-def _how(reference: np.dtype[Any], candidate: np.dtype[Any]) -> _How:
+def how_of(reference: np.dtype[Any], candidate: np.dtype[Any]) -> How:
+    """How two dtypes are compared; an error if that makes no sense."""
     try:
         names = part_name(reference), part_name(candidate)
     except KeyError as unknown:
@@ -223,7 +235,7 @@ def _how(reference: np.dtype[Any], candidate: np.dtype[Any]) -> _How:
     r, c = (cpu._LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
     layouts = tuple((side.itemsize, side.code, side.table, int(side.like is cpu._WIDE)) for side in (r, c))
     like = r.like if r.like is c.like else cpu._WIDE
-    return _How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
+    return How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
 
 
 def _unit(names: tuple[str, str]) -> tuple[int, int, int]:

@@ -115,6 +115,11 @@ class Rows(NamedTuple):
             math.prod(shape[-1:]) * components, leading, ROW_FLOOR * size / math.sqrt(max(math.prod(leading), 1))
         )
 
+    @property
+    def floor2(self) -> float:
+        """Its square; inf where float64 does not hold it."""
+        return self.floor * self.floor
+
     def place(self, number: int) -> tuple[int, ...]:
         """Where the row of that number is."""
         return tuple(int(i) for i in np.unravel_index(number, self.leading)) if self.leading else ()
