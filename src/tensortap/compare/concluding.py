@@ -10,10 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.judge import Judgement
-from tensortap.compare.mapped import (
-    frameworks_differ,
-    words_of,
-)
+from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Side

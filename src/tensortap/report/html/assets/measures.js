@@ -19,8 +19,8 @@ const PAIR = [
   measure("rel_l2", "rel. error", 94, (data, row) => estimated(data, row)),
   measure("tolerance", "allowed", 74),
   measure("one_minus_cosine", "1 − cos", 74),
-  measure("row_rel_l2", "worst row", 82),
   measure("max_abs", "max abs", 74),
+  measure("row_rel_l2", "worst row", 82),
   measure("max_ulp", "max ULP", 74),
   measure("mismatched", "mismatched", 88, (data, row) => percent(data.column("mismatched")[row])),
 ];

@@ -111,17 +111,18 @@ export class Tensor {
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
     if (!data.compares) return "";
     const bar = isBound(data, row) ? 0 : data.column("bar_percent")?.[row];
+    const hasRows = data.column("row_rel_l2")?.[row] >= 0; // not a number where only summaries were kept
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
     const entries = [
       ["relative error", `${error}${bar ? ` ± ${bar > 999 ? "> 999" : bar} %` : ""}`],
       ["allowed", number(data.column("tolerance")[row])],
-      ["worst row", number(measured("row_rel_l2"))],
-      ["allowed of a row", number(data.column("row_tolerance")?.[row])],
       ["1 − cosine", number(measured("one_minus_cosine"))],
       ["max abs difference", number(measured("max_abs"))],
       ["max ULP", number(measured("max_ulp"))],
       ["mismatched", percent(measured("mismatched"))],
+      ...(hasRows ? [["worst row", number(measured("row_rel_l2"))]] : []),
+      ...(hasRows ? [["allowed of a row", number(data.column("row_tolerance")?.[row])]] : []),
     ];
     const index = detail?.difference?.max_abs_index;
     const worst = detail?.difference?.row_index;
