@@ -61,7 +61,7 @@ def conclude_live(
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
-        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, moved_in(matched))
         only = alignment.only_reference.tolist()
         lost = [(left.key(row), int(left.rank[row]), left.cls[row]) for row in only]

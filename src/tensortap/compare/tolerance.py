@@ -55,11 +55,13 @@ class Policy:
 
     rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
     noise: what measured noise allows, by pair.
+    alone: every module stands for itself, and no error comes in.
     """
 
     rtol: float | None = None
     atol: float | None = None
     noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    alone: bool = False
     mapped: bool = False
     """Whether the sides are of two frameworks, whose kernels round differently everywhere."""
 
@@ -128,8 +130,9 @@ class Policy:
         return length >= _LEAST_ROW and kind not in ("param", "buffer")
 
     def described(self) -> str:
-        rows = f"; {_ROW_GAIN:g} times as much of a single row"
+        rows = f"; {_ROW_GAIN_ALONE if self.alone else _ROW_GAIN:g} times as much of a single row"
         if self.fixed:
             return f"rtol {self.rtol or 0:g}, atol {self.atol or 0:g}, as given" + rows
-        text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype, or {_GAIN:g} times the error that came in"
+        text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype"
+        text += "" if self.alone else f", or {_GAIN:g} times the error that came in"
         return (f"the measured noise, or {text}" if self.noise is not None else text) + rows
