@@ -56,6 +56,7 @@ class Policy:
     rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
     noise: what measured noise allows, by pair.
     alone: every module stands for itself, and no error comes in.
+    mapped: the sides are of two frameworks, whose kernels round differently everywhere.
     """
 
     rtol: float | None = None
@@ -63,7 +64,6 @@ class Policy:
     noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
     alone: bool = False
     mapped: bool = False
-    """Whether the sides are of two frameworks, whose kernels round differently everywhere."""
 
     @property
     def fixed(self) -> bool:
