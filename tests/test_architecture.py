@@ -13,11 +13,12 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "details", "dtypes", "machine"}
+COMMON = {"errors", "records", "details", "placements", "dtypes", "machine"}
 ROOMS = {
     "errors": set(),
-    "records": {"details"},
+    "records": {"details", "placements"},
     "details": {"records"},
+    "placements": set(),
     "dtypes": set(),
     "machine": set(),
     "kernels": COMMON,

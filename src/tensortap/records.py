@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from tensortap.details import Detail
+    from tensortap.placements import Placements
 
 __all__ = [
     "KINDS",
@@ -24,12 +25,9 @@ __all__ = [
     "Finding",
     "Key",
     "Kind",
-    "LeftOut",
     "Location",
     "PairStatus",
     "Phase",
-    "Placed",
-    "Placements",
     "Record",
     "Status",
     "Summary",
@@ -259,46 +257,6 @@ class Unmatched:
     cls: str
     why: str = ""
     """Why nothing on the other side belongs to it, where names were mapped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Something of the reference, and what it is in the candidate."""
-
-    reference: str
-    candidate: str
-    how: str
-    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination."""
-    change: str = ""
-    """What has to be done to the candidate's to read it as the reference's."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something that has no counterpart, and why."""
-
-    side: str
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Placements:
-    """How the candidate was mapped onto the reference: names, tensors, arguments, and what could not be placed."""
-
-    modules: Sequence[Placed] = ()
-    tensors: Sequence[Placed] = ()
-    values: Sequence[Placed] = ()
-    left: Sequence[LeftOut] = ()
-    """Modules and tensors that nothing belongs to."""
-    ignored: Sequence[LeftOut] = ()
-    """Tensors that a rule says have no counterpart."""
-    unused: Sequence[str] = ()
-    """Rules that fitted nothing."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

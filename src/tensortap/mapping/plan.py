@@ -14,7 +14,8 @@ from tensortap.mapping.rules import Rules, Sides
 from tensortap.mapping.rules_file import shipped_rules
 from tensortap.mapping.tensors import Tensors
 from tensortap.mapping.values import Flow, Values, pair_values
-from tensortap.records import LeftOut, Placed, Placements, shown
+from tensortap.placements import LeftOut, Placed, Placements
+from tensortap.records import shown
 
 __all__ = ["STATE", "Plan", "plan"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of
-from tensortap.records import LeftOut, Placed
+from tensortap.placements import LeftOut, Placed
 
 if TYPE_CHECKING:
     from tensortap.mapping.outline import Outline
