@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests bench clean
+.PHONY: demo test lint types tests browser bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/tensortap demo --out runs/demo --overwrite
@@ -17,8 +17,14 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-tests: $(VENV)/.ready
+tests: $(VENV)/.ready browser
 	$(BIN)/python -m pytest -q
+
+# The report page is tested in a real browser. Where there is none and it cannot be installed, those tests are skipped.
+browser:
+	@command -v chromium >/dev/null || [ -n "$$TENSORTAP_BROWSER" ] || [ "$$(id -u)" != 0 ] || \
+	  { apt-get update && apt-get install -y chromium; } >/dev/null 2>&1 || \
+	  echo "chromium could not be installed: the tests of the report page will be skipped"
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/capture_cpu.py

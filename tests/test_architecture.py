@@ -13,27 +13,32 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "dtypes", "machine"}
+COMMON = {"errors", "records", "details", "placements", "dtypes", "machine"}
 ROOMS = {
     "errors": set(),
-    "records": set(),
+    "records": {"details", "placements"},
+    "details": {"records"},
+    "placements": set(),
     "dtypes": set(),
     "machine": set(),
     "kernels": COMMON,
     "frameworks": COMMON | {"kernels"},
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
-    "compare": COMMON | {"kernels", "frameworks", "store"},
+    "mapping": COMMON,
+    "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
+    "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
-    "model": COMMON | {"kernels", "frameworks", "capture", "report"},
+    "view": COMMON | {"compare", "store", "report"},
+    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "store", "report", "demo", "bench", "compat", "model"},
+    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "kernels", "store", "errors", "records", "model", "replay"},
+    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "records", "model", "replay"},
 }
 
 

@@ -52,6 +52,14 @@ def test_a_divergence_fails_in_the_manner_of_assert_close() -> None:
 
 
 @pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize(("rules", "told"), [("rules.toml", " --map rules.toml -v"), ({"version": 1}, "runs/b -v")])
+def test_rules_are_told_if_they_are_in_a_file(rules: object, told: str) -> None:
+    with pytest.raises(AssertionError) as failed:
+        assert_runs_match("diverged", "b", mapping=rules)
+    assert str(failed.value).endswith(told)
+
+
+@pytest.mark.usefixtures("answers")
 @pytest.mark.parametrize(
     ("scene", "words"),
     [

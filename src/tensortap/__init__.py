@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
+from tensortap.isolate import check, noise
 from tensortap.model.annotate import annotate
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
 from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
+from tensortap.model.transfer import transfer
 from tensortap.replay import replay
 
 if _TYPE_CHECKING:
@@ -23,12 +25,15 @@ __all__ = [
     "annotate",
     "audit",
     "capture",
+    "check",
     "compare",
     "inspect",
     "module_times",
+    "noise",
     "open",
     "peek",
     "replay",
+    "transfer",
 ]
 __version__ = "0.1.0"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assert_runs_match", "tensortap_capture"]
 
-_FLAGS = {"rtol": "--rtol", "atol": "--atol", "map_file": "--map"}
+_FLAGS = {"rtol": "--rtol", "atol": "--atol", "map_file": "--map", "mapping": "--map", "device": "--device"}
 _REPEATED = {"rename": "--rename", "noise": "--noise", "kinds": "--kind", "modules": "--module", "ranks": "--rank"}
 
 
@@ -74,7 +74,7 @@ def _as_arguments(options: dict[str, Any]) -> list[str]:
     """The options as the command line takes them, as far as it does."""
     arguments = []
     for name, flag in _FLAGS.items():
-        if options.get(name) is not None:
+        if isinstance(options.get(name), (str, Path, int, float)):  # rules that are in no file cannot be said there
             arguments += [flag, str(options[name])]
     for name, flag in _REPEATED.items():
         given = options.get(name) or ()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tensortap.details import Detail
+    from tensortap.placements import Placements
 
 __all__ = [
     "KINDS",
     "PHASES",
     "STATUSES",
+    "TROUBLES",
     "Comparison",
     "Coverage",
     "Difference",
+    "Examination",
     "Finding",
     "Key",
     "Kind",
@@ -25,6 +31,7 @@ __all__ = [
     "Record",
     "Status",
     "Summary",
+    "Trouble",
     "Unmatched",
     "Verdict",
     "shown",
@@ -40,6 +47,8 @@ Verdict = Literal["match", "diverged", "incomparable"]
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
+"""What a record of one run may be by itself; `compare.health` defines them."""
 
 
 class Key(NamedTuple):
@@ -145,6 +154,8 @@ class Coverage:
     status: Status
     calls: int = 0
     reason: str = ""
+    base: str = ""
+    """The framework's own class that the module's inherits from, if it is not that itself."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -153,6 +164,7 @@ class Coverage:
             "status": self.status,
             "calls": self.calls,
             "reason": self.reason,
+            **({"base": self.base} if self.base else {}),
         }
 
 
@@ -195,7 +207,7 @@ class Finding:
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape"""
+    """diverged | nonfinite | shape; missing, of a gradient that never comes though the reference has it"""
     difference: Difference | None
     tolerance: float
     rule: str
@@ -208,6 +220,8 @@ class Finding:
     """The worst relative error among the inputs; a row's counts as what it would be of the whole."""
     row_tolerance: float = float("nan")
     """What was allowed of a single row."""
+    counterpart: str | None = None
+    """What the candidate calls the module to look at, if it has another name there."""
 
     @property
     def module(self) -> str:
@@ -221,7 +235,8 @@ class Finding:
     @property
     def only_a_row(self) -> bool:
         """Whether the whole would be near enough, and it is one row that is off."""
-        return self.status == "diverged" and self.rel_l2 <= self.tolerance
+        row = self.difference.row_rel_l2 if self.difference is not None else float("nan")
+        return self.status == "diverged" and self.rel_l2 <= self.tolerance and row > self.row_tolerance
 
     @property
     def cosine(self) -> float:
@@ -240,6 +255,8 @@ class Unmatched:
     key: Key
     rank: int
     cls: str
+    why: str = ""
+    """Why nothing on the other side belongs to it, where names were mapped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +280,15 @@ class Comparison:
     """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
+    details: Sequence[Detail] = ()
+    """Pairs that were looked at closely, if that was asked for; those worth most first."""
+    options: Sequence[str] | None = ()
+    """Options of `tensortap compare` that it was made with, so that a command can be told that shows the same. None if
+    no command can: a side was there for the comparison alone."""
+    mapping: Placements | None = None
+    """How names and layouts were mapped; None where both sides speak the same language."""
+    isolated: bool = False
+    """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -275,3 +301,41 @@ class Comparison:
         """Every pair as a dict, in execution order, without holding all of them."""
         for batch in self.table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Where something that is usually a mistake first shows in a run."""
+
+    row: int
+    key: Key
+    rank: int
+    cls: str
+    status: str
+    """One of TROUBLES, not "ok"."""
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """One run in, this out. `str()` of it is the sentence."""
+
+    path: str
+    verdict: Literal["healthy", "suspicious"]
+    sentence: str
+    policy: str
+    """What counts as suspicious, in words."""
+    births: Sequence[Trouble]
+    """In execution order."""
+    counts: Mapping[str, int]
+    """Records by status."""
+    table: Any
+    """All records as a pyarrow.Table by rank and in execution order: the columns of the index without sketch and file,
+    with rank, status and birth."""
+    details: Sequence[Detail] = ()
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)

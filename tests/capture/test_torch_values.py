@@ -409,3 +409,11 @@ def test_pipelined_micro_steps_keep_their_numbers(run_path: Path) -> None:
     alone = gradients_by_hand(model, zoo.batch(seed=0))
     first = next(r for r in run.records(kind="param_grad") if r.key.micro == 0 and r.key.path == "weight")
     assert same(run.load(first), alone["weight"])
+
+
+def test_outputs_of_one_operation_send_one_share_back(run_path: Path) -> None:
+    """A split has one node for all its outputs: what it sends back is counted once."""
+    model, x = zoo.Views(), zoo.batch()
+    run, _ = tapped(model, run_path, x)
+    first = values(run, "grad_output")["first", 0, "0"]
+    assert np.array_equal(values(run, "grad_input")["split", 0, "0"], first)

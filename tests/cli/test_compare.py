@@ -16,7 +16,7 @@ from showing import Said, call
 
 import tensortap
 from support import comparisons
-from tensortap.cli.compare import steps_meant
+from tensortap.cli.pairing import steps_meant
 from tensortap.errors import RunNotFound, UsageError
 
 Capsys = pytest.CaptureFixture[str]
@@ -53,9 +53,9 @@ def compare(capsys: Capsys, *args: object) -> Said:
 # --- what it asks for ----------------------------------------------------------------------------------------------
 def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: Asked) -> None:
     compare(capsys, "matching", "b")
-    nothing = dict.fromkeys(("map_file", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
+    nothing = dict.fromkeys(("map_file", "mapping", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
     asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": (), "modules": "*"}
-    assert asked.options == {**asked_for, "until_first": False, "device": "cpu", **nothing}
+    assert asked.options == {**asked_for, "until_first": False, "device": "cpu", "details": 0, **nothing}
 
 
 def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
@@ -70,6 +70,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "candidate": "b",
         "rename": ("(?=a)b=c", "x="),
         "map_file": "names.txt",
+        "mapping": None,
         "steps": {0: 0, 3: 4},
         "ranks": [0, 2],
         "modules": ["layers.*", ""],
@@ -78,6 +79,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "atol": 0.0,
         "noise": ("a2", "a3"),
         "until_first": True,
+        "details": 0,
         "workers": 3,
         "device": "cuda",
         "progress": None,

@@ -9,6 +9,7 @@ import pytest
 from showing import call
 
 import tensortap
+from support.read_page import ReadPage
 from tensortap.cli.demo import _OTHERS, _free
 from tensortap.demo.mistakes import MISTAKES
 
@@ -31,11 +32,15 @@ def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
     said = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
     assert (said.code, said.err) == (0, "")
     order = ["twice", "loss reference candidate", "last", "✖ The runs part in layers.2.norm2 (Norm)", "born here"]
-    order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly that module.", "Next:", "Or in Python:"]
+    order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly that module."]
+    order += ["The report, to open in a browser: runs/demo/report.html", "Next:", "Or in Python:"]
     told = words(said.out)
     places = [told.index(part) for part in order]
     assert places == sorted(places)
     assert max(map(len, said.out.splitlines())) <= 80
+    page = ReadPage(Path("runs/demo/report.html").read_text())
+    assert page.head["births"][page.head["first"]]["place"] == "layers.2.norm2"
+    assert page.head["details"]
     for name in ("reference", "candidate"):
         run = tensortap.open(f"runs/demo/{name}")
         assert run.finished

@@ -9,6 +9,7 @@ import pytest
 from showing import call
 
 import tensortap as tt
+from support.read_page import ReadPage
 
 torch = pytest.importorskip("torch")
 Capsys = pytest.CaptureFixture[str]
@@ -66,6 +67,14 @@ def test_a_divergence_ends_with_1_and_is_reported(capsys: Capsys) -> None:
     assert "act" in Path("page.md").read_text()
     assert call(capsys, *ACT, "--with", "net.py:tanh", "--exit-zero", "-q").code == 0
     assert call(capsys, *ACT, "--with", "net.py:tanh", "--rtol", "0.01", "-q").code == 0
+
+
+def test_its_page_has_close_looks_and_no_command_that_would_fail(capsys: Capsys) -> None:
+    assert call(capsys, *ACT, "--with", "net.py:tanh", "--html", "page.html", "-q").code == 1
+    page = ReadPage(Path("page.html").read_text(encoding="utf-8"))
+    assert page.head["births"][0]["place"] == "act"
+    assert page.head["births"][0]["command"] == ""
+    assert str(page.head["births"][0]["row"]) in page.head["details"]
 
 
 def test_arguments_are_json_or_text(capsys: Capsys) -> None:

@@ -46,6 +46,16 @@ def test_it_is_found_and_named(tmp_path: Path) -> None:
     assert row["row_tolerance"] == 32 * row["tolerance"]
 
 
+def test_what_it_takes_to_pass_is_what_its_row_takes(tmp_path: Path) -> None:
+    reference = values(2, SHAPE)
+    two = runs(tmp_path, reference, one_row_off(reference, 1.0002))
+    look = tt.compare(*two, details=1).details[0]
+    assert look.difference is not None and look.judged is not None
+    assert look.judged > look.difference.rel_l2
+    assert tt.compare(*two, rtol=look.judged * 1.0001).verdict == "match"
+    assert tt.compare(*two, rtol=look.judged * 0.9999).verdict == "diverged"
+
+
 def test_the_table_says_what_numpy_says(tmp_path: Path) -> None:
     reference = values(2, (9, 40, 6), np.float64)
     candidate = reference + 1e-3 * values(3, (9, 40, 6), np.float64)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import sides
 
 import tensortap as tt
 from support.mirror import copy_weights, paddle_model, tokens, torch_model
@@ -51,19 +50,33 @@ def test_what_both_frameworks_say_goes_together(result: Comparison) -> None:
     assert (result.info["reference"]["framework"], result.info["candidate"]["framework"]) == ("torch", "paddle")
 
 
-def test_only_matrices_that_lie_the_other_way_have_another_shape(result: Comparison) -> None:
-    turned = [row for row in result.rows if row["status"] == "shape"]
-    assert turned
+def test_matrices_that_lie_the_other_way_are_read_in_the_references_layout(result: Comparison) -> None:
+    turned = [row for row in result.rows if row["layout"] is not None]
+    assert {(row["cls"], row["path"], row["layout"]) for row in turned} == {("Linear", "weight", "transposed")}
     for row in turned:
         assert row["shape_reference"] == row["shape_candidate"][::-1]
-        assert (row["cls"], row["path"]) == ("Linear", "weight")
+        assert row["status"] in (("equal", "close") if row["exact"] else ("unjudged",)), row
 
 
-def test_what_one_framework_has_no_name_for_is_reported(result: Comparison) -> None:
+def test_a_summary_of_another_layout_is_not_said_to_be_right(result: Comparison) -> None:
+    bounded = [row for row in result.rows if row["layout"] is not None and not row["exact"]]
+    for row in bounded:
+        assert (row["status"], row["rule"]) == ("unjudged", "only norms and counts: another layout")
+        assert row["l2_reference"] == pytest.approx(row["l2_candidate"], rel=1e-6)
+    assert any("norms and counts alone" in note for note in result.notes) == bool(bounded)
+
+
+def test_what_one_framework_has_no_counterpart_for_is_said(result: Comparison) -> None:
     """Paddle's BatchNorm calls its statistics otherwise, and does not count its batches."""
-    ours = {(u.key.kind, u.key.path) for u in result.unmatched if u.side == "reference"}
-    assert ("buffer", "running_mean") in ours
-    assert set(sides(result)["reference"]) <= {"norm"} | set(sides(result)["candidate"])
+    assert not result.unmatched
+    statistics = {(row["path"], row["path_candidate"]) for row in result.rows if row["kind"] == "buffer"}
+    assert statistics == {("running_mean", "_mean"), ("running_var", "_variance")}
+    assert result.mapping is not None
+    assert [(each.side, each.name) for each in result.mapping.ignored] == [("reference", "norm.num_batches_tracked")]
+
+
+def test_all_of_it_agrees(result: Comparison) -> None:
+    assert result.verdict == "match", str(result)
 
 
 def test_the_forward_pass_agrees(runs: tuple[Path, Path]) -> None:

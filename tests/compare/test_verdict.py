@@ -14,7 +14,7 @@ from made_runs import Seen, chain, rows, values, write
 from trained_runs import KINDS, Change, Net, does, train
 
 import tensortap as tt
-from tensortap.compare import comparing
+from tensortap.compare import matching
 from tensortap.records import Comparison
 
 INTERNALS = re.compile(r"_|None|nan|Key\(|dtype|\b(pair|row|seq|kind|sketch|birth|container|call)\b")
@@ -248,7 +248,7 @@ def on_rank(path: Path, rank: int, monkeypatch: pytest.MonkeyPatch, change: Chan
 
 @pytest.mark.parametrize("until_first", [False, True])
 def test_wrong_on_one_rank_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_first: bool) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", 16)
+    monkeypatch.setattr(matching, "_FIRST_PART", 16)
     for rank in (0, 1):
         on_rank(tmp_path / "a", rank, monkeypatch)
         on_rank(tmp_path / "b", rank, monkeypatch, does("blocks.1.fc1", slightly_more) if rank else None)
@@ -262,7 +262,7 @@ def test_wrong_on_one_rank_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_the_rank_that_parts_in_the_earlier_step_is_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_first: bool
 ) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", 1)
+    monkeypatch.setattr(matching, "_FIRST_PART", 1)
     for rank, since in ((0, 2), (1, 1)):
         write(tmp_path / "a", chain(steps=range(4)), rank, 2)
         late = [s for step in range(4) for s in chain(steps=(step,), off={"fc2": 0.1 * (step >= since)})]
@@ -276,7 +276,7 @@ def test_the_rank_that_parts_in_the_earlier_step_is_first(
 @pytest.mark.parametrize("size", [1, 16, 256])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_until_first_finds_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch, mistake: str, size: int) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", size)
+    monkeypatch.setattr(matching, "_FIRST_PART", size)
     whole, short = runs.compared(mistake), runs.compared(mistake, until_first=True)
     assert repr(short.first) == repr(whole.first)
     assert short.verdict == "diverged"
@@ -284,7 +284,7 @@ def test_until_first_finds_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_until_first_measures_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", 2)
+    monkeypatch.setattr(matching, "_FIRST_PART", 2)
     names = [f"fc{n}" for n in range(20)]
     ours = write(tmp_path / "a", chain(names))
     theirs = write(tmp_path / "b", chain(names, off=dict.fromkeys(names[3:], 0.1)))
@@ -335,7 +335,7 @@ def test_a_tolerance_of_zero_lets_nothing_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("until_first", [False, True])
 def test_noise_is_tolerated_and_more_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_first: bool) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", 1)
+    monkeypatch.setattr(matching, "_FIRST_PART", 1)
     ours, noisy = write(tmp_path / "a", off_by(0)), write(tmp_path / "a2", off_by(1e-3))
     options: dict[str, Any] = {"noise": [noisy], "until_first": until_first}
     within = tt.compare(ours, write(tmp_path / "b", off_by(-2e-3)), **options)
@@ -349,7 +349,7 @@ def test_noise_is_tolerated_and_more_is_not(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("until_first", [False, True])
 def test_noise_is_measured_place_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_first: bool) -> None:
-    monkeypatch.setattr(comparing, "_FIRST_PART", 1)
+    monkeypatch.setattr(matching, "_FIRST_PART", 1)
     ours = write(tmp_path / "a", chain())
     noisy = write(tmp_path / "a2", chain(off={"fc1": 0.1}))
     theirs = write(tmp_path / "b", chain(off={"fc1": 0.1, "fc3": 0.1}))

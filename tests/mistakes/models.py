@@ -385,7 +385,8 @@ class Mixture(nn.Module):
         total = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             rows, slots = (chosen == number).nonzero(as_tuple=True)
-            total = total.index_add(0, rows, expert(flat[rows]) * weights[rows, slots, None])
+            part = expert(flat[rows]) * weights[rows, slots, None]
+            total = total.index_add(0, rows, part.to(total.dtype))
         return total.view_as(x)
 
 

@@ -80,23 +80,34 @@ def _batch(model: str, random: torch.Generator) -> Batch:
 
 def train(training: Training, path: Path, keep: str, kinds: tuple[str, ...] = KINDS) -> Path:
     """One run, tapped into `path`."""
+    train_under(training, lambda model: tt.capture(model, path, keep=keep, kinds=kinds))
+    return path
+
+
+def train_under(training: Training, watch: Callable[[nn.Module], Any], steps: int = STEPS) -> Any:
+    """The training inside what `watch` makes of the model, a tap or a check, which is returned."""
     model = training.model
     with _as_told(training):
         if training.compiled:
             model = torch.compile(model, backend=training.compiled)
         optimizer = torch.optim.AdamW(_grouped(training), **training.adam)
-        with tt.capture(model, path, keep=keep, kinds=kinds) as tap:
-            for micro_batches in training.batches:
+        with watch(model) as watching:
+            for micro_batches in training.batches[:steps]:
                 optimizer.zero_grad()
                 for batch in micro_batches:
-                    with _precision(training.autocast):
-                        logits = model(batch.inputs)
-                    loss = training.loss(logits.float().flatten(0, -2), batch.target.flatten())
-                    (loss * training.share).backward()
+                    backward(training, model, batch)
                     training.after_backward(optimizer)
                 optimizer.step()
-                tap.step()
-    return path
+                watching.step()
+    return watching
+
+
+def backward(training: Training, model: nn.Module, batch: Batch) -> None:
+    """Forward, loss and backward of one micro batch."""
+    with _precision(training.autocast):
+        logits = model(batch.inputs)
+    loss = training.loss(logits.float().flatten(0, -2), batch.target.flatten())
+    (loss * training.share).backward()
 
 
 def _grouped(training: Training) -> list[dict[str, Any]]:

@@ -115,8 +115,9 @@ def batch_norm_by_hand(self: Any, x: Tensor) -> Tensor:
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
     with torch.no_grad():
         count = x.numel() / x.shape[1]
-        self.running_mean.lerp_(mean.flatten(), self.momentum)
-        self.running_var.lerp_(variance.flatten() * count / (count - 1), self.momentum)
+        self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
+        unbiased = variance.flatten() * count / (count - 1)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         self.num_batches_tracked.add_(1)
     normed = (x - mean) / (variance + self.eps).sqrt()
     return normed * self.weight[:, None, None] + self.bias[:, None, None]
@@ -152,10 +153,10 @@ def moe_stacked(self: Any, x: Tensor) -> Tensor:
     """Results are put side by side and summed at the end, in the order of each token's choice."""
     flat = x.flatten(0, -2)
     weights, chosen = self.route(self.router(flat))
-    parts = torch.zeros(*chosen.shape, flat.shape[-1])
+    parts = torch.zeros(*chosen.shape, flat.shape[-1], dtype=flat.dtype)
     for number, expert in enumerate(self.experts):
         rows, slots = (chosen == number).nonzero(as_tuple=True)
-        parts = parts.index_put((rows, slots), expert(flat[rows]))
+        parts = parts.index_put((rows, slots), expert(flat[rows]).to(flat.dtype))
     return (weights[:, None, :] @ parts).view_as(x)
 
 

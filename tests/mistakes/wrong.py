@@ -194,8 +194,9 @@ def sdpa_causal(self: Any, x: Tensor) -> Tensor:
 def batch_norm_biased(self: Any, x: Tensor) -> Tensor:
     """Keeps the variance over n where the framework keeps that over n - 1."""
     with torch.no_grad():
-        self.running_mean.lerp_(x.mean((0, 2, 3)), self.momentum)
-        self.running_var.lerp_(x.var((0, 2, 3), correction=0), self.momentum)
+        values = x.to(self.running_mean.dtype)
+        self.running_mean.lerp_(values.mean((0, 2, 3)), self.momentum)
+        self.running_var.lerp_(values.var((0, 2, 3), correction=0), self.momentum)
         self.num_batches_tracked.add_(1)
     return F.batch_norm(x, None, None, self.weight, self.bias, True, self.momentum, self.eps)
 
@@ -261,7 +262,8 @@ def moe_with_capacity(self: Any, x: Tensor) -> Tensor:
     total = torch.zeros_like(flat)
     for number, expert in enumerate(self.experts):
         rows, slots = (part[:24] for part in (chosen == number).nonzero(as_tuple=True))
-        total = total.index_add(0, rows, expert(flat[rows]) * weights[rows, slots, None])
+        part = expert(flat[rows]) * weights[rows, slots, None]
+        total = total.index_add(0, rows, part.to(total.dtype))
     return total.view_as(x)
 
 

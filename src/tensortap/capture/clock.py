@@ -121,6 +121,10 @@ class Clock:
         self._open.append(call)
         return call
 
+    def caller(self) -> str | None:
+        """The module whose code called the one that was entered last; None if that was called from outside."""
+        return self._open[-2].module if len(self._open) > 1 else None
+
     def leave(self, module: str) -> Call | None:
         """The module has run. Calls that were never left, because something flew past their hooks, go with it."""
         for index in range(len(self._open) - 1, -1, -1):

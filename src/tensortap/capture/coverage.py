@@ -93,7 +93,8 @@ class CoverageBook:
     def _row(self, entry: _Entry) -> Coverage:
         status, reason = self._judge(entry)
         reasons = [reason, *entry.remarks] if reason else list(entry.remarks)
-        return Coverage(entry.site.name, entry.site.cls, status, entry.calls, "; ".join(reasons))
+        site = entry.site
+        return Coverage(site.name, site.cls, status, entry.calls, "; ".join(reasons), site.base)
 
     def _judge(self, entry: _Entry) -> tuple[Status, str]:
         site = entry.site

@@ -7,10 +7,10 @@ a record's identity, so it must not depend on the framework.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Opened", "open_arguments", "open_value"]
+__all__ = ["Opened", "is_closed", "keyed_parts", "open_arguments", "open_value"]
 
 _DEEPEST = 32
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
@@ -59,15 +59,13 @@ class _Opener:
             return
         if isinstance(value, _PLAIN):
             return
-        parts = _parts(value)
-        if parts is None:
-            self._opened.closed.append(type(value).__qualname__)
-            return
-        if depth >= _DEEPEST or id(value) in self._open:  # a structure that holds itself
-            self._opened.closed.append(f"{type(value).__qualname__} (nested in itself)")
+        if is_closed(value, depth, self._open):
+            itself = "" if keyed_parts(value) is None else " (nested in itself)"
+            self._opened.closed.append(f"{type(value).__qualname__}{itself}")
             return
         self._open.add(id(value))
-        for name, part in parts:
+        for key, part in keyed_parts(value) or ():
+            name = str(key).replace(".", "\\.") if isinstance(value, Mapping) else str(key)
             self.open(part, f"{path}.{name}" if path else name, depth + 1)
         self._open.discard(id(value))
 
@@ -81,14 +79,19 @@ class _Opener:
         return candidate
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """The named parts of a container; None if it is none that can be opened."""
+def is_closed(value: Any, depth: int, around: Collection[int]) -> bool:
+    """Whether a value cannot be opened: it has no parts, or is nested in itself. `around` are the ids above it."""
+    return isinstance(value, _PLAIN) or keyed_parts(value) is None or depth >= _DEEPEST or id(value) in around
+
+
+def keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
+    """The parts of a container, each with its key, index or name; None if it is none that can be opened."""
     if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping leaves None out
-        return ((str(key).replace(".", "\\."), part) for key, part in value.items())
+        return iter(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return zip(value._fields, value, strict=True)
     if isinstance(value, (list, tuple)):
-        return ((str(index), part) for index, part in enumerate(value))
+        return iter(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
     return None

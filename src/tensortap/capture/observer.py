@@ -93,9 +93,7 @@ class Observer:
             self._undo = undo.pop_all()
 
     def _watch(self, sink: Sink, chosen: list[str], eager: bool, optimizer: Any, undo: ExitStack) -> None:
-        self._watcher = Watcher(
-            self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record
-        )
+        self._watcher = self._new_watcher(sink, chosen)
         if eager:
             undo.callback(self._framework.run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
@@ -106,6 +104,9 @@ class Observer:
         atexit.register(closer)
         undo.callback(atexit.unregister, closer)
         self._begin_step()
+
+    def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
+        return Watcher(self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record)
 
     def _frozen(self, sites: list[Site]) -> list[str]:
         """Names of modules whose own parameters all take no gradient."""
@@ -189,19 +190,21 @@ class Observer:
             self._watcher.drop()
 
     # --- errors ------------------------------------------------------------------------------------------------
-    def _guard(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """What goes wrong in a hook must not break the step it is called from: it stops the recording instead."""
 
-        def guarded(*args: Any) -> None:
+        def guarded(*args: Any) -> Any:
             if not self._listening:
-                return
+                return None
             started = time.perf_counter()
             try:
                 with self._lock:
-                    hook(*args)
+                    return hook(*args)
             except Exception as error:
                 self._stop(error)
-            self._seconds += time.perf_counter() - started
+                return None
+            finally:
+                self._seconds += time.perf_counter() - started
 
         return guarded
 

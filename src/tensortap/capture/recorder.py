@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.capture.arriving import Arriving, Sighting
+from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Identity, Workshop
@@ -51,8 +52,8 @@ class Recorder:
         self._writer = writer
         self._rank = rank
         self._known: dict[Any, _Known] = {}
-        self._keys: set[Key] = set()
-        self._most_keys = self._most_known = _MOST_KNOWN
+        self._keys = Keys()
+        self._most_known = _MOST_KNOWN
         self._arriving: Arriving | None = None
         self._workshops: list[Workshop] = []
         self._seq = 0
@@ -73,7 +74,7 @@ class Recorder:
     def end_step(self) -> None:
         """Forget the step. What outlives it may change unseen."""
         self._keys.clear()
-        self._most_keys = self._most_known = _MOST_KNOWN
+        self._most_known = _MOST_KNOWN
         self.send()
 
     def send(self) -> None:
@@ -100,7 +101,7 @@ class Recorder:
         assert known.summary is not None
         self._writer.append(
             Record(
-                key=self._unique(key),
+                key=self._keys.unique(key),
                 rank=self._rank,
                 seq=self._seq,
                 cls=site.cls,
@@ -125,7 +126,7 @@ class Recorder:
         before = known.there if known is not None else None
         dtype, shape = self._framework.described(tensor)
         ticket = workshop.submit(tensor, before.ticket if before is not None else None)
-        seen = Sighting(self._unique(key), self._seq, site.cls, dtype, shape, ticket, before)
+        seen = Sighting(self._keys.unique(key), self._seq, site.cls, dtype, shape, ticket, before)
         if keep == "tensors":
             if before is not None and before.location is not None:
                 seen.location, seen.borrowed = before.location, True
@@ -152,18 +153,6 @@ class Recorder:
         if len(self._known) > self._most_known:
             self._known = {token: known for token, known in self._known.items() if known.alive()}
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
-
-    def _unique(self, key: Key) -> Key:
-        """A second backward through the same graph meets the same key again: its path gets a ~2."""
-        path, number = key.path, 1
-        while key in self._keys:
-            number += 1
-            key = key._replace(path=f"{path}~{number}")
-        self._keys.add(key)
-        if len(self._keys) > self._most_keys:  # a loop that never ends its step must not be remembered for ever
-            self._keys = {known for known in self._keys if known.micro >= key.micro - 1}
-            self._most_keys = max(_MOST_KNOWN, 2 * len(self._keys))
-        return key
 
 
 def _probe(array: npt.NDArray[np.generic]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.observer import Observer
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Keep, Selection
+from tensortap.capture.surroundings import surroundings
 from tensortap.capture.tree import Site, Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
@@ -48,8 +48,7 @@ class RunSink:
             "model": tree.sites[0].cls,
             "modules": len(tree.sites),
             "config": selection.described() | {"compiled": options.compiled},
-            "environment": framework.environment()
-            | {"python": platform.python_version(), "platform": platform.platform()},
+            "environment": surroundings(framework.environment()),
         }
         self.where = str(path)
         self.writer = RunWriter(

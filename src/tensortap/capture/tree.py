@@ -22,6 +22,8 @@ class Site:
     """The one that owns parameters and buffers; another than `module` only if that is a compiled wrapper."""
     inside: str | None
     """Name of the compiled module that this one is a part of, if any."""
+    base: str
+    """The framework's own class that it inherits from; empty if it is one itself, or only a user's."""
     callable: bool
     """False for a list of modules, which computes nothing itself."""
 
@@ -70,6 +72,7 @@ class Tree:
             module=outermost if compiled and self._framework.wrapped(outermost) else module,
             owner=module,
             inside=inside,
+            base=base if (base := self._framework.own_class(module)) != type(module).__name__ else "",
             callable=self._framework.callable(module),
         )
         self.sites.append(site)

@@ -18,7 +18,7 @@ from tensortap.records import Key, shown
 
 __all__ = ["Watcher"]
 
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Watcher:
@@ -75,11 +75,14 @@ class Watcher:
         self._armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
-    def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
+
+    def _enter(self, site: Site, opened: Opened) -> Call:
+        """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
         if not self._armed:
             self.arm()
-        opened = open_arguments(args, kwargs, framework.is_tensor)
         autograd = framework.records_gradients()
         replaying = framework.replaying()
         # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
@@ -91,23 +94,26 @@ class Watcher:
         if site.name == "" and not replaying:
             self._record_pieces()
         if site.name not in self._sites:
-            return
+            return call
         call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
         if "grad_input" in self._kinds and autograd:
             call.mark = framework.mark()
             call.edges = self._edges(site, opened)
         if call.replay:
-            return
+            return call
         self._book.called(site.name, autograd)
         self._book.remark(site.name, framework.remarks(site.owner))
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
+        return call
 
-    def _after(self, site: Site, output: Any) -> None:
+    def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
-        if call is None or site.name not in self._sites:
-            return
-        opened = open_value(output, self._framework.is_tensor)
+        if call is not None and site.name in self._sites:
+            self._leave(site, call, open_value(output, self._framework.is_tensor))
+
+    def _leave(self, site: Site, call: Call, opened: Opened) -> None:
+        """The call is over: its outputs are looked at, and their gradients will be."""
         if "output" in self._kinds and not call.replay:
             self._record_all(site, call, "output", opened)
         if "grad_output" in self._kinds:

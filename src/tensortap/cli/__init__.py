@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import bench, check_hooks, compare, demo, export, replay, show
+from tensortap.cli import bench, check_hooks, compare, demo, export, replay, report, show, view
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -50,6 +50,8 @@ app = typer.Typer(
 app.command()(show.show)
 app.command()(export.export)
 app.command()(compare.compare)
+app.command()(report.report)
+app.command()(view.view)
 app.command()(replay.replay)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)

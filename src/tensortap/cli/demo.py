@@ -56,7 +56,7 @@ def demo(
     from tensortap.cli import screen
     from tensortap.demo import curves, trainer
     from tensortap.errors import UsageError
-    from tensortap.report import comparison_page
+    from tensortap.report import comparison_html, comparison_page, output
 
     if list_:
         _print_list()
@@ -78,9 +78,13 @@ def demo(
     screen.print_lines([Text(), *curves.draw(right, wrong, screen.width() or 80), Text()])
     _say(curves.apart(right, wrong))
     with screen.waiting("comparing"):
-        result = tensortap.compare(reference, candidate)
+        result = tensortap.compare(reference, candidate, details=comparison_html.DETAILS)
     screen.print_lines([Text(), *comparison_page.render(comparison_page.build(result), screen.width()), Text()])
     _print_solution(planted, result)
+    page = reference.parent / "report.html"
+    with output.opened(page) as file:
+        comparison_html.write(result, file)
+    typer.echo(f"\nThe report, to open in a browser: {page}")
     _print_next(reference, candidate, result)
 
 
@@ -180,6 +184,7 @@ def _print_next(reference: Path, candidate: Path, result: Comparison) -> None:
         f"tensortap show {shlex.quote(str(candidate))} --module {shlex.quote(module)}": "what the module did",
         f"tensortap compare {runs} -v": "more rows",
         f"tensortap compare {runs} --json demo.json": "for programs",
+        f"tensortap view {runs}": "every tensor in the browser",
         "tensortap demo --mistake random": "another one",
     }
     longest = max(map(len, commands))

@@ -47,6 +47,7 @@ def replay(
     ] = None,
     atol: Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")] = None,
     csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="PATH", help="A page to look at, in one file.")] = None,
     json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
     junit: Annotated[str | None, typer.Option(metavar="PATH", help="One case a module, for CI.")] = None,
     markdown: Annotated[str | None, typer.Option(metavar="PATH", help="A page for a ticket or a comment.")] = None,
@@ -71,9 +72,12 @@ def replay(
     """
     import tensortap
     from tensortap.cli import screen
-    from tensortap.cli.compare import conclude, outputs_meant, tolerance
+    from tensortap.cli.compare import conclude, details_meant, outputs_meant
+    from tensortap.cli.pairing import tolerance
 
-    outputs = outputs_meant({"csv": csv, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet})
+    outputs = outputs_meant(
+        {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
+    )
     with screen.waiting(f"replaying {module}"):
         result = tensortap.replay(
             run,
@@ -91,6 +95,7 @@ def replay(
             rtol=tolerance("--rtol", rtol),
             atol=tolerance("--atol", atol),
             repro=repro,
+            details=details_meant(outputs),
         )
     if repro is not None and not quiet:
         typer.echo(f"{repro}: run it with `python {repro / 'repro.py'}`", err=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["console", "losses", "print_lines", "waiting", "width"]
+__all__ = ["comparing", "console", "losses", "print_lines", "waiting", "width"]
 
 _PLAIN_ABOVE = 500
 _PATIENCE = 2.0
@@ -60,6 +60,29 @@ def waiting(text: str) -> Iterator[None]:
         timer.cancel()
         timer.join()  # it may be starting the line at this very moment
         status.stop()
+
+
+@contextmanager
+def comparing(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """How far it is, after two seconds and if somebody may be watching: bytes a second, and the time left."""
+    screen = console(stderr=True)
+    if not wanted or not screen.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("comparing"), BarColumn(32), TextColumn("{task.percentage:>3.0f}%"))
+    progress = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=screen, transient=True)
+    task = progress.add_task("comparing", total=None)
+    timer = threading.Timer(_PATIENCE, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+    finally:
+        timer.cancel()
+        timer.join()  # it may be starting the line at this very moment
+        progress.stop()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensortap.records import Comparison
 
@@ -20,6 +20,7 @@ def compare(
     *,
     rename: Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     steps: Collection[int] | Mapping[int, int] | None = None,
     ranks: Collection[int] | Mapping[int, int] | None = None,
     modules: str | Collection[str] | None = None,
@@ -30,6 +31,7 @@ def compare(
     until_first: bool = False,
     workers: int | None = None,
     device: str = "cpu",
+    details: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Compare two runs, and name the first place where the candidate parts from the reference.
@@ -37,21 +39,25 @@ def compare(
     reference, candidate: paths of runs, or runs that are open already.
     rename: 'PATTERN=REPLACEMENT' regular expressions that turn the candidate's module names into the reference's.
     map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
+    mapping: rules for names and layouts, as a TOML file or a mapping of the same form; where one run is of torch and
+        the other of paddle, what is known of the two is added.
     steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    noise: further runs of the reference; what differs there is no difference.
+    noise: further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
         numbers are the same but for the order of summation.
+    details: how many tensors to look at closely, for `Comparison.details`: births, the worst, and a sample.
     progress: called with bytes done and bytes in all.
 
     >>> result = tensortap.compare("runs/a", "runs/b")
     >>> print(result)
     The runs match: all 1,204 pairs are equal bit for bit.
     """
-    from tensortap.compare.comparing import Request, run_comparison  # loads pyarrow and numba: not before it is needed
+    from tensortap.compare.comparing import run_comparison  # loads pyarrow and numba: not before it is needed
+    from tensortap.compare.request import Request
 
     return run_comparison(
         Request(
@@ -59,6 +65,7 @@ def compare(
             candidate=candidate,
             rename=tuple(rename),
             map_file=map_file,
+            mapping=mapping,
             steps=steps,
             ranks=ranks,
             modules=modules,
@@ -69,6 +76,7 @@ def compare(
             until_first=until_first,
             workers=workers,
             device=device,
+            details=details,
             progress=progress,
         )
     )

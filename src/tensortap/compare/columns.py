@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
         # how far apart; null where it is not known
         ("exact", pa.bool_()),  # measured on all elements, not estimated from sketches
         ("rel_l2", pa.float64()),  # |candidate - reference| / |reference|
-        ("rel_l2_bar", pa.float64()),  # half-width of a 95 % interval around it
+        ("rel_l2_bar", pa.float64()),  # half-width of a 95 % interval around it; inf: it is at least that far
         ("cosine", pa.float64()),
         ("max_abs", pa.float64()),
         ("max_abs_index", pa.list_(pa.int64())),
@@ -60,5 +60,9 @@ SCHEMA = pa.schema(
         ("nan_candidate", pa.int64()),
         ("inf_reference", pa.int64()),
         ("inf_candidate", pa.int64()),
+        # where names or layouts were mapped; null where both sides have the same
+        ("module_candidate", pa.string()),  # what the candidate calls the module
+        ("path_candidate", pa.string()),
+        ("layout", pa.string()),  # what was done to the candidate's tensor: "transposed"
     ]
 )

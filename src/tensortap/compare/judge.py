@@ -18,11 +18,23 @@ import numpy.typing as npt
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 
-__all__ = ["Judgement", "Pairs", "judge"]
+__all__ = ["Isolated", "Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_CANCELLED = 4.0
+_FLOWING = ("input", "output", "grad_output", "grad_input")
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """Of pairs of modules that stand for themselves."""
+
+    forced: npt.NDArray[np.bool_]
+    """Where the reference's values took the candidate's place, so that nothing was handed on."""
+    cast: npt.NDArray[np.bool_]
+    """Where these values are of another dtype than the reference's, so that they are rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
+    isolated: Isolated | None = None
+    """What else is known if every module was fed from the reference."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,9 @@ class _Judge:
         self.policy = policy
         count = len(pairs.error)
         self.error: list[float] = pairs.error.tolist()
+        alone = pairs.isolated
+        self.forced: list[bool] = [False] * count if alone is None else alone.forced.tolist()
+        self.handed: list[float] = [0.0 if forced else e for forced, e in zip(self.forced, self.error, strict=True)]
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
         self.wrong = [False] * count
@@ -88,13 +105,13 @@ class _Judge:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
         tolerance = np.array(self.tolerance)
-        return Judgement(
-            self.status, tolerance, tolerance * self.pairs.row_gain, self.rule, self.born, self.sources_error
-        )
+        with np.errstate(invalid="ignore"):  # of what must be equal there is no row to allow for
+            row_tolerance = tolerance * self.pairs.row_gain
+        return Judgement(self.status, tolerance, row_tolerance, self.rule, self.born, self.sources_error)
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
-        if first < row and self.open[first] and self._same(error, self.error[first]):
+        if first < row and self.open[first] and self._same(error, self.handed[first]):
             self._copy(row, first)
             return
         sources = [source for source in self.structure.sources(row) if source < row]
@@ -102,7 +119,7 @@ class _Judge:
             sources.append(first)
         wrong = self.wrong
         handed_on = any(wrong[source] for source in sources)
-        came_in = max((self.error[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
+        came_in = max((self.handed[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
         if not handed_on or self.policy.fixed:
             self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
         else:
@@ -114,10 +131,17 @@ class _Judge:
             return
         else:
             self.status[row] = "diverged"
-        wrong[row] = True
+        wrong[row] = not self.forced[row]
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
+
+    def _rounding_of(self, row: int, sources: Sequence[int], isolated: Isolated) -> float:
+        """What rounding allows that came in unseen: with values that were cast; or where short numbers are worked on
+        and the result is kept in long ones, as gradients and running statistics are."""
+        kinds = self.structure.kind
+        kept = kinds[row] in _GRADIENTS or kinds[row] == "buffer"
+        return max((self.base[s] for s in sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)), default=0.0)
 
     @staticmethod
     def _same(error: float, other: float) -> bool:
@@ -133,8 +157,10 @@ class _Judge:
         if policy.fixed:
             return policy.fixed_tolerance(float(pairs.l2[row]), int(pairs.elements[row])), "rtol and atol as given"
         allowed, rule = self.base[row], _ROUNDING
-        if policy.noise is not None and policy.noise[row] * policy.margin > allowed:
-            allowed, rule = float(policy.noise[row] * policy.margin), "measured noise"
+        if policy.noise is not None and policy.noise[row] > allowed:
+            allowed, rule = float(policy.noise[row]), "measured noise"
+        if pairs.isolated is not None and (coarse := self._rounding_of(row, sources, pairs.isolated)) > allowed:
+            allowed, rule = coarse, "rounding of what it was made from"
         if policy.passed_on(came_in) > allowed:
             allowed, rule = policy.passed_on(came_in), "error that came in"
         kind = self.structure.kind[row]
@@ -142,11 +168,17 @@ class _Judge:
             # Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps: of activations that are
             # off by e, about a share of e does, which moves the gradient by the root of it.
             activations = [s for s in sources if self.structure.kind[s] in ("input", "output") and not self.wrong[s]]
-            forward = max((self.error[s] for s in activations if self.error[s] == self.error[s]), default=0.0)
+            forward = max((self.handed[s] for s in activations if self.error[s] == self.error[s]), default=0.0)
             if 2 * forward**0.5 > allowed:
                 allowed, rule = 2 * forward**0.5, "error of the activations"
             if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:
                 allowed, rule = coarse, "rounding of the activations' dtype"
+        if policy.mapped and kind in ("grad_output", "grad_input"):
+            # What a norm sends back may cancel out, as under a loss that does not see the scale: its rounding is as
+            # large as that of what came in.
+            given = max((self.l2[s] for s in sources if self.structure.kind[s] in _GRADIENTS), default=0.0)
+            if 0 < _CANCELLED * self.l2[row] < given and _CANCELLED * self.base[row] * given / self.l2[row] > allowed:
+                allowed, rule = _CANCELLED * self.base[row] * given / self.l2[row], "rounding of what cancels out in it"
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
@@ -158,7 +190,8 @@ class _Judge:
         if kind == "param" and self.structure.number[row]:
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
             noise = max((float(pairs.error[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0)
-            share = min(1.0, 2 * noise**0.5) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
+            flipped = (8 if policy.mapped else 2) * noise**0.5  # other kernels, other zeros
+            share = min(1.0, flipped) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
                 allowed, rule = magnified, "its gradient's noise, as an optimizer magnifies it"
         if kind in ("output", "input") and (unseen := self._unseen_parameters(row)) > allowed:

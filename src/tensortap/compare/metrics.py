@@ -44,6 +44,11 @@ class Measures:
     """What was measured on all elements, by pair."""
 
     @property
+    def bounded(self) -> npt.NDArray[np.int64]:
+        """Pairs of which only norms and counts could be compared: they are at least that far apart."""
+        return np.flatnonzero(np.isinf(self.rel_l2_bar) & np.isfinite(self.rel_l2))
+
+    @property
     def open(self) -> npt.NDArray[np.int64]:
         """Pairs that the digest did not settle."""
         return np.flatnonzero(~self.equal & ~self.reshaped)
@@ -96,6 +101,7 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
         same_dtype = same_dtype[reference.dtype.codes[left], candidate.dtype.codes[right]]
     reshaped = reference.shape_hash[left] != candidate.shape_hash[right]
     equal = (reference.digest[left] == candidate.digest[right]) & same_dtype & ~reshaped if len(left) else reshaped
+    equal &= ~candidate.moved[right]
     count = len(left)
     zeros = np.where(equal, 0.0, np.nan)
     return Measures(
@@ -118,6 +124,9 @@ def estimate(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]
 ) -> None:
     """Fill in pairs whose tensors are not on both sides, from their sketches."""
+    moved = candidate.moved[alignment.candidate[pairs]]
+    _bound(measures, pairs[moved])
+    pairs = pairs[~moved]
     if not len(pairs):
         return
     (left, left_rows), (right, right_rows) = reference.sketches(), candidate.sketches()
@@ -136,6 +145,18 @@ def estimate(
     told = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
     measures.cosine[pairs] = np.where(told, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
     measures.l2_difference[pairs] = apart
+
+
+def _bound(measures: Measures, pairs: npt.NDArray[Any]) -> None:
+    """What norms alone say of tensors whose elements lie in another order: how far apart they are at least."""
+    if not len(pairs):
+        return
+    ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(ours > 0, np.abs(ours - theirs) / ours, np.where(theirs > 0, np.inf, 0.0))
+    measures.rel_l2[pairs] = np.where(np.isnan(ours + theirs), np.nan, relative)
+    measures.rel_l2_bar[pairs] = np.inf
+    measures.l2_difference[pairs] = np.abs(ours - theirs)
 
 
 def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:

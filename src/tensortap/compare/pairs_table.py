@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tensortap.compare.align import Alignment
 from tensortap.compare.columns import SCHEMA
 from tensortap.compare.judge import Judgement
 from tensortap.compare.metrics import Measures
 from tensortap.compare.side import Side
+from tensortap.compare.translated import Translated
 from tensortap.records import Finding
 
 __all__ = ["table_of"]
@@ -59,6 +61,7 @@ def table_of(
         numbers = measures.sides[side]
         columns |= {f"{name}_{side}": numbers[name] for name in ("mean", "std", "l2", "nan", "inf")}
         columns[f"var_{side}"] = numbers["std"] ** 2
+    columns |= _mapped(candidate, right, columns)
     return pa.table([_typed(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
@@ -72,6 +75,20 @@ def _words(names: Any, rows: Any) -> Any:
 
 def _nullable(numbers: Any) -> Any:
     return pa.array(numbers, mask=np.isnan(numbers))
+
+
+def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What the candidate calls things, where that is something else."""
+    if not isinstance(candidate, Translated):
+        return dict.fromkeys(("module_candidate", "path_candidate", "layout"), pa.nulls(len(rows), pa.string()))
+    own = candidate.own
+    found = {}
+    for name in ("module", "path"):
+        theirs = _words(getattr(own, name), candidate.origin[rows])
+        found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, columns[name]), pa.scalar(None, pa.string()), theirs)
+    laid = candidate.laid[rows]
+    layouts = [candidate.reading(row).words() or None if there else None for row, there in zip(rows, laid, strict=True)]
+    return found | {"layout": pa.array(layouts, pa.string())}
 
 
 def _marks(count: int, rows: Sequence[int]) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tensortap.records import Finding, shown
 
-__all__ = ["Tensor", "checkpoints", "matched", "parted", "too_little"]
+__all__ = ["Tensor", "checkpoints", "isolated", "matched", "parted", "too_little"]
+
+
+_MOST_NAMED = 8
 
 
 class Tensor(NamedTuple):
@@ -19,26 +22,35 @@ class Tensor(NamedTuple):
 
 
 def parted(
-    first: Finding, changed_parameters: int, tensors: tuple[Tensor, Tensor], several: bool, forward: bool
+    first: Finding,
+    changed_parameters: int,
+    tensors: tuple[Tensor, Tensor],
+    several: bool,
+    forward: bool,
+    candidate: str = "the candidate",
 ) -> str:
-    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of."""
+    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of.
+    `candidate` is what the other side is called where its names differ."""
     key = first.key
     where = (
         f"step {key.step}"
         + (f", rank {first.rank}" if several else "")
         + (f", micro step {key.micro}" if key.micro else "")
     )
-    name = f"{shown(first.module)}" + (f" ({first.cls})" if first.container is None else "")
+    known = [first.cls] if first.container is None else []
+    known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
+    name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
+    full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
     off = _off(first, tensors)
     agrees = "The forward pass agrees; the" if forward else "The"
     matched = first.inputs_matched
     if key.kind == "param" and key.call == 0 and changed_parameters:
         others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
-        return f"The parameters already differed before the first step: {_full(first)}{others}; it {off}."
+        return f"The parameters already differed before the first step: {full}{others}; it {off}."
     if key.kind in ("param", "buffer") and key.call == 0:
-        return f"{_full(first)} differs before step {key.step}: it {off}. What changed it was not recorded."
+        return f"{full} differs before step {key.step}: it {off}. What changed it was not recorded."
     if key.kind == "param":
-        return f"The runs part in the optimizer: after {where}, {_full(first)} {off}, " + (
+        return f"The runs part in the optimizer: after {where}, {full} {off}, " + (
             "although its gradient matches." if matched else "and its gradient was not recorded."
         )
     if key.kind == "buffer":
@@ -75,20 +87,55 @@ def parted(
     )
 
 
+def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
+    """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
+    first = births[0]
+    key = first.key
+    where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
+    where += f", micro step {key.micro}" if key.micro else ""
+    off = "" if first.status == "missing" or tensors is None else _off(first, tensors)
+    name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
+    if first.status == "missing":
+        of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
+        how = f"in {where}, the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+    elif key.kind == "input" and first.container is None:
+        how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
+    elif key.kind == "input":
+        how = f"in {where}, what the own code of {name} hands to {shown(key.module)} (input {key.path}) {off}"
+    elif key.kind == "grad_output" and first.inputs_matched is None:
+        how = f"in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled"
+    elif key.kind == "grad_output":
+        how = f"in {where}, the gradient that {name} sends back to {shown(key.module)}'s output {off}"
+    elif key.kind in ("param", "buffer") and not key.call:
+        how = f"before {where}, {_full(first)} {off}"
+    elif key.kind in ("param", "buffer"):
+        how = f"after {where}, {_full(first)} {off}"
+    else:
+        what = {"output": "output", "grad_input": "gradient at its input", "param_grad": "gradient of its"}[key.kind]
+        how = f"in {where}, its {what} {key.path} {off}"
+    modules = list(dict.fromkeys(shown(birth.module) for birth in births))
+    if len(modules) == 1:
+        return f"{name} is wrong on the reference's own inputs: {how}."
+    named = ", ".join(modules[:_MOST_NAMED]) + (
+        f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
+    )
+    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}."
+
+
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:
     """That two checkpoints are not the same."""
     others = f" and {differing - 1:,} more" if differing > 1 else ""
     return f"The checkpoints differ in {_full(first)}{others}; it {_off(first, tensors)}."
 
 
-def matched(counts: Mapping[str, int], worst: tuple[float, str] | None) -> str:
+def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
     """That they do not."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
     if not counts.get("close") and not counts.get("unjudged"):
         all_of_them = f"all {pairs:,} pairs are" if pairs > 1 else "the one pair there is, is"
-        text = f"The runs match: {all_of_them} equal bit for bit"
+        text = f"{agree}: {all_of_them} equal bit for bit"
     else:
-        text = f"The runs match: of {pairs:,} pair{'s' if pairs > 1 else ''}, "
+        text = f"{agree}: of {pairs:,} pair{'s' if pairs > 1 else ''}, "
         text += f"{counts.get('equal', 0):,} are equal bit for bit"
         text += f" and {counts.get('close', 0):,} within tolerance"
         if worst is not None:
@@ -140,5 +187,9 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
     if finding.only_a_row and finding.difference is not None:
         row = ", ".join(map(str, finding.difference.row_index or ()))
         return f"is off by {_number(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"
+    if finding.rel_l2 <= finding.tolerance:
+        return f"is off by {_number(finding.rel_l2)} (relative L2), most of it as if it were scaled"
     about = "" if finding.difference is None or finding.difference.exact else "about "
+    if finding.difference is not None and finding.difference.rel_l2_bar == float("inf"):
+        about = "at least "
     return f"is off by {about}{_number(finding.rel_l2)} (relative L2)"

@@ -17,10 +17,12 @@ from tensortap.store import Run
 from tensortap.store.format import SCHEMA
 from tensortap.store.select import Filter
 
-__all__ = ["Names", "Scope", "Side"]
+__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Side:
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self._table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        self.table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        """Columns of the index without its sketches."""
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
         self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
@@ -95,17 +98,17 @@ class Side:
 
     def __getattr__(self, name: str) -> Any:
         """A column of numbers, read when it is first asked for."""
-        if name.startswith("_") or name not in self._table.column_names:
+        if name.startswith("_") or name == "table" or name not in self.table.column_names:
             raise AttributeError(name)
-        column = np.asarray(self._table.column(name).to_numpy())
+        column = np.asarray(self.table.column(name).to_numpy())
         setattr(self, name, column)
         return column
 
     def _keep_state(self) -> None:
         """A checkpoint knows neither steps nor which of its tensors are buffers."""
-        state = np.isin(self._table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
+        state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
         state &= self.step == (self.step[state].min() if state.any() else 0)
-        self._table = self._table.filter(pa.array(state))
+        self.table = self.table.filter(pa.array(state))
         self.row, self.rank = self.row[state], self.rank[state]
         for name in ("step", "micro"):
             setattr(self, name, np.zeros(len(self), np.int64))
@@ -116,7 +119,7 @@ class Side:
     def names(self, column: str) -> Names:
         if not len(self):
             return Names(np.empty(0, np.int64), [])
-        encoded = self._table.column(column).dictionary_encode().combine_chunks()
+        encoded = self.table.column(column).dictionary_encode().combine_chunks()
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.chunk(0)
         return Names(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
@@ -146,11 +149,11 @@ class Side:
         return self.names("dtype")
 
     @cached_property
-    def kept(self) -> npt.NDArray[np.bool_]:
+    def kept(self) -> Bools:
         """Whether the tensor's bytes are there."""
         if not len(self):
             return np.empty(0, bool)
-        return np.asarray(self._table.column("file").is_valid().to_numpy())
+        return np.asarray(self.table.column("file").is_valid().to_numpy())
 
     @cached_property
     def tensor_id(self) -> Ints:
@@ -160,7 +163,7 @@ class Side:
 
     @cached_property
     def shapes(self) -> Any:
-        return self._table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
+        return self.table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
 
     @cached_property
     def shape_hash(self) -> npt.NDArray[np.uint64]:
@@ -174,9 +177,7 @@ class Side:
         found: npt.NDArray[np.uint64] = lengths.astype(np.uint64)
         for place in range(int(lengths.max(initial=0))):
             having = np.flatnonzero(lengths > place)
-            found[having] = (
-                found[having] * np.uint64(0x9E3779B97F4A7C15) + values[offsets[having] + place] + np.uint64(1)
-            )
+            found[having] = found[having] * _HASH + values[offsets[having] + place] + np.uint64(1)
         return found
 
     @cached_property
@@ -191,6 +192,16 @@ class Side:
             size = values[offsets[having] + place]
             found[having] = np.where(size == 1, found[having], size)
         return found
+
+    @cached_property
+    def laid(self) -> Bools:
+        """Whether a tensor has to be read in another layout than it lies in; see `translated`."""
+        return np.zeros(len(self), bool)
+
+    @cached_property
+    def moved(self) -> Bools:
+        """Whether that puts its elements in another order, so that its digest and sketch say nothing."""
+        return np.zeros(len(self), bool)
 
     def shape(self, row: int) -> tuple[int, ...]:
         return tuple(self.shapes[row].as_py())
@@ -223,7 +234,7 @@ class Side:
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
         """(path, offset, bytes) of records whose bytes are there."""
-        taken = self._table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
+        taken = self.table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
         ranks = self.rank[rows].tolist()
         files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
         return list(zip(files, taken["offset"], taken["nbytes"], strict=True))
@@ -231,3 +242,11 @@ class Side:
     def array(self, row: int) -> npt.NDArray[Any]:
         """The tensor of one record."""
         return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
+
+
+def hash_of_shape(shape: tuple[int, ...]) -> int:
+    """What `Side.shape_hash` has for a shape."""
+    found = len(shape)
+    for size in shape:
+        found = (found * int(_HASH) + size + 1) & 0xFFFFFFFFFFFFFFFF
+    return found

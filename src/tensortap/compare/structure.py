@@ -44,8 +44,9 @@ class Call:
 class Structure:
     """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs."""
 
-    def __init__(self, side: Side, rows: Ints) -> None:
+    def __init__(self, side: Side, rows: Ints, mapped: bool = False) -> None:
         self._side = side
+        self._mapped = mapped
         self._rows = rows
         self._call_of: dict[int, Call] = {}
 
@@ -182,8 +183,7 @@ class Structure:
         kind = self.kind[row]
         rank, step, _ = self.scope[row]
         if kind == "param_grad":
-            calls = self.calls_of_module.get((self.scope[row], self.module[row]), [])
-            return [r for call in calls for r in call.of("grad_output", "input")]
+            return [r for call in self._users_of_own(row) for r in call.of("grad_output", "input")]
         if kind == "buffer":
             before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
@@ -208,6 +208,16 @@ class Structure:
                 r for child in call.children for r in child.of("grad_output", "grad_input")
             ]
         return self._behind(row, call)
+
+    def _users_of_own(self, row: int) -> list[Call]:
+        """The calls that used a module's own parameters: its own. Where the sides are of two frameworks, one may call a
+        module that the other only keeps weights in; then it is whoever is around it."""
+        name = self.module[row]
+        calls = self.calls_of_module.get((self.scope[row], name), [])
+        while not calls and name and self._mapped:
+            name = name.rpartition(".")[0]
+            calls = self.calls_of_module.get((self.scope[row], name), [])
+        return calls
 
     def _a_step_before(self, row: int) -> list[int]:
         rank, step, _ = self.scope[row]
@@ -237,19 +247,19 @@ class Structure:
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
-    def _returned(self, row: int, call: Call) -> set[int]:
+    def returned(self, row: int, call: Call) -> set[int]:
         """The tensors, by number, whose gradient a row is."""
         path = self.path[row].partition("~")[0]
         return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
     def outermost(self, row: int, call: Call) -> Call:
         """The call around that returns the very same tensor: the gradient there is this one."""
-        tensors = self._returned(row, call)
+        tensors = self.returned(row, call)
         while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
-    def _hands_on(self, call: Call) -> bool:
+    def hands_on(self, call: Call) -> bool:
         """Whether a call returns an input as it is: its users are that input's users, and counted there."""
         given = {self.tensor[row] for row in call.of("input")}
         return any(self.tensor[row] in given for row in call.of("output"))
@@ -262,8 +272,8 @@ class Structure:
 
     def users(self, row: int, call: Call) -> list[Call]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
-        found = [user for tensor in self._returned(row, call) for user in self.consumers.get(tensor, ())]
-        found = [user for user in found if user is not call and not _inside(call, user) and not self._hands_on(user)]
+        found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
+        found = [user for user in found if user is not call and not _inside(call, user) and not self.hands_on(user)]
         outer = {id(user.parent) for user in found}
         return [user for user in found if id(user) not in outer]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tensortap.compare.align import Alignment
 from tensortap.compare.device import OnDevice
 from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
+from tensortap.dtypes import numpy_dtype
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.kernels.pairs import PairMeasure, difference
 
@@ -41,14 +43,32 @@ def measure_tensors(
         same[two].append(place)
     groups = list(same.values())
     first = np.array([group[0] for group in groups], np.int64)
-    if reference.run.on_disk and candidate.run.on_disk:
-        engine = _engine(workers, device)
-        measured = _on_disk(reference, candidate, left[first], right[first], tolerances, engine, progress)
-    else:
-        measured = _in_memory(reference, candidate, left[first], right[first], tolerances)
-    for number, measure in measured:
-        for place in groups[number]:
-            yield int(pairs[place]), measure
+    in_files = reference.run.on_disk and candidate.run.on_disk
+    straight = ~candidate.laid[right[first]] if in_files else np.zeros(len(first), bool)
+    nbytes = _bytes(reference, left[first]) + _bytes(candidate, right[first])
+    engine = _engine(workers, device)
+    done = 0
+    for chosen in (np.flatnonzero(straight), np.flatnonzero(~straight)):
+        told = None if progress is None else partial(_tell, progress, done, int(nbytes.sum()))
+        spots = left[first[chosen]], right[first[chosen]]
+        if straight[chosen].any():
+            measured = _on_disk(reference, candidate, *spots, tolerances, engine, told)
+        else:
+            measured = _in_memory(reference, candidate, *spots, tolerances, told)
+        for number, measure in measured:
+            for place in groups[chosen[number]]:
+                yield int(pairs[place]), measure
+        done += int(nbytes[chosen].sum())
+
+
+def _tell(progress: Progress, before: int, whole: int, done: int) -> None:
+    progress(before + done, whole)
+
+
+def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    sizes = np.array([numpy_dtype(word).itemsize for word in side.dtype.words], np.int64)
+    found: npt.NDArray[np.int64] = side.elements[rows] * sizes[side.dtype.codes[rows]] if len(rows) else rows
+    return found
 
 
 def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
@@ -67,24 +87,32 @@ def _on_disk(
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
     engine: Engine | None,
-    progress: Progress | None,
+    told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     sizes = reference.l2[left].tolist()
     tasks = [
         Task(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
         for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
-    whole = sum(task.nbytes for task in tasks)
-    return (engine or choose(tasks)).run(tasks, None if progress is None else lambda done: progress(done, whole))
+    return (engine or choose(tasks)).run(tasks, told)
 
 
 def _in_memory(
-    reference: Side, candidate: Side, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64], tolerances: Tolerances
+    reference: Side,
+    candidate: Side,
+    left: npt.NDArray[np.int64],
+    right: npt.NDArray[np.int64],
+    tolerances: Tolerances,
+    told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
+    done = 0
     for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
         arrays = reference.array(ours), candidate.array(theirs)
         size = float(reference.l2[ours])
         yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1], size=size)
+        done += sum(array.nbytes for array in arrays)
+        if told is not None:
+            told(done)
 
 
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPSILON", "Policy"]
+__all__ = ["EPSILON", "Allowed", "Policy"]
 
 EPSILON = {
     "float64": 2.0**-52,
@@ -31,11 +31,22 @@ EPSILON = {
 _BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
 _BASE_OF_SHORT = 1.0
 _GAIN = 16.0
+# Rounding moves a number by a quarter of an epsilon or so: whole epsilons everywhere do several times as much, and need
+# no margin. The worst of many rows is another one each time, and does.
+_RUNS, _STEPS, _STEPS_OF_ROWS = 3.0, 1.0, 4.0
 # One row may be that much further off than the whole tensor may be. In 72,000 pairs of right runs the worst row was off
 # by up to 15 times what was allowed of the whole; a short row, which has few elements to even out, by up to 30 times if
 # it had 8 elements, and 45 times if it had 3.
 _ROW_GAIN = 32.0
 _SHORT_ROW = 32
+# Where every module stands for itself there is less noise. In long dtypes a row that matters shows in the whole tensor,
+# too, while the worst of many is off by thousands of epsilons where numbers cancel out. Rounding goes to all sides, so
+# that hardly any of it is along the tensor itself: what is, counts double.
+_ROW_GAIN_ALONE, _LEAST_ROW_ERROR, _LEAST_ROW = 4.0, 2.0**-12, 16
+_ALONG, _LEAST_TENSOR = 2.0, 64
+
+Allowed = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""By pair: the error of the whole tensor that measured noise allows, and that of its worst row."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +54,16 @@ class Policy:
     """The tolerance for every pair, as a relative L2 error, and the words for the rule that gave it.
 
     rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
-    noise: what further runs of the reference differ by, by record; a pair may differ by `margin` times that.
+    noise: what measured noise allows, by pair.
+    alone: every module stands for itself, and no error comes in.
+    mapped: the sides are of two frameworks, whose kernels round differently everywhere.
     """
 
     rtol: float | None = None
     atol: float | None = None
     noise: npt.NDArray[np.float64] | None = field(default=None, repr=False)
-    margin: float = 3.0
+    alone: bool = False
+    mapped: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -80,9 +94,45 @@ class Policy:
         """For a record that was made from others with this error."""
         return _GAIN * error
 
+    @staticmethod
+    def of_runs(error: float) -> float:
+        """What a further run of the reference allows that differs by so much."""
+        return _RUNS * error
+
+    @staticmethod
+    def of_steps(error: float, row_error: float) -> tuple[float, float]:
+        """What random steps of one epsilon allow that move a record, and its worst row, by so much."""
+        return _STEPS * error, _STEPS_OF_ROWS * row_error
+
+    @staticmethod
+    def row_gain_alone(
+        base: npt.NDArray[np.float64], counts: npt.NDArray[np.bool_], noise: Allowed | None
+    ) -> npt.NDArray[np.float64]:
+        """The same where every module stands for itself, by pair; rows that do not count may be off by anything."""
+        gain = np.maximum(_ROW_GAIN_ALONE, _LEAST_ROW_ERROR / np.maximum(base, 1e-300))
+        if noise is not None:
+            gain = np.maximum(gain, noise[1] / np.maximum(np.maximum(base, noise[0]), 1e-300))
+        return np.asarray(np.where(counts, gain, np.inf))
+
+    @staticmethod
+    def along(share: float) -> float:
+        """How an error counts that is along the tensor itself: as if the tensor were scaled by 1 + `share`."""
+        return _ALONG * abs(share)
+
+    @staticmethod
+    def has_direction(kind: str, elements: int) -> bool:
+        """Whether there are enough numbers for rounding to cancel out along the tensor."""
+        return elements >= _LEAST_TENSOR and kind not in ("param", "buffer")
+
+    @staticmethod
+    def has_rows(kind: str, length: int) -> bool:
+        """Whether rows say something: those of parameters are no samples, and short ones are all noise."""
+        return length >= _LEAST_ROW and kind not in ("param", "buffer")
+
     def described(self) -> str:
-        rows = f"; {_ROW_GAIN:g} times as much of a single row"
+        rows = f"; {_ROW_GAIN_ALONE if self.alone else _ROW_GAIN:g} times as much of a single row"
         if self.fixed:
             return f"rtol {self.rtol or 0:g}, atol {self.atol or 0:g}, as given" + rows
-        text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype, or {_GAIN:g} times the error that came in"
-        return (f"{self.margin:g} times the measured noise, or {text}" if self.noise is not None else text) + rows
+        text = f"{_BASE['float32']:g} float32 epsilons, 1 of a shorter dtype"
+        text += "" if self.alone else f", or {_GAIN:g} times the error that came in"
+        return (f"the measured noise, or {text}" if self.noise is not None else text) + rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tensortap.compare.judge import Judgement
@@ -93,8 +93,9 @@ def findings(
     key: Callable[[int], Key],
     cls: Callable[[int], str],
     difference: Callable[[int], Difference | None],
+    theirs: Mapping[str, str],
 ) -> dict[int, Finding]:
-    """All births by their row, the earliest first."""
+    """All births by their row, the earliest first. `theirs` has the candidate's names of modules, where they differ."""
     rows = sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
     found = {}
     culprits: dict[tuple[int, int, int], list[str]] = {}
@@ -121,5 +122,6 @@ def findings(
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != structure.module[row] else None,
             inputs_rel_l2=judgement.sources_error[born],
+            counterpart=theirs.get(module),
         )
     return found

@@ -19,6 +19,7 @@ __all__ = [
     "Collected",
     "Consumer",
     "Edge",
+    "Exchange",
     "Framework",
     "Gradient",
     "Identity",
@@ -31,14 +32,17 @@ __all__ = [
 Remove = Callable[[], None]
 """Takes back what was placed; calling it twice does no harm."""
 
-Before = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-"""Called with args and kwargs before the module runs."""
+Before = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+"""Called with args and kwargs before the module runs. It may return others that the module gets in their place."""
 
-After = Callable[[Any], None]
-"""Called with what the module returned; None also when it raised."""
+After = Callable[[Any], Any]
+"""Called with what the module returned; None also when it raised. It may return what the caller gets instead."""
 
 Gradient = Callable[[Any], None]
 """Called with the gradient of one tensor."""
+
+Exchange = Callable[[Any], "npt.NDArray[np.generic] | None"]
+"""Called with a gradient on its way back; may return the values that go on in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,9 @@ class Framework(Protocol):
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Direct children, a shared one under each of its names."""
 
+    def own_class(self, module: Any) -> str:
+        """The framework's own class that a module is of, itself or by inheritance; empty if it is the user's alone."""
+
     def wrapped(self, module: Any) -> str | None:
         """The child's attribute name if this module only wraps another (DDP, compile, FSDP, checkpoint)."""
 
@@ -227,3 +234,26 @@ class Framework(Protocol):
 
     def pinning(self, model: Any) -> Pinning | None:
         """For memory that the model's device writes into; None if its tensors are in the host's memory."""
+
+    # --- other values in their place ---------------------------------------------------------------------------
+    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+        """A new tensor in `tensor`'s place: its dtype, device and layout, these values, and its part in autograd. The
+        gradient that comes back through it goes through `exchange`. None for tensors that cannot be replaced."""
+
+    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
+        """Put the gradient of this tensor, summed over all its uses, through `exchange` before it goes any further;
+        None if the tensor takes no part in autograd."""
+
+    def overwrite(self, tensor: Any, values: Any) -> None:
+        """Change a tensor in place to another one's values, as an operation that autograd sees."""
+
+    def remember(self, model: Any) -> Callable[[], None]:
+        """Keep parameters, buffers, gradients and the random state; calling what is returned puts all of it back,
+        bit for bit and as often as one likes."""
+
+    def backward(self, tensors: Sequence[Any]) -> None:
+        """Backward from these: with 1 from numbers, with random gradients, always the same, from all else."""
+
+    def fill(self, tensor: Any, values: npt.NDArray[np.generic], recast: bool = False) -> None:
+        """Put values into a parameter or buffer, bit for bit and not as an operation of autograd. Its dtype and device
+        stay as they are; `recast` gives it the values' dtype where the framework can change it, as torch can."""

@@ -18,13 +18,15 @@ class CallHook:
 
     __slots__ = ("_module", "_report")
 
-    def __init__(self, module: Any = None, report: Callable[..., None] | None = None) -> None:
+    def __init__(self, module: Any = None, report: Callable[..., Any] | None = None) -> None:
         self._module = id(module)  # the address alone: a strong reference would be a cycle through the model
         self._report = report
 
-    def __call__(self, module: Any, *seen: Any) -> None:
+    def __call__(self, module: Any, *seen: Any) -> Any:
+        """What `report` returns takes the place of what was seen; None, as from all that only look, leaves it."""
         if self._report is not None and id(module) == self._module:
-            self._report(*seen)
+            return self._report(*seen)
+        return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallHook:
         return CallHook()

@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tensortap.frameworks.base import (
 )
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_replacing import Replacing
 
 __all__ = ["Paddle"]
 
@@ -45,7 +47,25 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
 _MOST_NODES = 20_000
 
 
-class Paddle:
+_FLAGS = (
+    "FLAGS_cudnn_deterministic",
+    "FLAGS_embedding_deterministic",
+    "FLAGS_cudnn_exhaustive_search",
+    "FLAGS_allow_tf32",
+    "FLAGS_use_mkldnn",
+)
+
+
+def _flags() -> dict[str, Any]:
+    """The switches that this build has."""
+    found: dict[str, Any] = {}
+    for name in _FLAGS:
+        with suppress(ValueError):
+            found |= paddle.get_flags([name])
+    return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
+
+
+class Paddle(Replacing):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
@@ -58,7 +78,7 @@ class Paddle:
                 "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
             },
             "devices": [paddle.get_device()],
-            "flags": {"default_dtype": paddle.get_default_dtype()},
+            "flags": {"default_dtype": paddle.get_default_dtype(), **_flags()},
             "seed": paddle.base.core.default_cpu_generator().initial_seed(),
         }
 
@@ -78,6 +98,11 @@ class Paddle:
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]
+
+    def own_class(self, module: Any) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("paddle.nn."))
+        found = next(known, paddle.nn.Layer)
+        return "" if found is paddle.nn.Layer else found.__name__
 
     def wrapped(self, module: Any) -> str | None:
         for cls in type(module).__mro__:
@@ -190,8 +215,8 @@ class Paddle:
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         wanted = {edge.node.node_ptr(): edge for edge in edges}
-        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        visited = {node.node_ptr() for node in waiting}
+        nodes = {node.node_ptr(): node for tensor in outputs if (node := tensor.grad_fn) is not None}
+        waiting, visited = list(nodes.values()), set(nodes)  # outputs that one operation made have one node
         found = []
         while waiting and len(visited) < _MOST_NODES:
             node = waiting.pop()

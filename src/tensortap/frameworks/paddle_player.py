@@ -35,9 +35,6 @@ class PaddlePlayer:
         tensor.stop_gradient = False
         return tensor.clone()
 
-    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
-        tensor.set_value(_tensor(values).astype(tensor.dtype))
-
     def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
         try:
             return module.to(device=device, dtype=dtype)

@@ -26,9 +26,6 @@ class Player(Protocol):
     def differentiable(self, tensor: Any) -> Any:
         """The same values as an input that takes part in autograd, if they can; a module may change it in place."""
 
-    def fill(self, tensor: Any, values: npt.NDArray[np.generic]) -> None:
-        """Put values and their dtype into a parameter or buffer."""
-
     def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
         """The module with its floating point state in another dtype, and all of it on another device."""
 

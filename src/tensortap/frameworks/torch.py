@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.errors import UsageError
+from tensortap.frameworks import torch_environment
 from tensortap.frameworks.base import (
     After,
     Before,
@@ -33,7 +33,8 @@ from tensortap.frameworks.base import (
 )
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
-from tensortap.frameworks.torch_tensors import NAMES, dense
+from tensortap.frameworks.torch_replacing import Replacing
+from tensortap.frameworks.torch_tensors import BITS, NAMES, dense
 
 __all__ = ["Torch"]
 
@@ -48,15 +49,8 @@ _WRAPPERS = {
 }
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
-# NumPy has no name of its own for these: their bits travel under an integer type of the same width.
-_BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
-    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
-    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
-    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
-}
 
-
-class Torch:
+class Torch(Replacing):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
@@ -78,23 +72,7 @@ class Torch:
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
-        cuda = torch.cuda.is_available()
-        return {
-            "versions": {
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version() if cuda else None,
-            },
-            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
-            "flags": {
-                "threads": torch.get_num_threads(),
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-                "matmul_precision": torch.get_float32_matmul_precision(),
-                "default_dtype": _name(torch.get_default_dtype()),
-                "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            },
-            "seed": torch.initial_seed(),
-        }
+        return torch_environment.environment()
 
     def rank(self) -> int:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -116,6 +94,11 @@ class Torch:
     # --- modules -----------------------------------------------------------------------------------------------
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]
+
+    def own_class(self, module: torch.nn.Module) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn."))
+        found = next(known, torch.nn.Module)
+        return "" if found is torch.nn.Module else found.__name__
 
     def wrapped(self, module: torch.nn.Module) -> str | None:
         for cls in type(module).__mro__:
@@ -164,16 +147,18 @@ class Torch:
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after)
 
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # Inside a graph being compiled there are no values to see, and looking would break the graph.
-            if not torch.compiler.is_compiling():
-                self._look_at_views()
-                before(args, kwargs)
+            if torch.compiler.is_compiling():
+                return None
+            self._look_at_views()
+            return before(args, kwargs)
 
-        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._look_at_views()
-                after(output)
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return None
+            self._look_at_views()
+            return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
         last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
@@ -283,8 +268,8 @@ class Torch:
         wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
         wanted |= {(edge.node, edge.slot): edge for edge in edges}
         ends = {edge.node for edge in edges}
-        waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-        visited: set[Any] = set(waiting)
+        visited: set[Any] = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+        waiting = list(visited)  # outputs that one operation made, as a split does, have one node
         found = []
         while waiting:
             node = waiting.pop()
@@ -368,7 +353,7 @@ class Torch:
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
         tensor = tensor.resolve_conj().resolve_neg()
-        if (bits := _BITS.get(tensor.dtype)) is not None:
+        if (bits := BITS.get(tensor.dtype)) is not None:
             return tensor.view(bits[0]).numpy().view(bits[1])
         return tensor.numpy()
 
@@ -440,13 +425,15 @@ def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> R
     """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        output = None
-        before(args, kwargs)
+        if (others := before(args, kwargs)) is not None:
+            args, kwargs = others
         try:
             output = compiled(*args, **kwargs)
-            return output
-        finally:
-            after(output)
+        except BaseException:
+            after(None)
+            raise
+        replaced = after(output)
+        return output if replaced is None else replaced
 
     return Detour(module, "_compiled_call_impl", around).remove
 
@@ -456,7 +443,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in _BITS and not dtype.is_complex}
+_NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
 _WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
 _CAPTURING = (
     "while a CUDA graph is being captured nothing runs, and its replays call no hooks: tap the model without graphs"

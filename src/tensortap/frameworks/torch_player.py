@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap import dtypes
 from tensortap.errors import UsageError
+from tensortap.frameworks.torch_tensors import tensor_of
 
 __all__ = ["TorchPlayer"]
 
@@ -24,15 +24,12 @@ class TorchPlayer:
 
     def tensor(self, values: npt.NDArray[np.generic], like: torch.nn.Module, dtype: str | None) -> torch.Tensor:
         state = next(chain(like.parameters(), like.buffers()), None)
-        tensor = _tensor(values).to("cpu" if state is None else state.device)
+        tensor = tensor_of(values).to("cpu" if state is None else state.device)
         return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
 
     def differentiable(self, tensor: torch.Tensor) -> torch.Tensor:
         # A leaf must not be changed in place; what is made from it may.
         return tensor.requires_grad_().clone() if tensor.is_floating_point() else tensor
-
-    def fill(self, tensor: torch.Tensor, values: npt.NDArray[np.generic]) -> None:
-        tensor.data = _tensor(values).to(tensor.device)
 
     def moved(self, module: torch.nn.Module, dtype: str | None, device: str | None) -> torch.nn.Module:
         try:
@@ -71,15 +68,6 @@ class TorchPlayer:
             return None
         same = [_plain(built) == _plain(module), _shapes(built) == _shapes(module), "forward" not in vars(module)]
         return source if type(built) is type(module) and all(same) else None
-
-
-def _tensor(values: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The same bits in memory of its own."""
-    name = dtypes.name_of(values.dtype)
-    if not values.size:
-        return torch.empty(values.shape, dtype=getattr(torch, name))
-    data = bytearray(np.ascontiguousarray(values).tobytes())
-    return torch.frombuffer(data, dtype=getattr(torch, name)).reshape(values.shape)
 
 
 def _plain(module: torch.nn.Module) -> dict[str, Any]:

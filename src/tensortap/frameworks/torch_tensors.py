@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tensortap import dtypes
 
-__all__ = ["NAMES", "dense"]
+__all__ = ["BITS", "NAMES", "dense", "tensor_of"]
 
 NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)
 }
 """All dtypes that tensortap can read and this torch has, with their names."""
+
+# NumPy has no name of its own for these: their bits travel under an integer type of the same width.
+BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
+    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
+    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
+    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
+}
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,3 +33,12 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor).__name__ == "AsyncCollectiveTensor":  # still on its way from other ranks
             tensor = tensor.wait()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def tensor_of(values: npt.NDArray[np.generic]) -> torch.Tensor:
+    """The same bits in the host's memory, in memory of its own."""
+    name = dtypes.name_of(values.dtype)
+    if not values.size:
+        return torch.empty(values.shape, dtype=getattr(torch, name))
+    data = bytearray(np.ascontiguousarray(values).tobytes())
+    return torch.frombuffer(data, dtype=getattr(torch, name)).reshape(values.shape)

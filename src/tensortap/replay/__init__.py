@@ -31,6 +31,7 @@ def replay(
     rtol: float | None = None,
     atol: float | None = None,
     repro: str | os.PathLike[str] | None = None,
+    details: int = 0,
 ) -> Comparison:
     """Run one module of a model on its recorded inputs, and compare it with what the run recorded.
 
@@ -48,6 +49,7 @@ def replay(
     arguments: those by name that are no tensors, and so are not recorded; else the defaults of forward are used.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
     repro: a folder to write a script and its tensors to, which show the same without tensortap.
+    details: how many tensors to look at closely, for `Comparison.details`.
 
     >>> result = tensortap.replay("runs/a", "layers.0.mlp", "train.py:build_model", dtype="float64")
     >>> print(result)                                                           # doctest: +SKIP
@@ -70,5 +72,6 @@ def replay(
             rtol=rtol,
             atol=atol,
             repro=repro,
+            details=details,
         )
     )

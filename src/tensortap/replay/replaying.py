@@ -50,6 +50,7 @@ class Request:
     rtol: float | None = None
     atol: float | None = None
     repro: str | os.PathLike[str] | None = None
+    details: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -85,7 +86,7 @@ class _Replay:
         homes = homes_of(self._framework, root, module)
         # A model that is the user's own stays as it is.
         self._module = module if isinstance(request.model, str) else copy.deepcopy(module)
-        self._notes = restore(self._framework, self._player, self._module, homes, self._part, self._built_by)
+        self._notes = restore(self._framework, self._module, homes, self._part, self._built_by)
         self._source = self._player.plain_source(self._module)
         self._state = {
             f"{owner}.{name}" if owner else name: self._framework.host(tensor).copy()
@@ -113,7 +114,12 @@ class _Replay:
         with open_run(folder / "alone") as alone:
             copied(alone, _compared(part, alone), folder / "candidate", part.placed)
         result = compare(
-            folder / "reference", folder / "candidate", rtol=self._request.rtol, atol=self._request.atol, workers=1
+            folder / "reference",
+            folder / "candidate",
+            rtol=self._request.rtol,
+            atol=self._request.atol,
+            workers=1,
+            details=self._request.details,
         )
         if self._request.repro is not None:
             self._write_repro(Path(self._request.repro), output, gradients)
@@ -123,6 +129,7 @@ class _Replay:
             candidate=self._described(),
             notes=[*self._told(), *result.notes],
             info={**result.info, "reference": part.run.info},
+            options=None,
         )
 
     def _gradients(self) -> dict[str, Record]:

@@ -8,7 +8,6 @@ from typing import Any
 from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework
-from tensortap.frameworks.player import Player
 from tensortap.kernels import summarize
 from tensortap.records import Key, Record
 from tensortap.replay.excerpt import Excerpt
@@ -35,9 +34,7 @@ def homes_of(framework: Framework, root: Any, module: Any) -> list[Home]:
     return [first[id(tensor)] for *_, tensor in state_of(framework, module)]
 
 
-def restore(
-    framework: Framework, player: Player, module: Any, homes: Sequence[Home], part: Excerpt, built_by: str
-) -> list[str]:
+def restore(framework: Framework, module: Any, homes: Sequence[Home], part: Excerpt, built_by: str) -> list[str]:
     """Put what the run has into the module; what a reader should know of it."""
     filled, alike, unlike, unknown = [], [], [], []
     for (*_, tensor), (owner, kind, name) in zip(state_of(framework, module), homes, strict=True):
@@ -48,7 +45,7 @@ def restore(
             continue
         _check_shape(full, record, tensor)
         if record.location is not None:
-            player.fill(tensor, part.run.load(record))
+            framework.fill(tensor, part.run.load(record), recast=True)
             filled.append(full)
         elif summarize(framework.host(tensor)).digest == record.summary.digest:
             alike.append(full)

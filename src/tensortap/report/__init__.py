@@ -8,6 +8,7 @@
     comparison_csv.py       its pairs as CSV; comparison_parquet.py the same as Parquet
     comparison_junit.py     one case a module, for CI
     comparison_markdown.py  a page for a step's summary or a comment
+    comparison_html.py      a page for a browser, in one file; run_html.py the same of one run; html/ holds their parts
     assertion.py            a divergence in the words of an assertion
     pairs.py, findings.py, unmatched.py   which rows to show, and their words, the same in every output
     output.py               files that are there whole or not at all, or stdout

@@ -8,6 +8,7 @@
     first       the first divergence, or null:
                 step, micro, phase, module, call, kind, path   what it is; module is the record's own
                 container       the module in whose own code the value was born, if it appeared between two modules
+                counterpart     what the candidate calls the module to look at, if it has another name there
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded)
                 tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
@@ -16,10 +17,13 @@
                                                                how far apart; null where it was not measured
     births      every place where a wrong value was born, each like `first`, in execution order
     counts      pairs by status (equal, close, diverged, nonfinite, shape, unjudged), and unmatched
-    unmatched   records that only one side has: side, rank, cls and the seven keys of their identity
+    unmatched   records that only one side has: side, rank, cls, the seven keys of their identity, and why, if known
     policy      the tolerance in words
     notes       what to know beside the verdict
+    mapping     null, or where names and layouts were mapped: modules, tensors and values (reference, candidate, how,
+                change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"
+    isolated    whether every module worked on the reference's own inputs, so that each birth is a fault of its own
     rows        every pair in execution order, one a line, with all columns of the table
 
 JSON knows neither NaN nor infinities: such a number is null. A number that was not measured is null too; whether a
@@ -80,12 +84,14 @@ def head_object(comparison: Comparison) -> dict[str, Any]:
         "counts": dict(comparison.counts),
         "policy": comparison.policy,
         "notes": list(comparison.notes),
+        "mapping": None if comparison.mapping is None else comparison.mapping.as_dict(),
         "info": dict(comparison.info),
+        "isolated": comparison.isolated,
     }
 
 
 def _unmatched(each: Unmatched) -> dict[str, Any]:
-    return {"side": each.side, **each.key._asdict(), "rank": each.rank, "cls": each.cls}
+    return {"side": each.side, **each.key._asdict(), "rank": each.rank, "cls": each.cls, "why": each.why}
 
 
 def _finite(batch: Any) -> Any:

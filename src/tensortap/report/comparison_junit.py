@@ -60,7 +60,7 @@ def cases(comparison: Comparison) -> list[Case]:
 def write(comparison: Comparison, file: BinaryIO) -> None:
     all_cases = cases(comparison)
     failed = [case for case in all_cases if case.failed]
-    lost = comparison.verdict == "incomparable"
+    lost = comparison.verdict == "incomparable" or (comparison.verdict == "diverged" and not failed)
     counts = {"tests": len(all_cases) + lost, "failures": len(failed), "errors": int(lost)}
     counts["skipped"] = sum(bool(case.skipped) for case in all_cases)
     said = {name: str(n) for name, n in counts.items()}
@@ -71,7 +71,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
         text = clean(getattr(comparison, name))
         ElementTree.SubElement(properties, "property", {"name": name, "value": text})
     if lost:
-        error = {"message": clean(comparison.sentence), "type": "incomparable"}
+        error = {"message": clean(comparison.sentence), "type": comparison.verdict}
         ElementTree.SubElement(_case(suite, "the two runs"), "error", error)
     rows = iter(pairs.rows_of(comparison, [case.failed[0] for case in failed]))
     for case in all_cases:

@@ -52,6 +52,8 @@ class ComparisonPage:
     sides: tuple[str, str]
     bad: int
     """How many rows failed in all."""
+    mapped: Sequence[str]
+    """What the candidate calls something else or lays out differently, a line each."""
     verbose: int = 0
 
 
@@ -100,6 +102,7 @@ def build(comparison: Comparison, verbose: int = 0) -> ComparisonPage:
         policy=clean(comparison.policy),
         sides=(clean(comparison.reference), clean(comparison.candidate)),
         bad=sum(comparison.counts.get(status, 0) for status in pairs.BAD),
+        mapped=_mapped(comparison) if verbose else (),
         verbose=int(verbose),
     )
 
@@ -129,6 +132,18 @@ def _chosen(comparison: Comparison, verbose: int) -> tuple[str, Sequence[int], i
     return "", [], 0
 
 
+def _mapped(comparison: Comparison) -> list[str]:
+    """Names and layouts that differ, the candidate's first."""
+    if comparison.mapping is None:
+        return []
+    placed = [*comparison.mapping.modules, *comparison.mapping.tensors, *comparison.mapping.values]
+    return [
+        clean(f"{shown(each.candidate)} → {shown(each.reference)} ({', '.join(filter(None, (each.change, each.how)))})")
+        for each in placed
+        if each.change or (each.candidate != each.reference and each.how != "same name")
+    ]
+
+
 # --- the lines -----------------------------------------------------------------------------------------------------
 def _lines(page: ComparisonPage, width: int | None, room: _Room) -> list[Text]:
     glyph, style = _VERDICTS.get(page.verdict, ("?", "bold"))
@@ -149,6 +164,10 @@ def _lines(page: ComparisonPage, width: int | None, room: _Room) -> list[Text]:
         lines += _entry("" if at else "note", note, width)
     if rest := len(page.notes[room.notes :]):
         lines += _entry("" if room.notes else "note", f"{plural(rest, 'more note')}{hidden}", width, "dim")
+    for at, mapped in enumerate(page.mapped[: _MANY if page.verbose == 1 else None]):
+        lines += _entry("" if at else "mapped", mapped, width)
+    if page.verbose == 1 and len(page.mapped) > _MANY:
+        lines += _entry("", f"{count(len(page.mapped) - _MANY)} more: -vv shows all", width, "dim")
     lines += _entry("allowed", page.policy, width, "dim")
     return lines + _entry("runs", "reference {}, candidate {}".format(*page.sides), width, "dim")
 

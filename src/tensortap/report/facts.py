@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.records import Coverage
 
-__all__ = ["RunFacts"]
+__all__ = ["RunFacts", "ran_on"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,24 @@ class RunFacts:
     notices: Sequence[str] = ()
     coverage: Mapping[int, Sequence[Coverage]] = field(default_factory=dict)
     """By rank."""
+
+
+def ran_on(info: Mapping[str, object]) -> str:
+    """Framework and versions. Nothing that names the machine: pages get pasted into tickets."""
+    environment = info.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
+    versions = environment.get("versions")
+    versions = dict(versions) if isinstance(versions, dict) else {}
+    framework = str(info.get("framework", ""))
+    if framework and framework not in versions:
+        versions = {framework: "", **versions}
+    parts = [f"{name} {version}".strip() for name, version in versions.items() if version is not None]
+    if python := environment.get("python"):
+        parts.append(f"Python {python}")
+    devices = environment.get("devices")
+    if isinstance(devices, list) and devices:
+        kinds = {str(device): devices.count(device) for device in devices}
+        parts += [f"{n} × {device}" if n > 1 else device for device, n in kinds.items()]
+    if platform := str(environment.get("platform", "")):
+        parts.append(platform.partition("-")[0])
+    return ", ".join(parts)

@@ -27,6 +27,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "rank": finding.rank,
         "cls": finding.cls,
         "container": finding.container,
+        "counterpart": finding.counterpart,
         "status": finding.status,
         "inputs_matched": finding.inputs_matched,
         "inputs_rel_l2": finding.inputs_rel_l2,

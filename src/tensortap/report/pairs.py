@@ -133,6 +133,8 @@ def error(row: Row) -> str:
     if row.get("exact", True) is not False or math.isnan(size):
         return rough(size)
     bar = value(row, "rel_l2_bar")
+    if math.isinf(bar) and math.isfinite(size):
+        return f"≥{rough(size)}"  # only norms are known: they are at least that far apart
     if math.isnan(bar):
         return f"~{rough(size)}"
     return f"~{rough(size)} ±" + (f"{100 * bar / size:.0f}%" if bar < size else rough(bar))
@@ -167,6 +169,7 @@ def detail(row: Row) -> str:
         parts.append("{} in the reference, {} in the candidate".format(*sizes))
     if row["status"] == "nonfinite":
         parts.append(f"candidate: {nonfinite(row, 'candidate')}, reference: {nonfinite(row, 'reference')}")
+    parts += _mapped(row)
     if where := index(row):
         ours, theirs = apart(value(row, "candidate_value"), value(row, "reference_value"))
         parts.append(f"{ours} instead of {theirs} at index {where}")
@@ -177,6 +180,17 @@ def detail(row: Row) -> str:
     if row["status"] == "diverged" and (worst := worst_row(row)):
         parts.append(f"row {','.join(map(str, row['row_index']))} by itself off by {worst}")
     return "; ".join(parts)
+
+
+def _mapped(row: Row) -> list[str]:
+    """What the candidate calls it and how it lies there, where that is something else."""
+    found = []
+    if (module := row.get("module_candidate")) is not None:
+        found.append(f"{clean(shown(module))} in the candidate")
+    if (layout := row.get("layout")) is not None:
+        ours, theirs = (shape(row[name]) for name in _SHAPES)
+        found.append(f"{ours} here, {theirs} there: {clean(layout)}")
+    return found
 
 
 def ulps(ulp: float) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tensortap.records import Coverage, shown
 from tensortap.report import table
-from tensortap.report.facts import RunFacts
+from tensortap.report.facts import RunFacts, ran_on
 from tensortap.report.records_table import RecordsView, columns_of, heading, remainder
 from tensortap.report.wording import clean, count, middle, nbytes, numbers_in_short, plural, when, wrap
 
@@ -102,33 +102,12 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
         steps += f" ({numbers_in_short(facts.steps)})"
     return [
         ("model", model),
-        ("ran on", _environment(info)),
+        ("ran on", ran_on(info)),
         ("started", when(info["started"]) if "started" in info else ""),
         ("captured", f"{steps}, {ranks}"),
         ("records", what),
         ("on disk", nbytes(facts.bytes_on_disk)),
     ]
-
-
-def _environment(info: Mapping[str, object]) -> str:
-    """Framework and versions. Nothing that names the machine: pages get pasted into tickets."""
-    environment = info.get("environment")
-    environment = environment if isinstance(environment, dict) else {}
-    versions = environment.get("versions")
-    versions = dict(versions) if isinstance(versions, dict) else {}
-    framework = str(info.get("framework", ""))
-    if framework and framework not in versions:
-        versions = {framework: "", **versions}
-    parts = [f"{name} {version}".strip() for name, version in versions.items() if version is not None]
-    if python := environment.get("python"):
-        parts.append(f"Python {python}")
-    devices = environment.get("devices")
-    if isinstance(devices, list) and devices:
-        kinds = {str(device): devices.count(device) for device in devices}
-        parts += [f"{n} × {device}" if n > 1 else device for device, n in kinds.items()]
-    if platform := str(environment.get("platform", "")):
-        parts.append(platform.partition("-")[0])
-    return ", ".join(parts)
 
 
 def _groups(facts: RunFacts) -> list[CoverageGroup]:

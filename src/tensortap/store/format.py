@@ -195,7 +195,7 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
 
 
 def coverage_from(row: Any) -> Coverage:
-    return Coverage(row["module"], row["class"], row["status"], row["calls"], row["reason"])
+    return Coverage(row["module"], row["class"], row["status"], row["calls"], row["reason"], row.get("base", ""))
 
 
 def _column(values: Any, kind: Any) -> Any:

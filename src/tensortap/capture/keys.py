@@ -1,0 +1,33 @@
+"""That no two records of a step have the same identity."""
+
+from __future__ import annotations
+
+from tensortap.records import Key
+
+__all__ = ["Keys"]
+
+_MOST = 100_000
+
+
+class Keys:
+    """The identities that a step has used up."""
+
+    def __init__(self) -> None:
+        self._used: set[Key] = set()
+        self._most = _MOST
+
+    def clear(self) -> None:
+        self._used.clear()
+        self._most = _MOST
+
+    def unique(self, key: Key) -> Key:
+        """A second backward through the same graph meets the same key again: its path gets a ~2."""
+        path, number = key.path, 1
+        while key in self._used:
+            number += 1
+            key = key._replace(path=f"{path}~{number}")
+        self._used.add(key)
+        if len(self._used) > self._most:  # a loop that never ends its step must not be remembered for ever
+            self._used = {known for known in self._used if known.micro >= key.micro - 1}
+            self._most = max(_MOST, 2 * len(self._used))
+        return key

@@ -1,0 +1,88 @@
+"""Puts other tensors into what a module takes or returns, at the places where `flatten` finds its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from tensortap.capture.flatten import is_closed, keyed_parts
+
+__all__ = ["Swap", "swapped"]
+
+
+class Swap(NamedTuple):
+    """A tensor put into a list, dict or object that others may hold too, so that it must be taken back there."""
+
+    holder: Any
+    name: Any
+    old: Any
+    new: Any
+
+    def take_back(self) -> None:
+        """Unless somebody has put yet another thing there since."""
+        if _get(self.holder, self.name) is self.new:
+            _set(self.holder, self.name, self.old)
+
+
+def swapped(value: Any, tensors: Iterator[Any], is_tensor: Callable[[Any], bool], swaps: list[Swap]) -> Any:
+    """The value with `tensors`, one for each of its own, in the order in which `flatten` opens it.
+
+    Tuples are made anew. Lists, dicts and dataclasses are changed where they are, because a module may hand results
+    back through them; `swaps` gets what was changed.
+    """
+    return _Swapper(tensors, is_tensor, swaps).of(value, 0)
+
+
+class _Swapper:
+    def __init__(self, tensors: Iterator[Any], is_tensor: Callable[[Any], bool], swaps: list[Swap]) -> None:
+        self._tensors = tensors
+        self._is_tensor = is_tensor
+        self._swaps = swaps
+        self._open: set[int] = set()
+
+    def of(self, value: Any, depth: int) -> Any:
+        if self._is_tensor(value):
+            return next(self._tensors)
+        if is_closed(value, depth, self._open):
+            return value
+        self._open.add(id(value))
+        old = list(keyed_parts(value) or ())
+        new = [(name, part, self.of(part, depth + 1)) for name, part in old]
+        self._open.discard(id(value))
+        if all(part is other for _, part, other in new):
+            return value
+        return self._rebuilt(value, new)
+
+    def _rebuilt(self, value: Any, parts: list[tuple[Any, Any, Any]]) -> Any:
+        if isinstance(value, tuple):
+            others = [other for _, _, other in parts]
+            return type(value)._make(others) if hasattr(value, "_make") else type(value)(others)
+        if _frozen(value):
+            value = copy.copy(value)
+        for name, part, other in parts:
+            if part is not other:
+                _set(value, name, other)
+                self._swaps.append(Swap(value, name, part, other))
+        return value
+
+
+def _frozen(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return not isinstance(value, MutableMapping)
+    return bool(getattr(getattr(value, "__dataclass_params__", None), "frozen", False))
+
+
+def _get(holder: Any, name: Any) -> Any:
+    if isinstance(holder, Mapping):
+        return holder.get(name)
+    if isinstance(holder, list):
+        return holder[name] if name < len(holder) else None
+    return getattr(holder, name, None)
+
+
+def _set(holder: Any, name: Any, value: Any) -> None:
+    if isinstance(holder, (MutableMapping, list)):
+        holder[name] = value
+    elif not isinstance(holder, Mapping):
+        object.__setattr__(holder, name, value)

@@ -1,0 +1,108 @@
+"""`tensortap report`: a page to look at, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tensortap.cli.pairing import (
+    Atol,
+    Device,
+    Kinds,
+    MapFile,
+    Modules,
+    Noise,
+    Ranks,
+    Rename,
+    Rtol,
+    Steps,
+    Workers,
+    one_run,
+    options,
+)
+
+if TYPE_CHECKING:
+    from tensortap.records import Comparison
+
+__all__ = ["report"]
+
+
+def report(
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
+    ],
+    candidate: Annotated[
+        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
+    ] = None,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="The page; - is stdout.")] = "report.html",
+    rename: Rename = None,
+    map_file: MapFile = None,
+    step: Steps = "",
+    rank: Ranks = None,
+    module: Modules = None,
+    kind: Kinds = None,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    noise: Noise = None,
+    workers: Workers = None,
+    device: Device = "cpu",
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if the runs diverge.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
+) -> None:
+    """Write a page about two runs, or about one: a single file that opens from disk and needs no network.
+
+    Of two runs it shows where they part, how far each tensor is apart and what is known of it; it ends with the same
+    codes as compare. Of one run it shows its statistics, where NaN appears, and layers that are dead or explode.
+
+    \b
+    Example:
+      tensortap report runs/a runs/b -o report.html
+      tensortap report runs/a -o run.html
+    """
+    from tensortap.report import output
+
+    output.check(out)
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    if candidate is None:
+        sentence, code = _about_one(reference, chosen, out), 0
+    else:
+        sentence, code = _about_two(reference, candidate, chosen, out, quiet)
+    if not quiet:
+        typer.echo(sentence, err=out == output.STDOUT)
+        if out != output.STDOUT:
+            typer.echo(f"The page is {out}")
+    raise typer.Exit(0 if exit_zero else code)
+
+
+def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: str, quiet: bool) -> tuple[str, int]:
+    """Writes the page; what was found, and the exit code for it."""
+    import tensortap
+    from tensortap.cli import screen
+    from tensortap.cli.compare import EXIT_CODES
+    from tensortap.report import comparison_html, output
+    from tensortap.report.wording import clean
+
+    function: Callable[..., Comparison] = tensortap.compare
+    with screen.comparing(not quiet) as progress:
+        result = function(reference, candidate, **chosen, details=comparison_html.DETAILS, progress=progress)
+    with screen.waiting(f"writing {out}"), output.opened(out) as file:
+        comparison_html.write(result, file)
+    return clean(result.sentence), EXIT_CODES[result.verdict]
+
+
+def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> str:
+    import tensortap
+    from tensortap.cli import gather, screen
+    from tensortap.compare.health import examine
+    from tensortap.report import output, run_html
+    from tensortap.report.wording import clean
+
+    with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
+        scope = one_run(chosen)
+        examination = examine(run, **scope, details=run_html.DETAILS)
+        facts = gather.facts_of(run)
+    with screen.waiting(f"writing {out}"), output.opened(out) as file:
+        run_html.write(facts, examination, file)
+    return clean(examination.sentence)

@@ -1,0 +1,108 @@
+"""`tensortap view`: the report's page over runs that are too large for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tensortap.cli.pairing import (
+    Atol,
+    Device,
+    Kinds,
+    MapFile,
+    Modules,
+    Noise,
+    Ranks,
+    Rename,
+    Rtol,
+    Steps,
+    Workers,
+    one_run,
+    options,
+)
+
+if TYPE_CHECKING:
+    from tensortap.view.answers import Answers
+
+__all__ = ["view"]
+
+
+def view(
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
+    ],
+    candidate: Annotated[
+        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
+    ] = None,
+    rename: Rename = None,
+    map_file: MapFile = None,
+    step: Steps = "",
+    rank: Ranks = None,
+    module: Modules = None,
+    kind: Kinds = None,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    noise: Noise = None,
+    workers: Workers = None,
+    device: Device = "cpu",
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """Look at two runs, or at one, in the browser: the page of `report`, with every tensor's elements at hand.
+
+    The page is served to this machine only, under an address with a secret in it, until Ctrl-C. Over ssh, forward the
+    port that is printed.
+
+    \b
+    Example:
+      tensortap view runs/a runs/b
+      tensortap view runs/a --no-browser
+    """
+    import webbrowser
+
+    from tensortap.view.server import PageServer
+
+    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    with ExitStack() as opened:
+        if candidate is None:
+            answers = _about_one(reference, chosen, opened)
+        else:
+            answers = _about_two(reference, candidate, chosen, opened)
+        server = opened.enter_context(PageServer(answers.answer))
+        typer.echo(f"{server.url}\nCtrl-C ends it.")
+        if not no_browser:
+            webbrowser.open(server.url)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
+    from tensortap.cli import screen
+    from tensortap.compare.comparing import open_comparison
+    from tensortap.compare.request import Request
+    from tensortap.report.wording import clean
+    from tensortap.view.answers import about_two
+
+    with screen.comparing(True) as progress:
+        comparison, closeups = open_comparison(Request(reference, candidate, **chosen, progress=progress), opened)
+    typer.echo(clean(comparison.sentence))
+    with screen.waiting("making the page"):
+        return about_two(comparison, closeups)
+
+
+def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
+    import tensortap
+    from tensortap.cli import gather, screen
+    from tensortap.compare.health import open_examination
+    from tensortap.compare.side import Scope
+    from tensortap.report.wording import clean
+    from tensortap.view.answers import about_one
+
+    with screen.waiting(f"reading {path}"):
+        run = opened.enter_context(tensortap.open(path))
+        examination, closeups = open_examination(run, Scope(**one_run(chosen)), opened)
+        answers = about_one(gather.facts_of(run), examination, closeups)
+    typer.echo(clean(examination.sentence))
+    return answers

@@ -1,0 +1,94 @@
+"""A comparison whose candidate was measured while it ran: what is left is to align, judge and say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align import Renames, align
+from tensortap.compare.concluding import conclude
+from tensortap.compare.isolated import Isolation, isolated_findings, lost_gradients
+from tensortap.compare.judge import Isolated, Pairs, judge
+from tensortap.compare.matching import Matched, moved_in, pairs_of
+from tensortap.compare.measured_noise import as_one, noise_of
+from tensortap.compare.metrics import estimate, prepare
+from tensortap.compare.request import Request
+from tensortap.compare.side import Scope, Side
+from tensortap.compare.structure import Structure
+from tensortap.compare.tolerance import Allowed, Policy
+from tensortap.compare.verdict import findings
+from tensortap.kernels.pairs import PairMeasure
+from tensortap.records import KINDS, Comparison
+from tensortap.store import Run
+
+__all__ = ["conclude_live"]
+
+_GRADIENTS = ("grad_output", "grad_input", "param_grad")
+
+
+def conclude_live(
+    reference: Run,
+    candidate: Run,
+    measured: Mapping[int, PairMeasure],
+    isolation: Isolation | None,
+    request: Request,
+) -> Comparison:
+    """Judge what was measured. `measured` is by the candidate's rows."""
+    renames = Renames.of(request.rename)
+    right = Side(candidate, Scope(request.modules, rename=renames))
+    backward = any(kind in _GRADIENTS for kind in right.kind.words)
+    kinds = None if backward else [kind for kind in KINDS if kind not in _GRADIENTS]
+    left = Side(reference, Scope(request.modules, kinds, candidate.steps, candidate.ranks))
+    alignment = align(left, right, renames if renames else None)
+    measures = prepare(left, right, alignment)
+    rows: list[int] = right.row[alignment.candidate].tolist()
+    for pair, row in enumerate(rows):
+        if row in measured:
+            measures.take(pair, measured[row])
+    estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
+    matched = Matched(left, right, alignment, measures)
+    structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
+    with ExitStack() as files:
+        noise = noise_of(matched, request, files)
+    if isolation is None:
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
+        judgement = judge(pairs, structure, policy, moved_in(matched))
+        born = findings(judgement, structure, *matched.describing, matched.names)
+    else:
+        numbers = right.row[alignment.candidate]
+        pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
+        judgement = judge(pairs, structure, policy, moved_in(matched))
+        only = alignment.only_reference.tolist()
+        lost = [(left.key(row), int(left.rank[row]), left.cls[row]) for row in only]
+        born = isolated_findings(
+            judgement, structure, isolation, numbers, {key for key, *_ in lost}, *matched.describing
+        )
+        missing = lost_gradients(structure, isolation, lost, {birth.module for birth in born.values()})
+    result = conclude(matched, judgement, born, policy, renames, None if isolation is None else missing)
+    result = replace(result, options=None)  # a model that ran cannot be compared again from a command line
+    if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
+        result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])
+    return result
+
+
+def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+    """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
+    counts = np.array([Policy.has_rows(*each) for each in zip(kinds, lengths, strict=True)], bool)
+    row_gain = Policy.row_gain_alone(pairs.base, counts, noise)
+    with np.errstate(invalid="ignore"):  # infinitely far off, of rows that do not count
+        error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
+    ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
+    for pair, off in measures.differences.items():
+        if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
+            along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
+            error[pair] = max(error[pair], Policy.along(along))
+    dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
+    cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
+    return replace(pairs, error=error, row_gain=row_gain, isolated=Isolated(forced, cast & forced))

@@ -1,0 +1,227 @@
+"""Two runs put side by side: aligned, measured, and the numbers of every pair that judging needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align import Alignment, Renames, align
+from tensortap.compare.judge import Pairs, judge
+from tensortap.compare.mapped import (
+    Allowance,
+    allowances,
+    frameworks_differ,
+    other_names,
+    reference_name,
+    without_ignored,
+)
+from tensortap.compare.metrics import Measures, estimate, prepare
+from tensortap.compare.request import Request
+from tensortap.compare.side import Scope, Side
+from tensortap.compare.structure import Structure
+from tensortap.compare.tensors import measure_tensors
+from tensortap.compare.tolerance import Policy
+from tensortap.compare.translated import Translated
+from tensortap.errors import UsageError
+from tensortap.kernels.pair_device import PairDevice
+from tensortap.mapping.plan import Plan
+from tensortap.records import Difference, Key
+from tensortap.store import Run
+
+__all__ = ["Matched", "device_of", "errors_of", "match", "moved_in", "pairs_of"]
+
+_FIRST_PART = 256
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two sides, aligned and measured."""
+
+    reference: Side
+    candidate: Side
+    alignment: Alignment
+    measures: Measures
+    plan: Plan | None = None
+    """How the candidate's names and layouts were mapped; None where they were not."""
+
+    @cached_property
+    def allowed(self) -> dict[int, Allowance]:
+        """Pairs that are allowed more than others."""
+        if self.plan is None or not isinstance(self.candidate, Translated):
+            return {}
+        return allowances(self.reference, self.candidate, self.alignment, self.plan)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What the candidate calls the reference's modules, where that is something else."""
+        return {} if self.plan is None else other_names(self.plan)
+
+    @property
+    def describing(self) -> tuple[Callable[[int], Key], Callable[[int], str], Callable[[int], Difference | None]]:
+        """A pair's key, its module's class, and how far it is apart."""
+        side, rows = self.reference, self.alignment.reference
+        return lambda pair: side.key(int(rows[pair])), lambda pair: side.cls[int(rows[pair])], self.measures.difference
+
+
+def device_of(request: Request) -> PairDevice | None:
+    """Where whole tensors are measured; None is this machine's processor."""
+    if request.device == "cpu":
+        return None
+    if request.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    from tensortap.frameworks import pair_device  # may load torch
+
+    return pair_device(request.device)
+
+
+def match(
+    reference: Run,
+    candidate: Run,
+    renames: Renames,
+    request: Request,
+    progress: Callable[[int, int], None] | None,
+    device: PairDevice | None,
+    plan: Plan | None = None,
+) -> Matched:
+    """Align and measure. With `until_first`, whatever comes after the place where they part is left unmeasured."""
+    left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
+    known = renames if plan is None else partial(reference_name, plan)
+    right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
+    steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
+    rename = renames if renames else None
+    if plan is not None:
+        right, rename = (
+            Translated(right, plan, kinds_known=not (reference.is_checkpoint or candidate.is_checkpoint)),
+            None,
+        )
+    alignment = align(left, right, rename, steps, _mapping(request.ranks))
+    if plan is not None:
+        alignment = without_ignored(alignment, left, plan)
+    measures = prepare(left, right, alignment)
+    open_pairs = measures.open
+    whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
+    estimate(measures, left, right, alignment, open_pairs[~whole])
+    found = Matched(left, right, alignment, measures, plan)
+    tolerances = (request.rtol, request.atol)
+    stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
+    if stops:
+        progress = None  # nobody knows how far it will go
+    for part, last in _parts(found, open_pairs[whole], stops):
+        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        for pair, measure in measured:
+            measures.take(pair, measure)
+        if stops and _parted(found, last, request):
+            break
+    return found
+
+
+def _parts(
+    matched: Matched, pairs: npt.NDArray[np.int64], until_first: bool
+) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """All at once, or in execution order over all ranks in parts that grow, each with the pair it goes up to. What
+    another pair saw of the same two tensors goes with them."""
+    if not until_first:
+        yield pairs, -1
+        return
+    left, right = matched.alignment.reference[pairs], matched.alignment.candidate[pairs]
+    order = np.lexsort((matched.reference.seq[left], matched.reference.step[left]))
+    tensors = np.stack([matched.reference.tensor_id[left], matched.candidate.tensor_id[right]])[:, order]
+    pairs, same = pairs[order], np.unique(tensors, axis=1, return_inverse=True)[1].reshape(-1)
+    begin, size, done = 0, _FIRST_PART, np.zeros(len(pairs), bool)
+    while begin < len(pairs):
+        part = np.isin(same, same[begin : begin + size]) & ~done
+        done |= part
+        yield pairs[part], int(pairs[: begin + size][-1])
+        begin, size = begin + size, 2 * size
+
+
+def _parted(matched: Matched, last: int, request: Request) -> bool:
+    """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
+    side, rows = matched.reference, matched.alignment.reference
+    mapped = frameworks_differ(side.run, matched.candidate.run)
+    policy = Policy(request.rtol, request.atol, mapped=mapped)
+    born = judge(pairs_of(matched), Structure(side, rows, mapped), policy, moved_in(matched)).born
+
+    def when(pair: int) -> tuple[int, int]:
+        return int(side.step[rows[pair]]), int(side.seq[rows[pair]])
+
+    return any(when(pair) <= when(last) for pair in born)
+
+
+def pairs_of(matched: Matched) -> Pairs:
+    """The numbers that judging needs."""
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    rows, partners = alignment.reference, alignment.candidate
+    base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
+    kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
+    error = errors_of(matched)
+    error[measures.nonfinite | measures.reshaped] = np.inf
+    return Pairs(
+        error=error,
+        row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
+        l2=measures.sides["reference"]["l2"],
+        elements=measures.sides["reference"]["elements"],
+        equal=measures.equal,
+        nonfinite=measures.nonfinite & ~measures.equal,
+        reshaped=measures.reshaped,
+        dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
+        base=_more(base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched)
+        if len(rows)
+        else np.empty(0),
+    )
+
+
+def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
+    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    measures, rows = matched.measures, matched.alignment.reference
+    if not len(rows):
+        return np.empty(0)
+    return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
+
+
+def _more(base: npt.NDArray[np.float64], matched: Matched) -> npt.NDArray[np.float64]:
+    for pair, allowed in matched.allowed.items():
+        base[pair] = max(base[pair] * allowed.times, allowed.at_least)
+    return base
+
+
+def moved_in(matched: Matched) -> Callable[[int, int], float]:
+    """How far apart two records of the reference are, by their sketches."""
+    side, rows = matched.reference, matched.alignment.reference
+    cache: list[Any] = []
+
+    def moved(before: int, after: int) -> float:
+        cache[:] = cache or side.sketches()
+        matrix, which = cache
+        left, right = (int(which[rows[pair]]) for pair in (before, after))
+        norm = float(side.l2[rows[before]])
+        if left < 0 or right < 0 or not norm:
+            return 1.0
+        return float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
+
+    return moved
+
+
+def _dimensions(side: Side) -> npt.NDArray[np.int64]:
+    offsets = side.shapes.offsets.to_numpy()
+    return np.asarray(np.diff(offsets), np.int64)
+
+
+def _scope(request: Request, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
+    """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
+
+    def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
+        if isinstance(value, Mapping):
+            return list(value) if renames is None else list(value.values())
+        return value
+
+    return Scope(request.modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only, renames)
+
+
+def _mapping(value: Any) -> Mapping[int, int] | None:
+    return value if isinstance(value, Mapping) else None

@@ -1,0 +1,50 @@
+"""What noise that was measured allows: in further runs of the reference, or in files of `tensortap.noise`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align import Renames
+from tensortap.compare.matching import Matched, errors_of, match
+from tensortap.compare.request import Request, open_source
+from tensortap.compare.tolerance import Allowed, Policy
+from tensortap.kernels.pair_device import PairDevice
+from tensortap.store import Run
+from tensortap.store.noise_file import Noise, is_noise, read_noise
+
+__all__ = ["as_one", "noise_of"]
+
+
+def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
+    """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
+    if not request.noise:
+        return None
+    worst = np.zeros(len(matched.alignment.reference))
+    of_rows = worst.copy()
+    place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
+    for source in request.noise:
+        if not isinstance(source, Run) and is_noise(source):
+            steps = _of_steps(read_noise(source), matched)
+            worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
+            continue
+        again = match(matched.reference.run, open_source(source, opened), Renames(), request, None, device)
+        errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
+        for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
+            if row in place:
+                worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
+    return worst, of_rows
+
+
+def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """What noise allows of a pair's error, be it of the whole or of the worst row."""
+    return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
+
+
+def _of_steps(noise: Noise, matched: Matched) -> Allowed:
+    side, rows = matched.reference, matched.alignment.reference
+    spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
+    found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

@@ -1,0 +1,62 @@
+"""What is asked of a comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.kernels import summarize
+from tensortap.store import Run
+from tensortap.store.formats import open_any
+
+__all__ = ["Request", "Source", "open_source"]
+
+Source = str | os.PathLike[str] | Run
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked; see `tensortap.compare`."""
+
+    reference: Source
+    candidate: Source
+    rename: tuple[str, ...] = ()
+    map_file: str | os.PathLike[str] | None = None
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    steps: Collection[int] | Mapping[int, int] | None = None
+    ranks: Collection[int] | Mapping[int, int] | None = None
+    modules: str | Collection[str] | None = None
+    kinds: str | Collection[str] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    noise: tuple[Source, ...] = ()
+    until_first: bool = False
+    workers: int | None = None
+    device: str = "cpu"
+    details: int = 0
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def options(self) -> list[str] | None:
+        """What on the command line decides which records belong together and what is allowed; None if it cannot be
+        said there, as rules that are in no file."""
+        maps = [given for given in (self.map_file, self.mapping) if given is not None]
+        if len(maps) > 1 or (self.mapping is not None and not str(self.mapping).endswith(".toml")):
+            return None
+        found = [("rename", rule) for rule in self.rename]
+        found += [("noise", str(each.path if isinstance(each, Run) else each)) for each in self.noise]
+        found += [
+            (name, repr(given)) for name, given in (("rtol", self.rtol), ("atol", self.atol)) if given is not None
+        ]
+        found += [("map", str(given)) for given in maps]
+        if isinstance(self.steps, Mapping) and any(ours != theirs for ours, theirs in self.steps.items()):
+            found.append(("step", ",".join(f"{ours}:{theirs}" for ours, theirs in self.steps.items())))
+        return [part for name, value in found for part in (f"--{name}", value)]
+
+
+def open_source(source: Source, opened: ExitStack) -> Run:
+    """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
+    return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))

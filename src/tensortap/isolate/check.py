@@ -1,0 +1,195 @@
+"""The check: an observer that holds a running model against a reference, module by module or as it runs freely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensortap.capture.observer import Observer, Sink
+from tensortap.capture.selection import Selection
+from tensortap.capture.tree import Tree
+from tensortap.capture.watcher import Watcher
+from tensortap.compare.align import Renames
+from tensortap.compare.isolated import Isolation
+from tensortap.compare.live import conclude_live
+from tensortap.compare.request import Request, Source, open_source
+from tensortap.errors import UsageError
+from tensortap.frameworks import framework_of
+from tensortap.isolate.comparator import Comparator
+from tensortap.isolate.isolator import Isolator
+from tensortap.isolate.perturbation import Perturbation
+from tensortap.isolate.reference import Reference
+from tensortap.records import Comparison, Key
+from tensortap.store import Run
+from tensortap.store.noise_file import is_noise, read_noise
+
+__all__ = ["Check", "Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a check is done; see `tensortap.check`."""
+
+    isolate: bool = True
+    noise: tuple[Source, ...] = ()
+    rename: tuple[str, ...] = ()
+    modules: Any = "*"
+    steps: Any = None
+    rtol: float | None = None
+    atol: float | None = None
+    compiled: str = "boundary"
+    on_error: str = "raise"
+    seed: int | None = None
+    """Of random steps by which all that modules are fed is moved; None is not at all."""
+    epsilons: int = 1
+    """How large these steps are."""
+    lowered: Mapping[str, str] = field(default_factory=dict)
+    """Modules that compute in a coarser dtype than they show, and which: steps are as large as that one's."""
+
+    def __post_init__(self) -> None:
+        if self.compiled not in ("boundary", "eager"):
+            raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+
+
+class Check(Observer):
+    """What `tensortap.check` returns. Use it as a context manager; afterwards, `result` is the comparison."""
+
+    def __init__(self, model: Any, reference: Source, options: Options, optimizer: Any = None) -> None:
+        self._options = options
+        self._result: Comparison | None = None
+        self._comparator: Comparator | None = None
+        framework = framework_of(model)
+        renames = Renames.of(options.rename)
+        with ExitStack() as files:
+            run = open_source(reference, files)
+            self._reference = Reference(run, framework.rank(), renames)
+            self._reference.check_names(site.name for site in Tree(framework, model).sites)
+            if options.isolate:
+                self._reference.check_kept()
+            # What cannot be read is told before the step runs, not after.
+            self._noise = tuple(source if _is_file(source) else open_source(source, files) for source in options.noise)
+            self._perturbation = self._perturbation_of(options)
+            super().__init__(
+                model,
+                self._selection_of(options),
+                self._open_comparator,
+                on_error=options.on_error,
+                eager=options.compiled == "eager",
+                optimizer=optimizer,
+            )
+            self._files = files.pop_all()
+
+    def _perturbation_of(self, options: Options) -> Perturbation | None:
+        def coarsest(key: Key) -> str | None:
+            return options.lowered.get(key.module) or self._reference.coarsest(key)
+
+        return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
+
+    def _selection_of(self, options: Options) -> Selection:
+        wanted = Selection(modules=options.modules, steps=options.steps)
+        known = self._reference
+
+        def chosen(name: str, module: Any) -> bool:
+            return known.has(name) and wanted.wants_module(name, type(module).__name__, module)
+
+        steps = [step for step in known.steps if wanted.wants_step(step)]
+        return Selection(kinds=known.kinds, modules=chosen, steps=steps)
+
+    def _open_comparator(self) -> Comparator:
+        tolerances = self._options.rtol, self._options.atol
+        self._comparator = Comparator(self._framework, self._tree.sites[0].cls, self._reference, tolerances)
+        return self._comparator
+
+    def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
+        self._chosen = chosen
+        if not self._options.isolate:
+            return super()._new_watcher(sink, chosen)
+        assert self._comparator is not None
+        return Isolator(
+            self._framework,
+            self._tree,
+            chosen,
+            self._selection,
+            self._clock,
+            self._book,
+            self._comparator,
+            self._reference,
+            self._perturbation,
+        )
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        if self._closed:
+            return
+        try:
+            super().close(status, reason)
+        finally:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        options, comparator = self._options, self._comparator
+        assert comparator is not None
+        rename = self._reference.rename
+        isolation = self._isolation(comparator) if options.isolate else None
+        request = Request(
+            reference=self._reference.run,
+            candidate=comparator.run,
+            rename=options.rename,
+            modules=[rename(name) for name in self._chosen] if callable(options.modules) else options.modules,
+            rtol=options.rtol,
+            atol=options.atol,
+            noise=self._noise,
+        )
+        with self._files:
+            self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
+
+    def _isolation(self, comparator: Comparator) -> Isolation:
+        rename, owners = self._reference.rename, dict[int, str]()
+        tied: dict[str, list[str]] = {}
+        for site in self._tree.sites:
+            for _, parameter in self._framework.parameters(site.owner):
+                if (owner := owners.setdefault(id(parameter), site.name)) != site.name:
+                    tied.setdefault(rename(site.name), []).append(rename(owner))
+        return Isolation(comparator.forced, comparator.used_inside, comparator.callers, comparator.cut_off, tied)
+
+    # --- for the noise -----------------------------------------------------------------------------------------
+    def perturb_parameters(self) -> None:
+        """Move the model's own parameters, too; whoever asks for it puts them back."""
+        moved: set[int] = set()
+        for site in self._tree.sites:
+            for name, parameter in self._framework.parameters(site.owner):
+                if id(parameter) not in moved and self._perturbation is not None:
+                    moved.add(id(parameter))
+                    key = Key(self._clock.step, 0, "state", site.name, 0, "param", name)
+                    values = self._perturbation.of(self._framework.host(parameter), key)
+                    self._framework.fill(parameter, values)
+
+    def coarsest(self) -> dict[str, str | None]:
+        """By module: the coarsest dtype that it shows."""
+        step = self._reference.steps[0]
+        keys = [Key(step, 0, "forward", site.name, 0, "output", "0") for site in self._tree.sites]
+        return {key.module: self._reference.coarsest(key) for key in keys}
+
+    def errors(self) -> Iterator[tuple[Key, float, float]]:
+        """Of every record that differs: its relative error, and that of its worst row."""
+        assert self._comparator is not None
+        for record in self._comparator.run.records():
+            if (measure := self._comparator.measured.get(record.seq)) is not None:
+                off = measure.difference
+                yield record.key, off.rel_l2, off.row_rel_l2
+
+    @property
+    def result(self) -> Comparison:
+        """What came of it; the same that `tensortap.compare` gives. There once the block is over."""
+        if self._result is None:
+            raise UsageError("the check is not over: `result` is there after the with block, or after close()")
+        return self._result
+
+
+def _is_file(source: Source) -> bool:
+    """Whether it is a noise file, and a sound one; else it is a run."""
+    if isinstance(source, Run) or not is_noise(source):
+        return False
+    read_noise(source)
+    return True

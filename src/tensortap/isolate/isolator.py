@@ -1,0 +1,193 @@
+"""Gives every module the reference's inputs in place of its own, and passes the reference's outputs on.
+
+Each tensor that goes into a module or comes out of it is looked at first, then replaced by a new one that holds the
+recorded values and stands in the same place of the autograd graph. What comes back through it in backward is the
+gradient of exactly that module's input or output: it, too, is looked at and then replaced by the recorded one. So no
+module ever works with what another one has made, and an input that is off before it is replaced was made so by the code
+between modules.
+
+The gradient at an output is taken where all its uses meet, also those inside the module, as capture records it; the one
+at an input where only the module's own uses do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.capture.clock import Call, Clock
+from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.selection import Selection
+from tensortap.capture.swap import Swap, swapped
+from tensortap.capture.tree import Site, Tree
+from tensortap.capture.watcher import Watcher
+from tensortap.frameworks.base import Framework
+from tensortap.isolate.comparator import Comparator
+from tensortap.isolate.perturbation import Perturbation
+from tensortap.isolate.reference import Counterpart, Reference
+from tensortap.records import Key
+
+__all__ = ["Isolator"]
+
+_GRADIENT_OF = {"input": "grad_input", "output": "grad_output"}
+
+
+class _Given(NamedTuple):
+    """A tensor that a module got in place of another one."""
+
+    own: Any
+    forced: Any
+    version: int
+    """Of `forced`, when the module got it."""
+
+
+class _Open(NamedTuple):
+    """What must be put in order once the module has run."""
+
+    given: list[_Given]
+    swaps: list[Swap]
+
+
+class Isolator(Watcher):
+    """The hooks of an isolating check."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        tree: Tree,
+        chosen: Collection[str],
+        selection: Selection,
+        clock: Clock,
+        book: CoverageBook,
+        comparator: Comparator,
+        reference: Reference,
+        perturbation: Perturbation | None,
+    ) -> None:
+        super().__init__(framework, tree, chosen, selection, clock, book, comparator.record)
+        self._reference = reference
+        self._comparator = comparator
+        self._perturbation = perturbation
+        self._watched_gradients = self._kinds & set(_GRADIENT_OF.values())
+        self._kinds -= self._watched_gradients  # they are seen on their way through the replaced tensors
+        self._under_way: dict[int, _Open] = {}
+        self._arrived: dict[Key, Any] = {}
+
+    def drop(self) -> None:
+        super().drop()
+        self._under_way.clear()
+        self._arrived.clear()
+
+    # --- forward -----------------------------------------------------------------------------------------------
+    def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        opened = open_arguments(args, kwargs, self._framework.is_tensor)
+        call = self._enter(site, opened)
+        if site.name not in self._sites:
+            return None
+        self._comparator.called(call, self._clock.step, self._clock.caller())
+        tensors = self._force(site, call, "input", opened)
+        swaps: list[Swap] = []
+        given = [
+            _Given(own, forced, self._framework.version(forced))
+            for (_, own), forced in zip(opened.tensors, tensors, strict=True)
+            if own is not forced
+        ]
+        self._under_way[id(call)] = _Open(given, swaps)
+        if not given:
+            return None
+        others = iter(tensors)
+        args = swapped(tuple(args), others, self._framework.is_tensor, swaps)
+        named = dict(kwargs)
+        return args, swapped(named, others, self._framework.is_tensor, swaps)
+
+    def _after(self, site: Site, output: Any) -> Any:
+        call = self._clock.leave(site.name)
+        if call is None or site.name not in self._sites:
+            return None
+        opened = open_value(output, self._framework.is_tensor)
+        self._leave(site, call, opened)
+        under_way = self._under_way.pop(id(call), _Open([], []))
+        tensors = self._force(site, call, "output", opened, under_way.given)
+        self._hand_back(under_way.given, opened, tensors)
+        for swap in under_way.swaps:
+            swap.take_back()
+        if all(own is forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)):
+            return None
+        return swapped(output, iter(tensors), self._framework.is_tensor, [])
+
+    def _force(self, site: Site, call: Call, kind: str, opened: Opened, given: Sequence[_Given] = ()) -> list[Any]:
+        """For each tensor, the one that takes its place: itself where the reference has none of its shape."""
+        # What a module returns as it was given goes back to its caller's own tensor: the module has no part in it.
+        unchanged = {id(g.forced): g.own for g in given if self._framework.version(g.forced) == g.version}
+        found: dict[tuple[int, int], Any] = {}
+        tensors = []
+        for path, tensor in opened.tensors:
+            key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
+            counterpart = self._reference.get(key)
+            if counterpart is None or counterpart.location is None or counterpart.shape != tuple(tensor.shape):
+                tensors.append(tensor)
+                continue
+            # One tensor given twice stays one: modules look at that, and its gradient is the sum of both uses.
+            spot = id(tensor), counterpart.tensor
+            if spot not in found:
+                found[spot] = self._replace(tensor, key, counterpart, site, unchanged.get(id(tensor)))
+            if found[spot] is not tensor:
+                self._comparator.mark_forced(key)
+            if kind == "input" and call.autograd and not self._framework.requires_gradient(tensor):
+                self._comparator.note_cut_off(key)
+            tensors.append(found[spot])
+        return tensors
+
+    def _replace(self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, own: Any | None) -> Any:
+        """A tensor in another one's place; `own` is the caller's, where the module returns what it was given."""
+        if self._framework.unreadable(tensor):
+            return tensor
+        exchange = self._guard(partial(self._exchange, key, site))
+        if key.kind == "output":
+            remove = None if own is not None else self._framework.exchange_gradient(tensor, exchange)
+            if remove is not None:
+                self._passing.append(remove)
+            exchange = self._guard(partial(self._arrive, key))
+        forced = self._framework.forced(tensor if own is None else own, self._values(counterpart, key), exchange)
+        if forced is None:
+            self._book.remark(site.name, f"{key.kind} {key.path} cannot be replaced by the reference's")
+        return tensor if forced is None else forced
+
+    def _hand_back(self, given: list[_Given], opened: Opened, tensors: list[Any]) -> None:
+        """A module that changes its input in place changes what its caller holds: so must the replaced one's."""
+        returned = {id(own): forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)}
+        for own, forced, version in given:
+            if self._framework.version(forced) != version:
+                self._framework.overwrite(own, returned.get(id(forced), forced))
+
+    # --- backward ----------------------------------------------------------------------------------------------
+    def _exchange(self, of: Key, site: Site, gradient: Any) -> npt.NDArray[np.generic] | None:
+        """A gradient comes back through a replaced tensor: look at it, and send the recorded one on instead."""
+        kind = _GRADIENT_OF[of.kind]
+        if of.step != self._clock.step or kind not in self._watched_gradients:
+            return None
+        key = of._replace(phase="backward", kind=kind)
+        self._clock.backward_of(of.micro)
+        if self._reference.get(key) is None or self._framework.unreadable(gradient):
+            return None
+        self._book.gradient(site.name)
+        key, counterpart = self._comparator.look(gradient, key, site)
+        if kind == "grad_output":
+            self._comparator.note_inner_use(key, self._arrived.pop(of, None), gradient)
+        if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
+            return None
+        self._comparator.mark_forced(key)
+        return self._values(counterpart, key)
+
+    def _arrive(self, of: Key, gradient: Any) -> None:
+        """What a module's caller sends back to an output, before the module's own uses of it are added."""
+        if _GRADIENT_OF[of.kind] in self._watched_gradients:
+            self._arrived[of] = gradient
+
+    def _values(self, counterpart: Counterpart, key: Key) -> npt.NDArray[np.generic]:
+        values = self._reference.values(counterpart)
+        return values if self._perturbation is None else self._perturbation.of(values, key)

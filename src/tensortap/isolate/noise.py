@@ -1,0 +1,98 @@
+"""How far each record of a model moves when all that a module works with is off by one epsilon."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensortap.capture import capture
+from tensortap.capture.flatten import open_value
+from tensortap.compare.tolerance import EPSILON
+from tensortap.errors import UsageError
+from tensortap.frameworks import framework_of
+from tensortap.frameworks.base import Framework
+from tensortap.isolate.check import Check, Options
+from tensortap.records import KINDS
+from tensortap.store.noise_file import Spot, write_noise
+
+__all__ = ["measure_noise"]
+
+_KINDS = tuple(kind for kind in KINDS if kind != "param")  # parameters are what is moved
+_OWN_KINDS = ("output", "grad_input", "param_grad")
+"""What a module itself computes; the other kinds are made by the code around it."""
+_PROBE, _JUMP = 16, 16
+"""Epsilons of a first step; a module that magnifies it this often has rounded to a coarser dtype inside."""
+
+Spreads = dict[Spot, tuple[float, float]]
+
+
+def measure_noise(
+    model: Any, work: Any, path: Path, seeds: int, overwrite: bool, progress: Callable[[int, int], None] | None
+) -> None:
+    """Run the model once as it is and once for each seed; see `tensortap.noise`."""
+    if seeds < 1:
+        raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random steps")
+    framework = framework_of(model)
+    run = work if callable(work) else lambda model: _forward_and_backward(framework, model, work)
+    spreads: Spreads = {}
+    lowered: Mapping[str, str] = {}
+    put_back = framework.remember(model)
+    with tempfile.TemporaryDirectory(prefix="tensortap-noise-") as folder:
+        reference = Path(folder) / "reference"
+
+        def perturbed(seed: int, epsilons: int = 1) -> Check:
+            put_back()
+            with Check(model, reference, Options(seed=seed, epsilons=epsilons, lowered=lowered)) as check:
+                check.perturb_parameters()
+                run(model)
+            return check
+
+        try:
+            with capture(model, reference, keep="tensors", kinds=_KINDS):
+                run(model)
+            lowered = _lowered(perturbed(0, _PROBE))
+            for seed in range(seeds):
+                _collect(perturbed(seed), spreads)
+                if progress is not None:
+                    progress(seed + 1, seeds)
+        finally:
+            put_back()
+    about = {"seeds": str(seeds), "model": type(model).__qualname__, "framework": framework.name}
+    write_noise(path, spreads.items(), about, overwrite)
+
+
+def _lowered(check: Check) -> dict[str, str]:
+    """Modules that take and return numbers of one dtype but compute in a coarser one, as under autocast, and which.
+
+    Steps too small for the inner dtype show as jumps where they turn a rounding over. What the inner dtype is nobody
+    says: the coarsest that the model has anywhere is taken.
+    """
+    coarsest = check.coarsest()
+    floats = [dtype for dtype in coarsest.values() if dtype is not None]
+    lowest = max(floats, key=EPSILON.__getitem__, default="")
+    found = {}
+    for key, error, _ in check.errors():
+        own = coarsest.get(key.module) if key.kind in _OWN_KINDS else None
+        if own is not None and EPSILON[own] < EPSILON[lowest] and error > _JUMP * _PROBE * EPSILON[own]:
+            found[key.module] = lowest
+    return found
+
+
+def _collect(check: Check, spreads: Spreads) -> None:
+    for key, error, row_error in check.errors():
+        spot = key.module, key.call, key.kind, key.path
+        before = spreads.get(spot, (0.0, 0.0))
+        spreads[spot] = max(before[0], error), max(before[1], row_error)
+
+
+def _forward_and_backward(framework: Framework, model: Any, batch: Any) -> None:
+    """Of a batch alone: backward starts at the loss if the model returns one, else everywhere at its outputs."""
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    else:
+        output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    tensors = [t for _, t in open_value(output, framework.is_tensor).tensors if framework.requires_gradient(t)]
+    losses = [tensor for tensor in tensors if not tuple(tensor.shape)]
+    framework.backward(losses or tensors)

@@ -1,0 +1,119 @@
+"""The reference's side of a check: which record stands against a tensor of the model, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.compare.tolerance import EPSILON
+from tensortap.errors import UsageError
+from tensortap.records import KINDS, Key, Location, Record
+from tensortap.store import Run
+
+__all__ = ["Counterpart", "Reference"]
+
+_COLUMNS = ("seq", "cls", "dtype", "shape", "tensor", "digest", "l2", "file", "offset", "nbytes")
+_LEAST_SHARE = 0.1
+_NEEDED = ("input", "output")
+"""Without these, no module can be given the reference's inputs, and none its outputs."""
+
+
+class Counterpart(NamedTuple):
+    """A record of the reference, as far as a check needs it."""
+
+    seq: int
+    cls: str
+    dtype: str
+    shape: tuple[int, ...]
+    tensor: int
+    digest: int
+    l2: float
+    location: Location | None
+
+
+class Reference:
+    """One rank of a run, looked up by key. `rename` turns the model's module names into the run's."""
+
+    def __init__(self, run: Run, rank: int, rename: Callable[[str], str]) -> None:
+        if rank not in run.ranks:
+            ranks = ", ".join(map(str, run.ranks)) or "none at all"
+            raise UsageError(f"this is rank {rank}, and {run.path} has ranks {ranks}: capture the reference alike")
+        self.run = run
+        self.rank = rank
+        self.rename = rename
+        self._rows = run.index(rank)
+        self._step: int | None = None
+        self._known: dict[Key, Counterpart] = {}
+        self._coarsest: dict[tuple[str, int], str] = {}
+        self._any: Record | None = None
+        self._last: tuple[Location | None, npt.NDArray[Any]] = (None, np.empty(0))
+        self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
+        self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
+        found = set(pc.unique(self._rows.column("kind")).to_pylist())
+        self.kinds = tuple(kind for kind in KINDS if kind in found)
+
+    def check_kept(self) -> None:
+        """That modules can be fed from it."""
+        kept = self._rows.filter(pc.is_valid(self._rows.column("file")))
+        kinds = set(pc.unique(kept.column("kind")).to_pylist())
+        if missing := [kind for kind in _NEEDED if kind not in kinds]:
+            kinds_to_keep = tuple(dict.fromkeys((*_NEEDED, "grad_input", "grad_output", "param_grad", *self.kinds)))
+            raise UsageError(
+                f"{self.run.path} has no {' and no '.join(missing)} tensors to feed the modules with: capture the "
+                f'reference with tensortap.capture(model, path, keep="tensors", kinds={kinds_to_keep}), or check with '
+                "isolate=False"
+            )
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """That the model's modules are the run's, by name."""
+        found = sum(self.has(name) for name in names)
+        if found < _LEAST_SHARE * len(self.modules):
+            some = ", ".join(sorted(self.modules)[:4])
+            raise UsageError(
+                f"only {found} of the {len(self.modules)} modules of {self.run.path} are in the model; it calls them "
+                f"{some}, ...: give rename=['PATTERN=REPLACEMENT'] that turns the model's names into these"
+            )
+
+    def has(self, module: str) -> bool:
+        return self.rename(module) in self.modules
+
+    def get(self, key: Key) -> Counterpart | None:
+        """What the reference recorded there; None if nothing."""
+        if key.step != self._step:
+            self._step, self._known = key.step, self._of_step(key.step)
+        return self._known.get(key._replace(module=self.rename(key.module)))
+
+    def coarsest(self, key: Key) -> str | None:
+        """The coarsest dtype among what a call takes and returns; None if it has no floating-point numbers."""
+        self.get(key)
+        return self._coarsest.get((self.rename(key.module), key.call))
+
+    def values(self, found: Counterpart) -> npt.NDArray[Any]:
+        """The tensor itself, read-only."""
+        if found.location != self._last[0]:
+            assert found.location is not None
+            self._any = self._any or self.run.at(self.rank, 0)  # building the records of all tensors would take long
+            record = replace(self._any, dtype=found.dtype, shape=found.shape, location=found.location)
+            self._last = found.location, self.run.load(record)
+        return self._last[1]
+
+    def _of_step(self, step: int) -> dict[Key, Counterpart]:
+        rows = self._rows.filter(pc.equal(self._rows.column("step"), pa.scalar(step, pa.int64())))
+        keys = zip(*(rows.column(name).to_pylist() for name in Key._fields), strict=True)
+        columns = zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True)
+        found: dict[Key, Counterpart] = {}
+        self._coarsest.clear()
+        for key, (seq, cls, dtype, shape, tensor, digest, l2, *place) in zip(keys, columns, strict=True):
+            location = None if place[0] is None else Location(*place)
+            found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, l2, location))
+            if key[5] in _NEEDED and dtype in EPSILON:
+                _, _, _, module, number, *_ = key
+                known = self._coarsest.setdefault((module, number), dtype)
+                self._coarsest[module, number] = max(known, dtype, key=EPSILON.__getitem__)
+        return found

@@ -1,0 +1,42 @@
+// The compressed blocks that the page carries, or asks its server for.
+
+/** The bytes of a block. */
+export async function block(id) {
+  const element = document.getElementById(id);
+  let packed;
+  if (element) packed = new Blob([fromBase64(element.textContent)]).stream();
+  else if (isServed()) packed = (await answered(`block/${encodeURIComponent(id)}`)).body;
+  else throw new Error(`this page has no block ${id}`);
+  return new Response(packed.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+/** A block that holds JSON. */
+export async function jsonBlock(id) {
+  return JSON.parse(new TextDecoder().decode(await block(id)));
+}
+
+/** What the server says to a question, as JSON. */
+export async function asked(question) {
+  return (await answered(question)).json();
+}
+
+/** Whether there is a server to ask. */
+export function isServed() {
+  return document.body.hasAttribute("data-served");
+}
+
+async function answered(path) {
+  const response = await fetch(path, { cache: "no-store" });
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({}));
+  throw new Error(told.error || `the server answered ${response.status}`);
+}
+
+/** Bytes from base64. */
+export function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const decoded = atob(text);
+  const bytes = new Uint8Array(decoded.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = decoded.charCodeAt(at);
+  return bytes;
+}

@@ -1,0 +1,73 @@
+// What the page shows: the head, the columns, and the names that rows go by.
+
+import { asked, isServed, jsonBlock } from "./blocks.js";
+import { Columns } from "./columns.js";
+import { shown } from "./format.js";
+
+/** The first columns to load: enough for the plot, the tree and the filters. */
+const FIRST = ["step", "rank", "phase", "module", "kind", "path", "status", "birth"];
+
+export class Data {
+  constructor(head) {
+    this.head = head;
+    this.rows = head.rows;
+    this.columns = new Columns(head);
+    this.compares = head.page === "comparison";
+    /** The column that colours stand for. */
+    this.size = this.compares ? "rel_l2" : "rms";
+    this.complete = false;
+    this.failing = head.words.status.map((word) => !["equal", "close", "ok", "unjudged"].includes(word));
+    this.lost = head.words.status.map((word) => ["nonfinite", "shape"].includes(word));
+    this.details = new Map();
+  }
+
+  static async open() {
+    const data = new Data(await jsonBlock("head"));
+    await data.columns.load([...FIRST, data.size, "tolerance", "exact"]);
+    return data;
+  }
+
+  column(name) {
+    return this.columns.get(name);
+  }
+
+  /** The text that a code stands for. */
+  word(name, row, words = name) {
+    const codes = this.column(name);
+    return codes === null ? "" : this.head.words[words][codes[row]];
+  }
+
+  moduleName(row) {
+    return shown(this.head.modules.name[this.column("module")[row]]);
+  }
+
+  tensorName(row) {
+    return `${this.word("kind", row)} ${this.word("path", row)}`.trimEnd();
+  }
+
+  status(row) {
+    return this.head.words.status[this.column("status")[row]];
+  }
+
+  isFailing(row) {
+    return this.failing[this.column("status")[row]];
+  }
+
+  isBirth(row) {
+    return this.column("birth")[row] === 1;
+  }
+
+  /** How far off a row is, for colours: infinite where there is no finite answer. */
+  sizeOf(row) {
+    return this.lost[this.column("status")[row]] && this.compares ? Infinity : this.column(this.size)[row];
+  }
+
+  /** The detail document of a row, or null if the page has none. */
+  async detail(row) {
+    const id = this.head.details[row];
+    if (!id && !isServed()) return null;
+    const key = id ?? row;
+    if (!this.details.has(key)) this.details.set(key, await (isServed() ? asked(`detail?row=${row}`) : jsonBlock(id)));
+    return this.details.get(key);
+  }
+}

@@ -1,0 +1,60 @@
+// Numbers and names as people read them. The data holds numbers; this is the only place that rounds.
+
+/** A measured number to three or four digits: 0, 0.0123, 42.5, 1.53e-5; "–" where nothing was measured. */
+export function number(value, digits = 3) {
+  if (typeof value === "string") return value === "NaN" ? value : number(Number(value), digits);
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "-∞";
+  const size = Math.abs(value);
+  if (size >= 1e-2 && size < 1e5) {
+    return Number.isInteger(value)
+      ? value.toLocaleString("en")
+      : String(Number(value.toPrecision(digits + (digits > 2 ? 1 : 0))));
+  }
+  return value.toExponential(digits - 1).replace("e+", "e");
+}
+
+/** A number with all the digits that a float32 can carry, for values that are looked at side by side. */
+export function precise(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return number(value); // "NaN", "Infinity": JSON has no word for them
+  if (!Number.isFinite(value)) return number(value);
+  const short = String(Number(value.toPrecision(9)));
+  return short.length <= 14 ? short : value.toExponential(8);
+}
+
+/** How many, with thousands apart. */
+export function count(value) {
+  return value === null || value === undefined ? "–" : value.toLocaleString("en");
+}
+
+/** A share between 0 and 1 as per cent. */
+export function percent(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return value === 0 ? "0 %" : `${number(value * 100, 2)} %`;
+}
+
+/** A power of ten for an axis: 10⁻⁵. */
+export function powerOfTen(value) {
+  const exponent = Math.round(Math.log10(value));
+  if (exponent >= -2 && exponent <= 3) return String(Number(value.toPrecision(1)));
+  const raised = String(exponent).replace(/./g, (sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(sign)]));
+  return `10${raised}`;
+}
+
+/** A module's name; the root has none. */
+export function shown(module) {
+  return module === "" ? "(root)" : module;
+}
+
+/** A shape: 4 × 16 × 64; a scalar has none. */
+export function shape(sizes) {
+  if (sizes === null || sizes === undefined) return "–";
+  return sizes.length ? sizes.join(" × ") : "scalar";
+}
+
+/** An index into a tensor: [0, 12, 3]. */
+export function place(index) {
+  return index === null || index === undefined ? "–" : `[${index.join(", ")}]`;
+}

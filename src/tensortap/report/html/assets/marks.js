@@ -1,0 +1,32 @@
+// The signs that are drawn over plots and maps; `scale` is the screen's pixels in one of ours.
+
+import { colour } from "./theme.js";
+
+/** A birth. */
+export function diamond(pen, x, y, reach, scale = 1) {
+  pen.beginPath();
+  pen.moveTo(x, y - reach);
+  pen.lineTo(x + reach, y);
+  pen.lineTo(x, y + reach);
+  pen.lineTo(x - reach, y);
+  pen.closePath();
+  pen.fillStyle = colour("birth-mark");
+  pen.fill();
+  stroked(pen, colour("panel"), scale);
+}
+
+/** What has no finite size. */
+export function cross(pen, x, y, reach, scale = 1) {
+  pen.beginPath();
+  pen.moveTo(x - reach, y - reach);
+  pen.lineTo(x + reach, y + reach);
+  pen.moveTo(x - reach, y + reach);
+  pen.lineTo(x + reach, y - reach);
+  stroked(pen, colour("nonfinite-mark"), scale);
+}
+
+function stroked(pen, style, scale) {
+  pen.lineWidth = 1.5 * scale;
+  pen.strokeStyle = style;
+  pen.stroke();
+}

@@ -1,0 +1,103 @@
+"""The assets as one page can carry them: styles one after the other, modules joined into a single script.
+
+No tool but Python is needed for that, since the modules keep to a small dialect (docs/report-data.md): what does not is
+refused here, with its file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+__all__ = ["Bundle", "bundle", "joined"]
+
+_ENTRY = "main.js"
+_IMPORT = re.compile(
+    r'^import\s*\{(\s*[\w$]+(?:\s*,\s*[\w$]+)*\s*,?\s*)\}\s*from\s*"\./([\w-]+)\.js";?[ \t]*$', re.MULTILINE
+)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|let|class) +([\w$]+))", re.MULTILINE)
+_LEFT_OVER = re.compile(r"^\s*(?:import\b(?!\s*\()|export\b).*$", re.MULTILINE)
+_ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What goes into `<style>` and, in this order, into `<script>`s."""
+
+    style: str
+    scripts: tuple[str, ...]
+
+
+@cache
+def bundle() -> Bundle:
+    """Of the assets that come with the package."""
+    folder = files("tensortap.report.html") / "assets"
+    vendor = _texts(folder / "vendor")
+    own = _texts(folder)
+    modules = {name.removesuffix(".js"): text for name, text in own.items() if name.endswith(".js")}
+    styles = [text for source in (vendor, own) for name, text in source.items() if name.endswith(".css")]
+    scripts = [text for name, text in vendor.items() if name.endswith(".js")]
+    if _ENTRY in own:
+        scripts.append(joined(modules))
+    for script in scripts:
+        if found := _ENDS_SCRIPT.search(script):
+            raise ValueError(f"a script has {found[0]!r} in it, which would end it within the page")
+    return Bundle("\n".join(styles), tuple(scripts))
+
+
+def joined(modules: dict[str, str], entry: str = "main") -> str:
+    """ES modules as one script, each a function that returns what it exports; dependencies first.
+
+    >>> print(joined({"main": 'import { one } from "./a.js";\\nalert(one);', "a": "export const one = 1;"}))
+    "use strict";
+    const $a = (() => {
+    const one = 1;
+    return { one };
+    })();
+    const $main = (() => {
+    const { one } = $a;
+    alert(one);
+    return {  };
+    })();
+    """
+    done: dict[str, str] = {}
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in done:
+            return
+        if name in above:
+            raise ValueError(f"modules import each other in a circle: {' → '.join((*above, name))}")
+        if name not in modules:
+            raise ValueError(f"{above[-1] if above else 'the page'} needs {name}.js, which is not there")
+        for found in _IMPORT.finditer(modules[name]):
+            visit(found[2], (*above, name))
+        done[name] = _as_function(name, modules[name])
+
+    visit(entry, ())
+    return "\n".join(['"use strict";', *done.values()])
+
+
+def _as_function(name: str, source: str) -> str:
+    exported = [found[1] for found in _EXPORT.finditer(source)]
+    body = _EXPORT.sub("", _IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};", source))
+    if left := _LEFT_OVER.search(body):
+        raise ValueError(f"{name}.js: {left[0].strip()!r} is not of the kind that can be joined")
+    return f"const {_variable(name)} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();"
+
+
+def _variable(module: str) -> str:
+    return "$" + module.replace("-", "_")
+
+
+def _texts(folder: Traversable) -> dict[str, str]:
+    return {
+        entry.name: entry.read_text(encoding="utf-8").replace("\r\n", "\n")  # as browsers hash it
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith((".js", ".css"))
+    }

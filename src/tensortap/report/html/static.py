@@ -1,0 +1,125 @@
+"""What a page shows before any script has run, and without them: who, what, where, on what, and what the words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensortap.records import Coverage, shown
+from tensortap.report.html.environment import Setting
+from tensortap.report.html.markup import element, join, text
+from tensortap.report.wording import count, plural
+
+__all__ = ["banner", "births", "coverage", "definitions", "environment", "glyph", "header", "notes"]
+
+_MOST_BIRTHS = 100
+_MOST_COVERAGE = 500
+
+Birth = Mapping[str, Any]
+
+
+def glyph(status: str, sign: str, words: str) -> str:
+    """A sign with its word: never the colour alone."""
+    return element("span", text(sign), class_=f"glyph {status}", aria_hidden="true") + f" {text(words)}"
+
+
+def header(title: str, runs: Sequence[tuple[str, str, str]], counts: Sequence[str], policy: str) -> str:
+    """`runs` are (side, path, facts); `counts` are HTML."""
+    sides = join(
+        element("dt", text(side), class_=side) + element("dd", element("code", text(path)), f" {text(facts)}")
+        for side, path, facts in runs
+    )
+    items = "".join(element("li", words) for words in counts)
+    return element(
+        "header",
+        element("h1", text(title)),
+        element("dl", sides, class_="runs"),
+        element("ul", items, class_="counts"),
+        element("p", text(policy), class_="policy"),
+        id="header",
+    )
+
+
+def banner(verdict: str, sign: str, sentence: str, first: Birth | None, nonfinite: Birth | None) -> str:
+    """The answer. `nonfinite` is another birth, of a NaN, that deserves a line of its own."""
+    parts = [element("p", glyph(verdict, sign, sentence), class_="sentence")]
+    if first is not None:
+        command = first["command"]
+        told = [
+            element("code", text(command), class_="command"),
+            element("button", "copy", id="copy-command", type="button", hidden=True, data_command=command),
+        ]
+        further = element("button", "next birth ▸", id="next-birth", type="button", hidden=True)
+        parts += [
+            element("p", element("code", text(first["title"])), f" {text(first['text'])}", class_="facts"),
+            element("p", *(told if command else ()), further),
+        ]
+    if nonfinite is not None:
+        born = f"rank {nonfinite['rank']}: {nonfinite['text']}"
+        said = (
+            glyph("nonfinite", "✖", "The first NaN or Inf: ")
+            + element("code", text(nonfinite["title"]))
+            + f" {text(born)}"
+        )
+        parts.append(element("p", said, class_="nonfinite", data_row=nonfinite["row"]))
+    return element("section", *parts, id="banner", data_verdict=verdict)
+
+
+def notes(lines: Sequence[str]) -> str:
+    return element("ul", *(element("li", text(line)) for line in lines), id="notes") if lines else ""
+
+
+def births(title: str, found: Sequence[Birth], none: str) -> str:
+    items = "".join(
+        element("li", element("code", text(birth["title"])), f" {text(birth['text'])}", data_row=birth["row"])
+        for birth in found[:_MOST_BIRTHS]
+    )
+    rest = len(found) - _MOST_BIRTHS
+    more = element("p", f"and {count(rest)} more") if rest > 0 else ""
+    body = element("ol", items) + more if found else element("p", text(none))
+    return element("section", element("h2", text(title)), body, id="births")
+
+
+def environment(settings: Sequence[Setting]) -> str:
+    """A table with what differs on top."""
+    if not settings:
+        return ""
+    single = settings[0].candidate is None
+    names = ("", "", "run") if single else ("", "", "reference", "candidate")
+    head = element("thead", element("tr", *(element("th", text(name), scope="col") for name in names)))
+    rows = [
+        element(
+            "tr",
+            element("td", text(each.group)),
+            element("th", text(each.name), scope="row"),
+            element("td", text(each.reference)),
+            "" if each.candidate is None else element("td", ("≠ " if each.differs else "") + text(each.candidate)),
+            class_="differs" if each.differs else None,
+        )
+        for each in settings
+    ]
+    differing = sum(each.differs for each in settings)
+    said = "" if single else f": {plural(differing, 'difference')}" if differing else ": no difference"
+    table = element("table", head, element("tbody", *rows))
+    return element("section", element("h2", f"Environment{said}"), table, id="environment")
+
+
+def definitions(terms: Mapping[str, str]) -> str:
+    items = "".join(element("dt", text(term)) + element("dd", text(words)) for term, words in terms.items())
+    return element("section", element("h2", "What each number means"), element("dl", items), id="definitions")
+
+
+def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:
+    """Modules that were not simply seen, with the rank."""
+    if not rows:
+        return ""
+    names = ("rank", "module", "class", "status", "why")
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    body = [
+        element("tr", *(element("td", text(cell)) for cell in (rank, shown(c.module), c.cls, c.status, c.reason)))
+        for rank, c in rows[:_MOST_COVERAGE]
+    ]
+    rest = len(rows) - _MOST_COVERAGE
+    more = element("p", f"and {count(rest)} more") if rest > 0 else ""
+    table = element("table", head, element("tbody", *body))
+    return element("section", element("h2", "What could not be seen"), table, more, id="coverage")

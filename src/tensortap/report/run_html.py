@@ -1,0 +1,77 @@
+"""A single run as one page for a browser: its statistics over execution order and steps, and what is suspicious."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+from tensortap.details import Detail
+from tensortap.records import TROUBLES, Examination, Key
+from tensortap.report.facts import RunFacts, ran_on
+from tensortap.report.html import static
+from tensortap.report.html.blocks import json_block
+from tensortap.report.html.columns import entries, packed
+from tensortap.report.html.definitions import RUN
+from tensortap.report.html.detail_data import detail_object, fitting
+from tensortap.report.html.markup import join
+from tensortap.report.html.page import Page
+from tensortap.report.html.run_data import RunData
+from tensortap.report.output import encoded
+from tensortap.report.wording import clean, count, plural
+
+__all__ = ["DETAILS", "detail_document", "page", "write"]
+
+DETAILS = 48
+_GLYPHS = dict(zip(TROUBLES, "·✖▲○▽", strict=True))
+
+
+def write(facts: RunFacts, examination: Examination, file: BinaryIO) -> None:
+    file.writelines(encoded(page(facts, examination).parts()))
+
+
+def page(facts: RunFacts, examination: Examination) -> Page:
+    """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
+    data = RunData(facts, examination)
+    columns, words = data.columns()
+    details = fitting((detail, detail_document(examination, detail)) for detail in examination.details)
+    blocks = {row: block.id for detail, block in details for row in detail.rows}
+    return Page(
+        kind="run",
+        title=f"{examination.verdict}: {clean(examination.path)}",
+        before=join([_header(facts, examination), _banner(data), static.notes(facts.notices)]),
+        after=join(
+            [
+                static.births("What is suspicious", data.births, "Nothing is."),
+                static.coverage(data.unseen),
+                static.environment(data.settings),
+                static.definitions(RUN),
+            ]
+        ),
+        head=json_block("head", data.head(words, entries(columns), blocks)),
+        blocks=[*packed(columns), *(block for _, block in details)],
+    )
+
+
+def detail_document(examination: Examination, detail: Detail) -> dict[str, Any]:
+    """One close look, for the page's scripts."""
+    row = examination.table.slice(detail.row, 1).to_pylist()[0]
+    title = Key(*(row[name] for name in Key._fields))
+    return detail_object(detail, row, f"{title} · rank {row['rank']}")
+
+
+def _header(facts: RunFacts, examination: Examination) -> str:
+    counts = [plural(len(examination), "record"), plural(len(facts.steps), "step"), plural(len(facts.ranks), "rank")]
+    counts += [
+        static.glyph(status, _GLYPHS[status], f"{count(examination.counts[status])} {status}")
+        for status in TROUBLES
+        if examination.counts.get(status)
+    ]
+    state = "" if facts.finished else "not finished; "
+    runs = [("run", examination.path, f"{state}{ran_on(facts.info)}")]
+    return static.header("tensortap: one run", runs, counts, examination.policy)
+
+
+def _banner(data: RunData) -> str:
+    examination = data.examination
+    first = None if data.first is None else data.births[data.first]
+    sign = "✖" if examination.verdict == "suspicious" else "="
+    return static.banner(examination.verdict, sign, examination.sentence, first, None)

@@ -1,0 +1,102 @@
+"""How far each record moves when nothing but rounding changes: a table in a file of its own.
+
+An Arrow IPC file, one row a record, whose schema metadata has the format's name and version, the number of seeds and
+the model's class. Steps and micro steps are not told apart: what rounding does to a module does not depend on them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from tensortap.errors import RunExists, RunUnreadable, StoreWriteError
+
+__all__ = ["Noise", "Spot", "is_noise", "read_noise", "write_noise"]
+
+Spot = tuple[str, int, str, str]
+"""Module, call, kind, path."""
+
+_FORMAT, _VERSION = "tensortap-noise", 1
+_SCHEMA = pa.schema(
+    [
+        pa.field(
+            "module", pa.string(), False, {"about": "structural name of the module; the root is the empty string"}
+        ),
+        pa.field("call", pa.int64(), False, {"about": "counts calls of the module within the micro step"}),
+        pa.field("kind", pa.string(), False, {"about": "input | output | grad_input | grad_output | ..."}),
+        pa.field("path", pa.string(), False, {"about": "where in the arguments or outputs the tensor sits"}),
+        pa.field("rel_l2", pa.float64(), False, {"about": "the greatest relative L2 error over all seeds"}),
+        pa.field("row_rel_l2", pa.float64(), False, {"about": "the same of the row that was furthest off"}),
+    ]
+)
+_MAGIC = b"ARROW1"
+
+
+class Noise:
+    """The spread of each record. A call that was not measured is taken to be as noisy as the module's noisiest."""
+
+    def __init__(self, spreads: Mapping[Spot, tuple[float, float]]) -> None:
+        self._spreads = spreads
+        self._of_module: dict[tuple[str, str, str], tuple[float, float]] = {}
+        for (module, _, kind, path), spread in spreads.items():
+            before = self._of_module.get((module, kind, path), (0.0, 0.0))
+            self._of_module[module, kind, path] = max(before[0], spread[0]), max(before[1], spread[1])
+
+    def __len__(self) -> int:
+        return len(self._spreads)
+
+    def of(self, spot: Spot) -> tuple[float, float]:
+        """(relative error, that of the worst row); zeros for what is not known."""
+        module, _, kind, path = spot
+        return self._spreads.get(spot) or self._of_module.get((module, kind, path), (0.0, 0.0))
+
+
+def write_noise(
+    path: Path, rows: Iterable[tuple[Spot, tuple[float, float]]], about: Mapping[str, str], overwrite: bool
+) -> None:
+    """Write the table in one go."""
+    if path.exists() and not (overwrite and is_noise(path)):
+        raise RunExists(f"{path} exists already: pass overwrite=True to replace a noise file, or choose another path.")
+    columns = list(zip(*((*spot, *spread) for spot, spread in rows), strict=True)) or [()] * len(_SCHEMA)
+    metadata = {"format": _FORMAT, "version": str(_VERSION), **about}
+    table = pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
+        schema=_SCHEMA.with_metadata(metadata),
+    )
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        aside.replace(path)
+    except OSError as error:
+        raise StoreWriteError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def is_noise(path: str | os.PathLike[str]) -> bool:
+    """Whether a noise file lies there, as against a run."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def read_noise(path: str | os.PathLike[str]) -> Noise:
+    try:
+        with pa.memory_map(os.fspath(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise RunUnreadable(f"{path} cannot be read as a noise file: {error}") from error
+    metadata = table.schema.metadata or {}
+    if metadata.get(b"format") != _FORMAT.encode():
+        raise RunUnreadable(f"{path} is an Arrow file, but no noise that tensortap has measured.")
+    if int(metadata.get(b"version", b"0")) > _VERSION:
+        raise RunUnreadable(f"{path} is of a newer format: upgrade tensortap (pip install --upgrade tensortap).")
+    columns = [table.column(name).to_pylist() for name in _SCHEMA.names]
+    return Noise({(m, c, k, p): (rel, row) for m, c, k, p, rel, row in zip(*columns, strict=True)})

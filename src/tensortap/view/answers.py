@@ -1,0 +1,148 @@
+"""What a page asks for while it is looked at, answered from open runs. docs/report-data.md has the requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.closeups import Closeups
+from tensortap.compare.health import RunCloseups
+from tensortap.details import Detail, TileMap, Window
+from tensortap.records import Comparison, Examination
+from tensortap.report import comparison_html, run_html
+from tensortap.report.facts import RunFacts
+from tensortap.report.html.blocks import numbers
+from tensortap.report.html.detail_data import map_object
+from tensortap.report.html.page import Page
+from tensortap.report.output import encoded
+
+__all__ = ["Answer", "Answers", "Refused", "about_one", "about_two"]
+
+_MOST_VALUES = 64  # in each direction of a slice
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Bytes, and what they are."""
+
+    body: bytes
+    type: str
+
+
+class Refused(Exception):
+    """A question that has no answer, and the status that says so."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class _Looks(Protocol):
+    """What looks at pairs, or at records, closely."""
+
+    def detail(self, row: int, /) -> Detail: ...
+
+    def values(self, row: int, window: Window, /) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]: ...
+
+    def why_not(self, row: int, /) -> str: ...
+
+
+class Answers:
+    """All that can be asked of one page. Not for several threads at a time."""
+
+    def __init__(
+        self,
+        page: Page,
+        rows: int,
+        looks: _Looks,
+        document: Callable[[Detail], dict[str, Any]],
+        tiles: Callable[[int, Window], TileMap] | None,
+    ) -> None:
+        self._page = b"".join(encoded(page.parts(served=True)))
+        self._blocks = {block.id: block.data for block in page.blocks if block.id.startswith("column-")}
+        self._rows = rows
+        self._looks = looks
+        self._document = document
+        self._tiles = tiles
+
+    def answer(self, path: str, asked: Mapping[str, str]) -> Answer:
+        """Raises Refused where there is no answer."""
+        if path == "":
+            return Answer(self._page, "text/html; charset=utf-8")
+        if path.startswith("block/"):
+            block = self._blocks.get(path.removeprefix("block/"))
+            if block is None:
+                raise Refused(HTTPStatus.NOT_FOUND, "there is no such block")
+            return Answer(block, "application/octet-stream")
+        known = {"detail": self._detail, "map": self._map, "slice": self._slice}
+        if path not in known:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
+        found = known[path](self._row(asked), asked)
+        return Answer(json.dumps(numbers(found), allow_nan=False).encode(), "application/json")
+
+    def _detail(self, row: int, asked: Mapping[str, str]) -> Any:
+        return self._document(self._looks.detail(row))
+
+    def _map(self, row: int, asked: Mapping[str, str]) -> Any:
+        if self._tiles is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "a single run has no differences")
+        self._check_kept(row)
+        return map_object(self._tiles(row, _window(asked)))
+
+    def _slice(self, row: int, asked: Mapping[str, str]) -> Any:
+        self._check_kept(row)
+        wanted = _window(asked)
+        wanted = wanted._replace(
+            bottom=min(wanted.bottom, wanted.top + _MOST_VALUES), right=min(wanted.right, wanted.left + _MOST_VALUES)
+        )
+        whole, window, sides = self._looks.values(row, wanted)
+        values = [side.reshape(-1).tolist() for side in sides]
+        return {
+            "window": list(window),
+            "whole": list(whole),
+            "reference": values[0],
+            "candidate": values[1] if len(values) > 1 else None,
+        }
+
+    def _row(self, asked: Mapping[str, str]) -> int:
+        text = asked.get("row", "")
+        if not (text.isascii() and text.isdecimal()):
+            raise Refused(HTTPStatus.BAD_REQUEST, "say which row: row=17")
+        if len(text) > 12 or int(text) >= self._rows:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there are {self._rows} rows, counted from 0")
+        return int(text)
+
+    def _check_kept(self, row: int) -> None:
+        if why := self._looks.why_not(row):
+            raise Refused(HTTPStatus.CONFLICT, why)
+
+
+def about_two(comparison: Comparison, closeups: Closeups) -> Answers:
+    page = comparison_html.page(comparison)
+
+    def document(detail: Detail) -> dict[str, Any]:
+        return comparison_html.detail_document(comparison, detail)
+
+    return Answers(page, len(comparison), closeups, document, closeups.map)
+
+
+def about_one(facts: RunFacts, examination: Examination, closeups: RunCloseups) -> Answers:
+    page = run_html.page(facts, examination)
+
+    def document(detail: Detail) -> dict[str, Any]:
+        return run_html.detail_document(examination, detail)
+
+    return Answers(page, len(examination), closeups, document, None)
+
+
+def _window(asked: Mapping[str, str]) -> Window:
+    parts = asked.get("window", "").split(",")
+    if len(parts) != 4 or not all(part.isascii() and part.isdecimal() and len(part) <= 15 for part in parts):
+        raise Refused(HTTPStatus.BAD_REQUEST, "say which part: window=top,bottom,left,right")
+    return Window(*map(int, parts))

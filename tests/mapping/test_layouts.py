@@ -1,0 +1,86 @@
+"""One side's tensor in the other side's layout, and names by pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensortap.mapping.layouts import Reading, inverse, same_elements
+from tensortap.mapping.patterns import matches, translator
+from tensortap.mapping.values import turned
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+
+
+def test_transposed() -> None:
+    reading = Reading(("w",), (1, 0))
+    assert np.array_equal(reading.apply([numbers(2, 3)]), numbers(2, 3).T)
+    assert reading.result([(2, 3)]) == (3, 2)
+    assert reading.apply([numbers(2, 3)]).flags.c_contiguous
+
+
+def test_joined_and_cut_are_inverse() -> None:
+    whole = numbers(6, 4)
+    parts = [Reading(("w",), (1, 0), 0, (at, at + 2)).apply([whole]) for at in (0, 2, 4)]
+    assert [part.shape for part in parts] == [(4, 2)] * 3
+    assert np.array_equal(Reading(("a", "b", "c"), (1, 0), 0).apply(parts), whole)
+
+
+def test_a_scalar_stays_one() -> None:
+    assert Reading(("n",)).apply([np.array(3)]).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("reading", "shape", "moves"),
+    [
+        (Reading(("w",)), (3, 4), False),
+        (Reading(("w",), (1, 0)), (3, 4), True),
+        (Reading(("w",), (1, 0)), (3, 1), False),
+        (Reading(("w",), (0, 2, 1)), (3, 1, 4), False),
+        (Reading(("w",), (1, 0, 2)), (3, 2, 4), True),
+        (Reading(("a", "b")), (3,), True),
+    ],
+)
+def test_whether_elements_move(reading: Reading, shape: tuple[int, ...], moves: bool) -> None:
+    assert reading.moves(shape) == moves
+    if not moves:
+        array = numbers(*shape)
+        assert np.array_equal(reading.apply([array]).reshape(-1), array.reshape(-1))
+
+
+def test_parts_that_do_not_fit_together() -> None:
+    assert Reading(("a", "b")).result([(2, 3), (2, 4)]) is None
+    assert Reading(("a",), (1, 0)).result([(2, 3, 4)]) is None
+    assert Reading(("a",), cut=(2, 5)).result([(4, 3)]) is None
+
+
+def test_inverse_and_ones() -> None:
+    assert inverse((2, 0, 1)) == (1, 2, 0)
+    assert same_elements((1, 4), (4,)) and not same_elements((2, 4), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "axes"),
+    [
+        ((5, 3, 6), (3, 5, 6), (1, 0, 2)),
+        ((2, 3, 8, 9), (2, 8, 9, 3), (0, 3, 1, 2)),
+        ((2, 8, 9, 3), (2, 3, 8, 9), (0, 2, 3, 1)),
+        ((3, 5, 6), (3, 5, 6), ()),
+        ((3, 5, 6), (6, 5, 3), ()),
+        ((3, 5), (3, 5, 1), ()),
+    ],
+)
+def test_axes_that_changed_places(made: tuple[int, ...], given: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    assert turned(made, given) == axes
+
+
+def test_patterns() -> None:
+    assert matches("a.*.c", "a.b.c") and not matches("a.*.c", "a.b.b.c")
+    assert matches("a.**", "a.b.c") and matches("a.**", "a") and not matches("a.**", "ab")
+    assert matches("a.(1)", "a.(1)"), "only wildcards mean anything but themselves"
+    assert translator("a.*.**.d", "x*.**")("a.b.c.c.d") == "xb.c.c"
+    assert translator("a", "b")("c") is None

@@ -1,0 +1,93 @@
+"""Rules are read from TOML; what is wrong with a file is said with the file, the key and what was expected."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tensortap.errors import RunNotFound, RunUnreadable, UsageError
+from tensortap.mapping.rules import Rules, permute_to
+from tensortap.mapping.rules_file import read_rules, shipped_rules
+
+
+def read(tmp_path: Path, text: str) -> Rules:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    return read_rules(path)
+
+
+def test_the_table_that_ships_is_read() -> None:
+    rules = shipped_rules()
+    assert rules.canonical(("torch",), ("BatchNorm2d",)) == rules.canonical(("paddle",), ("BatchNorm2D",))
+    assert rules.canonical(("torch",), ("ModuleList",)) == rules.canonical(("paddle",), ("LayerList",))
+    assert rules.canonical(("torch",), ("GELU",)) == rules.canonical(("paddle",), ("GELU",)) == "gelu"
+    assert rules.canonical(("torch",), ("NonDynamicallyQuantizableLinear",)) == "linear"
+    assert rules.canonical(("torch",), ("Bilinear",)) == "bilinear"
+    assert rules.canonical(("torch",), ("Projection", "Linear")) == "linear", "by what it inherits from"
+    assert rules.opaque(("paddle",), ("LSTM",)) and not rules.opaque(("paddle",), ("Sequential",))
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    rules = read(tmp_path, '[[tensor]]\ntorch = "a.w"\npaddle = ["b.x", "b.y"]\naxis = 1\npermute = [2, 0, 1]\n')
+    (rule,) = rules.tensors
+    assert (rule.names["torch"], rule.names["paddle"], rule.axis) == (("a.w",), ("b.x", "b.y"), 1)
+    assert permute_to(rule, ("paddle",)) == (2, 0, 1)
+    assert permute_to(rule, ("torch",)) == (1, 2, 0)
+
+
+def test_the_root_has_no_name(tmp_path: Path) -> None:
+    rules = read(tmp_path, '[[module]]\nreference = "(root)"\ncandidate = "net"\n')
+    assert rules.modules[0].names == {"reference": "", "candidate": "net"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[module]\n", "rules.toml is no TOML"),
+        ("version = 2\n", "version = 2, but this tensortap reads version 1"),
+        ("structure = 1\n", "structure = 1; expected true or false"),
+        ("[[modules]]\ntorch = 'a'\n", "'modules' is no key here; there are version, structure, module, class"),
+        ("module = 'a'\n", "[[module]]: expected a list of tables, not 'a'"),
+        ("[[module]]\ntorch = 'a'\n", "[[module]] 1: paddle is missing; expected a name for torch and paddle"),
+        ("[[module]]\nregex = 'torch'\n", "[[module]] 1: it names no sides; expected torch and paddle, or reference"),
+        ("[[module]]\ntorch = 'a'\npaddle = 1\n", "[[module]] 1: paddle = 1; expected a name"),
+        ("[[module]]\ntorch = 'a'\npaddle = 'b'\npermut = [1]\n", "[[module]] 1: 'permut' is no key here; there are"),
+        ("[[module]]\ntorch = 'a.*'\npaddle = 'b'\n", "[[module]] 1: 'a.*' and 'b' have other wildcards"),
+        ("[[module]]\ntorch = 'a'\npaddle = 'b'\nregex = 'jax'\n", "regex = 'jax'; expected torch or paddle"),
+        ("[[module]]\ntorch = '('\npaddle = 'b'\nregex = 'torch'\n", "torch = '('; expected a regular expression"),
+        ("[[module]]\ntorch = 'a'\npaddle = 'b\\1'\nregex = 'torch'\n", "cannot be made from 'a'"),
+        ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = [1, 1]\n", "permute = [1, 1]; expected every axis once"),
+        ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = 'yes'\n", "permute = 'yes'; expected a list of axes"),
+        ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\naxis = -1\n", "axis = -1; expected 0 or more"),
+        ("[[tensor]]\ntorch = 'a'\npaddle = []\n", "paddle = []; expected a name, or a list of names"),
+        ("[[tensor]]\ntorch = ['a', 'b']\npaddle = ['c', 'd']\n", "both sides are lists"),
+        (
+            "[[value]]\ntorch = 'rnn 0'\npaddle = 'rnn 0'\n",
+            "expected 'MODULE KIND PATH', where KIND is input or output",
+        ),
+        (
+            "[[class]]\ntorch = 'A'\npaddle = 'B'\nvalue = [{torch = 'x', paddle = 'y'}]\n",
+            "[[class]] 1, value 1: torch",
+        ),
+        ("[[class]]\ntorch = 'A'\npaddle = '*'\n", "'*' is any class that has the tensors named"),
+        ("[[ignore]]\nwhy = 'so'\n", "[[ignore]] 1: expected one of torch, paddle, reference, candidate and a name"),
+    ],
+)
+def test_what_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
+        read(tmp_path, text)
+    assert "rules.toml" in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="there is no rules file"):
+        read_rules(tmp_path / "gone.toml")
+    with pytest.raises(RunUnreadable, match="cannot be read"):
+        read_rules(tmp_path)
+
+
+def test_a_mapping_is_as_good_as_a_file() -> None:
+    with pytest.raises(UsageError, match=r"the mapping: \[\[module\]\] 1: 'x' is no key"):
+        read_rules({"module": [{"torch": "a", "paddle": "b", "x": 1}]})

@@ -1,0 +1,154 @@
+"""The server: who is answered, what is refused, and that it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import pytest
+
+from tensortap.errors import RunUnreadable
+from tensortap.view.answers import Answer, Refused
+from tensortap.view.server import PageServer
+
+
+class Said(NamedTuple):
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+def answer(path: str, asked: Mapping[str, str]) -> Answer:
+    if path == "gone":
+        raise RunUnreadable("the file is gone")
+    if path == "no":
+        raise Refused(HTTPStatus.CONFLICT, "not kept")
+    return Answer(json.dumps([path, dict(asked)]).encode(), "application/json")
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    with PageServer(answer) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> Said:
+    """`path` beneath the secret, unless it begins with a slash; `Host_` and others are headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    given = {name.rstrip("_"): value for name, value in headers.items()}
+    target = path if path.startswith("/") else f"/{server.token}/{path}"
+    connection.putrequest(method, target, skip_host="Host" in given)
+    for name, value in given.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    said = Said(response.status, response.read(), dict(response.getheaders()))
+    connection.close()
+    return said
+
+
+def test_the_page_is_at_the_address_that_is_told(server: PageServer) -> None:
+    assert server.url == f"http://127.0.0.1:{server.port}/{server.token}/"
+    assert server.server_address[0] == "127.0.0.1"
+    said = ask(server, "detail?row=3&window=a%2Cb")
+    assert said.status == 200
+    assert json.loads(said.body) == ["detail", {"row": "3", "window": "a,b"}]
+    assert json.loads(ask(server, "").body) == ["", {}]
+
+
+def test_every_answer_tells_the_browser_to_keep_it_to_itself(server: PageServer) -> None:
+    for path in ("", "no", "/elsewhere"):
+        headers = ask(server, path).headers
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("path", ["/", "/{token}", "/{other}/", "/{token}x/", "/etc/passwd", "/{short}/"])
+def test_without_the_secret_there_is_nothing(server: PageServer, path: str) -> None:
+    target = path.format(token=server.token, other="x" * len(server.token), short=server.token[:-1])
+    said = ask(server, target)
+    assert said.status == 404
+    assert server.token.encode() not in said.body
+
+
+def test_each_server_has_a_secret_of_its_own(server: PageServer) -> None:
+    with PageServer(answer) as other:
+        assert other.token != server.token
+        assert len(other.token) >= 32
+        assert other.port != server.port
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""])
+def test_under_another_name_nobody_is_answered(server: PageServer, host: str) -> None:
+    assert ask(server, "", Host=host.format(port=server.port)).status == 403
+
+
+def test_localhost_is_this_machine(server: PageServer) -> None:
+    assert ask(server, "", Host=f"localhost:{server.port}").status == 200
+
+
+def test_two_hosts_are_one_too_many(server: PageServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.putrequest("GET", f"/{server.token}/", skip_host=True)
+    connection.putheader("Host", f"127.0.0.1:{server.port}")
+    connection.putheader("Host", "evil.example")
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+def test_another_pages_scripts_are_not_answered(server: PageServer) -> None:
+    assert ask(server, "", Origin="http://evil.example").status == 403
+    assert ask(server, "", Origin="null").status == 403
+    assert ask(server, "", Origin=f"http://127.0.0.1:{server.port}").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_only_questions_are_answered(server: PageServer, method: str) -> None:
+    assert ask(server, "", method).status == 405
+
+
+def test_a_method_nobody_knows_is_refused(server: PageServer) -> None:
+    assert ask(server, "", "BREW").status == 501
+
+
+def test_refusals_and_errors_say_why(server: PageServer) -> None:
+    said = ask(server, "no")
+    assert (said.status, json.loads(said.body)) == (409, {"error": "not kept"})
+    said = ask(server, "gone")
+    assert (said.status, json.loads(said.body)) == (500, {"error": "the file is gone"})
+
+
+def test_many_at_once_are_answered_one_by_one() -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def slow(path: str, asked: Mapping[str, str]) -> Answer:
+        inside.append(1)
+        most.append(len(inside))
+        threading.Event().wait(0.01)
+        inside.pop()
+        return Answer(b"", "text/plain")
+
+    with PageServer(slow) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        askers = [threading.Thread(target=ask, args=(server, "")) for _ in range(6)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join()
+        server.shutdown()
+        thread.join()
+    assert most == [1] * 6
