@@ -14,16 +14,16 @@ from tensortap.compare.metrics import Measures
 from tensortap.compare.side import Side
 from tensortap.compare.tensors import Tolerances
 from tensortap.compare.tolerance import Policy
-from tensortap.details import Detail, TensorFacts, TileMap, Window
+from tensortap.details import TOO_LARGE, Detail, TensorFacts, TileMap, Window
 from tensortap.dtypes import numpy_dtype
-from tensortap.errors import UsageError
+from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
 from tensortap.kernels.closeup import Folded, look, map_of
 from tensortap.kernels.pairs import tolerances
 from tensortap.kernels.reference import components
 from tensortap.records import Difference
 
-__all__ = ["Closeups", "bounds_of", "facts_of", "folded_values", "worth_a_look"]
+__all__ = ["Closeups", "bounds_of", "damage_in", "facts_of", "folded_values", "worth_a_look"]
 
 MOST_ELEMENTS = 1 << 26
 """Elements that all close looks for one report may take together, about five seconds of work; the first is free."""
@@ -60,9 +60,13 @@ class Closeups:
             judged=None if difference is None else self._judged(difference, left),
             tolerances=(rtol, atol),
         )
-        if self.why_not(pair) or (most is not None and ours.elements > most):
-            return found
-        arrays = self.arrays(pair)
+        why = self.why_not(pair) or (TOO_LARGE if most is not None and ours.elements > most else "")
+        if why:
+            return replace(found, why=why)
+        try:
+            arrays = self.arrays(pair)
+        except RunUnreadable as error:
+            return replace(found, why=str(error), damaged=True)
         if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
             theirs = _facts_as_read(theirs.dtype, arrays[1])
         near = look(*arrays, bounds_of(ours, theirs), (rtol, atol))
@@ -128,6 +132,11 @@ class Closeups:
         """Of both tensors; at least one, since a look at nothing is a look."""
         sides = [(side, int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True)]
         return 1 + sum(int(side.elements[row]) * numpy_dtype(side.dtype[row]).itemsize for side, row in sides)
+
+
+def damage_in(details: Sequence[Detail]) -> list[str]:
+    """What kept tensors from being looked at that should be there, each thing once."""
+    return list(dict.fromkeys(detail.why for detail in details if detail.damaged))
 
 
 def bounds_of(*sides: TensorFacts) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.closeups import Closeups
-from tensortap.compare.health import RunCloseups
+from tensortap.compare.run_closeups import RunCloseups
 from tensortap.details import Detail, TileMap, Window
 from tensortap.records import Comparison, Examination
 from tensortap.report import comparison_html, run_html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,18 @@ def test_the_head_says_what_the_comparison_says(name: str) -> None:
     assert len(head["unmatched"]["rows"]) == len(comparison.unmatched)
     assert head["notes"] == list(comparison.notes)
     assert head["words"]["status"] == list(STATUSES)
+
+
+def test_an_error_of_the_finite_elements_alone_is_no_error() -> None:
+    rows = [
+        comparisons.row("fc1", rel_l2=1e-3),
+        comparisons.row("fc2", rel_l2=0.5, status="nonfinite", nan_candidate=3),
+    ]
+    comparison = replace(comparisons.comparison(rows), details=[detail(0), detail(1, whole=False, why="no\nelements")])
+    page = read(comparison)
+    assert page.head["by_step"]["worst"] == [pytest.approx(1e-3)]
+    assert [page.json(f"detail-{row}")["needed"]["rel_l2"] for row in (0, 1)] == [4.1e-3, "Infinity"]
+    assert [page.json(f"detail-{row}")["why"] for row in (0, 1)] == [None, "no\\nelements"]
 
 
 def test_births_point_at_their_rows() -> None:

@@ -91,6 +91,13 @@ def test_gradient_norms_are_those_of_all_parameters_together() -> None:
     assert head["by_step"]["worst"] == [2.5, 0.0]
 
 
+def test_the_norm_of_gradients_that_are_not_finite_is_infinite() -> None:
+    lost = row("a", step=1, kind="param_grad", phase="backward", path="weight", l2=0.0, nan=12)
+    head = read(examination([*ROWS, lost])).head
+    assert head["by_step"]["gradient_norm"] == [5.0, "Infinity"]
+    assert head["gradients"]["norm"][0] == [3.0, "Infinity"]
+
+
 def test_a_nan_is_what_the_page_begins_with() -> None:
     head = read(examination(ROWS)).head
     assert [birth["status"] for birth in head["births"]] == ["dead", "nonfinite"]

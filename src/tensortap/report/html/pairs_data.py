@@ -213,7 +213,8 @@ class PairsData:
         found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
         found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()
         error = self.floats("rel_l2")
-        found["worst_row"], found["worst"] = greatest(np.where(np.isfinite(error), error, np.nan), places, steps)
+        told = np.isfinite(error) & (status != STATUSES.index("nonfinite"))  # that one is of the finite elements alone
+        found["worst_row"], found["worst"] = greatest(np.where(told, error, np.nan), places, steps)
         return found
 
     def _unmatched(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ export class Tensor {
     const measured = (name) =>
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
     if (!data.compares) return "";
-    const bar = isBound(data, row) ? 0 : data.column("bar_percent")?.[row];
+    const bar = isBound(data, row) || data.sizeOf(row) === Infinity ? 0 : data.column("bar_percent")?.[row];
     const hasRows = data.column("row_rel_l2")?.[row] >= 0; // not a number where only summaries were kept
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
@@ -165,13 +165,7 @@ export class Tensor {
       this.map ? part("Where they differ", this.map.node) : null,
       detail.ulps ? part("Distance in ULP", ulpBars(detail.ulps), "counts on a logarithmic scale") : null,
       detail.worst?.length ? part("Worst elements", worstTable(detail.worst)) : null,
-      detail.source === "summaries" && this.data.compares
-        ? make(
-            "p",
-            { class: "hint" },
-            'Only summaries of this tensor were kept, so single elements are not known. Capture with keep="tensors" to see them.',
-          )
-        : null,
+      detail.why ? make("p", { class: "hint" }, `Single elements are not shown: ${detail.why}`) : null,
     ];
   }
 
@@ -206,7 +200,7 @@ export class Tensor {
     const { needed } = detail;
     if (!needed) return null;
     const entries = [
-      ["relative error", needed.rel_l2],
+      ["relative error, also of the worst row", needed.rel_l2],
       ["atol (rtol = 0)", needed.atol],
       ["rtol (atol = 0)", needed.rtol],
       ["atol beside usual rtol", needed.atol_with_rtol],
