@@ -40,6 +40,7 @@ class Closeups:
     ) -> None:
         self._sides = reference, candidate
         self._rows = alignment.reference, alignment.candidate
+        self._named = list(zip(self._sides, self._rows, ("reference", "candidate"), strict=True))
         self._measures = measures
         self._given = given
 
@@ -64,12 +65,12 @@ class Closeups:
         if why:
             return replace(found, why=why)
         try:
-            arrays = self.arrays(pair)
+            one, other = self.arrays(pair)
         except RunUnreadable as error:
             return replace(found, why=str(error), damaged=True)
         if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
-            theirs = _facts_as_read(theirs.dtype, arrays[1])
-        near = look(*arrays, bounds_of(ours, theirs), (rtol, atol))
+            theirs = _facts_as_read(theirs.dtype, other)
+        near = look(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(
             found,
             whole=True,
@@ -87,25 +88,27 @@ class Closeups:
 
     def map(self, pair: int, window: Window) -> TileMap:
         """The error map of a part of a pair."""
-        return map_of(*self.arrays(pair), window)
+        reference, candidate = self.arrays(pair)
+        return map_of(reference, candidate, window)
 
-    def values(self, pair: int, window: Window) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]:
-        """How large the folded tensors are, what of the window is there, and the values of both sides in it."""
-        parts = [folded_values(array, window) for array in self.arrays(pair)]
+    def values(
+        self, pair: int, window: Window, only: str | None = None
+    ) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]:
+        """How large the folded tensors are, what of the window is there, and the values of both sides, or of one."""
+        parts = [folded_values(array, window) for array in self.arrays(pair, only)]
         return parts[0][0], parts[0][1], [values for _, _, values in parts]
 
-    def arrays(self, pair: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        if why := self.why_not(pair):
+    def arrays(self, pair: int, only: str | None = None) -> list[npt.NDArray[Any]]:
+        if why := self.why_not(pair, only):
             raise UsageError(why)
-        left, right = (side.array(int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True))
-        return left, right
+        return [side.array(int(rows[pair])) for side, rows, name in self._named if only in (None, name)]
 
-    def why_not(self, pair: int) -> str:
-        """Why a pair's elements cannot be looked at side by side; empty if they can."""
-        for side, rows, name in zip(self._sides, self._rows, ("reference", "candidate"), strict=True):
-            if not side.kept[rows[pair]]:
+    def why_not(self, pair: int, only: str | None = None) -> str:
+        """Why a pair's elements cannot be looked at side by side, or those of one side; empty if they can."""
+        for side, rows, name in self._named:
+            if only in (None, name) and not side.kept[rows[pair]]:
                 return f'only the summary of the {name}\'s tensor was kept: capture with keep="tensors"'
-        if self._measures.reshaped[pair]:
+        if only is None and self._measures.reshaped[pair]:
             return "the shapes differ: elements have no counterparts"
         return ""
 

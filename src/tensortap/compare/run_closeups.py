@@ -37,15 +37,17 @@ class RunCloseups:
             return replace(found, why=str(error), damaged=True)
         return replace(found, whole=True, histogram=histogram_of(array, bounds_of(facts)))
 
-    def values(self, row: int, window: Window) -> tuple[tuple[int, int], Window, list[Floats]]:
+    def values(self, row: int, window: Window, only: str | None = None) -> tuple[tuple[int, int], Window, list[Floats]]:
         """How large the folded tensor is, what of the window is there, and the values in it."""
-        if why := self.why_not(row):
+        if why := self.why_not(row, only):
             raise UsageError(why)
         whole, part, values = folded_values(self._side.array(row), window)
         return whole, part, [values]
 
-    def why_not(self, row: int) -> str:
+    def why_not(self, row: int, only: str | None = None) -> str:
         """Why a record's elements cannot be looked at; empty if they can."""
+        if only == "candidate":
+            return "a single run has no candidate"
         return "" if self._side.kept[row] else 'only the summary of this tensor was kept: capture with keep="tensors"'
 
     def details(self, first: Sequence[int], most: int) -> Iterator[Detail]:
