@@ -16,6 +16,7 @@ from tensortap.compare.columns import SCHEMA
 from tensortap.details import Detail, Element, Histogram, Needed, TensorFacts, TileMap, Ulps, Window
 from tensortap.records import STATUSES, Comparison, Difference, Key, Unmatched
 from tensortap.report import comparison_html
+from tensortap.report.wording import clean
 
 ALL = ("diverged", "from_sketches", "with_nan", "matching", "incomparable")
 HOSTILE = (
@@ -146,6 +147,13 @@ def test_births_point_at_their_rows() -> None:
     assert page.head["modules"]["name"][first["module"]] == comparisons.BORN
     assert page.head["start"] == {"step": 3, "rank": 0, "row": first["row"]}
     assert f"--module {comparisons.BORN}" in first["command"]
+
+
+def test_the_command_means_this_module_alone() -> None:
+    rows = [comparisons.wrong(name, birth=True, step=0) for name in ("*[a]?", "it's\n")]
+    found = [birth["command"] for birth in read(comparisons.comparison(rows)).head["births"]]
+    assert "--module '[*][[]a][?]' " in found[0]
+    assert "--module $'it\\'s\\x0a' " in found[1]
 
 
 def test_the_command_has_the_options_that_the_comparison_was_made_with() -> None:
@@ -389,7 +397,8 @@ def test_names_are_text_wherever_they_stand(name: str) -> None:
         set(attributes) for _, attributes in usual.parsed.tags
     ]
     assert page.words("module") == [name, name]
-    assert page.words("path") == [name, name]
+    assert page.words("path") == [clean(name), clean(name)]
+    assert clean(name) in page.head["modules"]["shown"]
     for letter in "\x00\x1b\r\u2028\u2029\u202e":
         assert letter not in page.html
 

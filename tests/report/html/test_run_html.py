@@ -106,6 +106,12 @@ def test_a_nan_is_what_the_page_begins_with() -> None:
     assert head["births"][1]["command"] == "tensortap show runs/a --module layers.0.b --kind output --step 1"
 
 
+def test_of_several_ranks_the_command_names_one() -> None:
+    rows = [row("a", rank=rank, status="dead", birth=bool(rank)) for rank in (0, 1)]
+    head = read(examination(rows), facts(ranks=[0, 1])).head
+    assert head["births"][0]["command"].endswith("--step 0 --rank 1")
+
+
 def test_the_answer_is_there_without_scripts() -> None:
     seen = Coverage("drop", "Dropout", "never called", 0, "unused")
     page = read(

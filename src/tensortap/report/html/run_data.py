@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import glob
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import RUN
 from tensortap.report.html.environment import Setting, settings
 from tensortap.report.html.outline import Outline, coded, coded_shapes, greatest
-from tensortap.report.wording import clean
+from tensortap.report.wording import clean, command_line
 
 __all__ = ["RunData"]
 
@@ -67,7 +67,7 @@ class RunData:
             "page": "run",
             **self.outline.object(),
             "columns": columns,
-            "words": words,
+            "words": {name: [clean(word) for word in each] for name, each in words.items()},
             "verdict": examination.verdict,
             "sentence": clean(examination.sentence),
             "policy": examination.policy,
@@ -124,9 +124,10 @@ class RunData:
         }
 
     def _command(self, birth: Trouble) -> str:
-        words = ["tensortap", "show", self.examination.path, "--module", shown(birth.key.module)]
+        words = ["tensortap", "show", self.examination.path, "--module", glob.escape(shown(birth.key.module))]
         words += ["--kind", birth.key.kind, "--step", str(birth.key.step)]
-        return clean(shlex.join(words))
+        words += ["--rank", str(birth.rank)] if len(self.outline.ranks) > 1 else []
+        return command_line(words)
 
     # --- numbers ---------------------------------------------------------------------------------------------------
     def _ints(self, name: str) -> npt.NDArray[np.int64]:
