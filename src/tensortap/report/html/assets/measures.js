@@ -72,8 +72,8 @@ export function both(data, name, row) {
 
 /** The relative error; infinite where a side alone is not finite, with a tilde where it is an estimate, with ≥ where only
  * norms are known. */
-export function estimated(data, row, measured = data.sizeOf(row), digits = digitsOf(data, "rel_l2")) {
-  const error = data.sizeOf(row) === Infinity ? Infinity : measured;
+export function estimated(data, row, measured = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
+  const error = data.status(row) === "nonfinite" ? Infinity : measured;
   if (error === Infinity) return number(error);
   if (isBound(data, row)) return `≥ ${number(error, digits)}`;
   return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;

@@ -11,7 +11,7 @@ export const ELEMENTS = 12;
 export class Slice {
   constructor(row, side = null) {
     Object.assign(this, { row, side });
-    const at = (name) => make("input", { type: "number", min: 0, value: 0, "aria-label": `first ${name}` });
+    const at = (name) => make("input", { type: "number", min: 0, value: 0, class: "at", "aria-label": `first ${name}` });
     this.from = { row: at("row"), column: at("column") };
     this.table = make("div");
     this.node = make(
@@ -20,15 +20,9 @@ export class Slice {
       make(
         "p",
         { class: "buttons" },
-        make(
-          "button",
-          { type: "button", onclick: () => this.#show() },
-          `show values${side === null ? "" : ` of the ${side}`}`,
-        ),
-        " from row ",
-        this.from.row,
-        " column ",
-        this.from.column,
+        make("button", { type: "button", onclick: () => this.#show() }, "show values"),
+        make("label", {}, "from row ", this.from.row),
+        make("label", {}, "column ", this.from.column),
       ),
       this.table,
     );
@@ -41,22 +35,22 @@ export class Slice {
     try {
       const slice = await asked(`slice?row=${this.row}&window=${window}${side}`);
       [this.from.row.max, this.from.column.max] = slice.whole.map((size) => Math.max(0, size - 1));
-      this.table.replaceChildren(valuesTable(slice));
+      this.table.replaceChildren(valuesTable(slice, this.side ?? "reference"));
     } catch (error) {
       this.table.replaceChildren(make("p", { class: "hint", role: "alert" }, error.message));
     }
   }
 }
 
-/** Exact values of a window, both sides in one cell. */
-export function valuesTable(slice) {
+/** Exact values of a window, both sides in one cell; or those of one `side`. */
+export function valuesTable(slice, side = "reference") {
   const [firstRow, lastRow, firstColumn, lastColumn] = slice.window;
   const wide = lastColumn - firstColumn;
   const columns = Array.from({ length: wide }, (_, at) => make("th", { scope: "col" }, String(firstColumn + at)));
   const rows = Array.from({ length: lastRow - firstRow }, (_, row) => {
     const cells = Array.from({ length: wide }, (_, column) => {
       const at = row * wide + column;
-      const lines = [make("div", { class: "key-reference" }, precise(slice.reference[at]))];
+      const lines = [make("div", { class: `key-${side}` }, precise(slice.reference[at]))];
       if (slice.candidate) lines.push(make("div", { class: "key-candidate" }, precise(slice.candidate[at])));
       return make("td", { class: "number" }, lines);
     });
