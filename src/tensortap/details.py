@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from tensortap.records import Difference
 
-__all__ = ["Detail", "Element", "Histogram", "Needed", "TensorFacts", "TileMap", "Ulps", "Window"]
+__all__ = ["TOO_LARGE", "Detail", "Element", "Histogram", "Needed", "TensorFacts", "TileMap", "Ulps", "Window"]
+
+TOO_LARGE = "it is too large to be read for a page in one file; tensortap view shows it"
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -107,7 +109,7 @@ class Detail:
     rows: tuple[int, ...]
     """The rows of the table that saw the very same tensors."""
     whole: bool
-    """Looked at element by element; else only summaries were kept, or the tensors were too large for the time."""
+    """Looked at element by element."""
     reference: TensorFacts
     candidate: TensorFacts | None = None
     difference: Difference | None = None
@@ -120,6 +122,10 @@ class Detail:
     map: TileMap | None = None
     worst: tuple[Element, ...] | None = None
     needed: Needed | None = None
+    why: str = ""
+    """Why it was not looked at element by element."""
+    damaged: bool = False
+    """That is because its elements were kept, but cannot be read."""
 
     @property
     def row(self) -> int:

@@ -321,7 +321,8 @@ class Examination:
     """One run in, this out. `str()` of it is the sentence."""
 
     path: str
-    verdict: Literal["healthy", "suspicious"]
+    verdict: Literal["healthy", "suspicious", "empty"]
+    """Empty where there is no record to look at."""
     sentence: str
     policy: str
     """What counts as suspicious, in words."""
@@ -333,6 +334,7 @@ class Examination:
     """All records as a pyarrow.Table by rank and in execution order: the columns of the index without sketch and file,
     with rank, status and birth."""
     details: Sequence[Detail] = ()
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.sentence

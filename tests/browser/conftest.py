@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,20 @@ def visit(browser: Any) -> Iterator[Open]:
 @pytest.fixture(scope="session")
 def served(runs: Runs) -> Iterator[str]:
     """The address at which `tensortap view` answers."""
-    command = [sys.executable, "-m", "tensortap", "view", str(runs.reference), str(runs.candidate), "--no-browser"]
+    with viewing(runs.reference, runs.candidate) as url:
+        yield url
+
+
+@pytest.fixture
+def served_run(runs: Runs) -> Iterator[str]:
+    """The same of one run."""
+    with viewing(runs.broken) as url:
+        yield url
+
+
+@contextmanager
+def viewing(*runs: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "tensortap", "view", *map(str, runs), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         url = next(line.strip() for line in process.stdout if line.startswith("http://127.0.0.1"))

@@ -71,7 +71,7 @@ def test_the_drill_down_has_every_part(visit: Any, runs: Any, births: Any) -> No
 
 def test_summaries_say_that_elements_are_not_known(visit: Any, runs: Any) -> None:
     page = visit(runs.summaries)
-    assert "Only summaries" in page.locator("#tensor").inner_text()
+    assert "only the summary of the reference's tensor was kept" in page.locator("#tensor").inner_text()
     assert "~" in page.locator("#tensor .measures").first.inner_text()
     assert page.locator("#tensor .worst").count() == 0
 

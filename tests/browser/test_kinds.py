@@ -79,3 +79,20 @@ def test_it_opens(visit: Any, tmp_path: Path, make: Callable[[], Comparison], ro
     page.get_by_role("button", name="dark").click()
     for key in "npjk":
         page.keyboard.press(key)
+
+
+def test_what_is_not_finite_is_off_by_more_than_anything(visit: Any, tmp_path: Path) -> None:
+    bad = comparisons.row("fc\u202ekcab", rel_l2=0.0, status="nonfinite", birth=True, nan_candidate=3)
+    path = tmp_path / "page.html"
+    with path.open("wb") as file:
+        comparison_html.write(comparisons.comparison([comparisons.row("fc1", rel_l2=0.5), bad]), file)
+    page = visit(path)
+    heads = page.locator(".table-panel [role=columnheader]").all_inner_texts()
+    at = next(place for place, head in enumerate(heads) if head.startswith("rel. error"))
+    page.get_by_role("columnheader", name="rel. error").click()
+    assert column(page, at) == ["∞", "0.5"]
+    assert column(page, 1) == ["fc\\u202ekcab", "fc1"]
+    assert "relative error\n∞" in page.locator("#tensor .measures").first.inner_text()
+    page.locator("#filter").fill("fc1")
+    rows = page.locator(".table-panel .grid-body .grid-row")
+    assert [rows.nth(1).get_attribute(name) for name in ("id", "aria-selected")] == [None, None]

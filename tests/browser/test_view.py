@@ -28,3 +28,19 @@ def test_looking_closer_at_the_map(visit: Any, served: str) -> None:
     assert abs(float(candidate) / float(reference) - 1.01) < 1e-4
     panel.get_by_role("button", name="whole tensor").click()
     assert "8 × 16" in panel.inner_text()
+
+
+def test_one_run_has_elements_too(visit: Any, served_run: str) -> None:
+    page = visit(served_run)
+    panel = page.locator("#tensor .part", has_text="Elements")
+    panel.get_by_label("first row").fill("1")
+    panel.get_by_role("button", name="show values").click()
+    panel.locator(".slice td").first.wait_for()
+    assert panel.locator(".slice tbody th").first.inner_text() == "1"
+
+
+def test_a_server_that_has_ended_is_told_of(visit: Any, served: str) -> None:
+    page = visit(served)
+    page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
+    page.keyboard.press("j")
+    page.locator("#tensor [role=alert]", has_text="tensortap view has ended").wait_for()

@@ -44,6 +44,13 @@ def test_one_run_makes_a_page_and_ends_well_though_it_has_a_nan(capsys: Capsys) 
     assert "layers.0.fc2" in said.out
 
 
+def test_a_page_about_nothing_ends_with_3(capsys: Capsys) -> None:
+    said = call(capsys, "report", "b", "--step", "99")
+    assert said.code == 3
+    assert "There is nothing to look at" in said.out
+    assert ReadPage(Path("report.html").read_text()).head["verdict"] == "empty"
+
+
 def test_options_choose_what_is_on_the_page(capsys: Capsys) -> None:
     assert call(capsys, "report", "b", "--step", "1", "--kind", "output", "--module", "layers.0.*", "-q").out == ""
     assert ReadPage(Path("report.html").read_text()).head["rows"] == 2
@@ -72,6 +79,7 @@ def test_the_page_goes_to_stdout() -> None:
         (("gone",), "gone does not exist"),
         (("a", "same", "-o", "nowhere/page.html"), "there is no folder"),
         (("a", "same", "-o", "."), "it is a folder"),
+        (("a", "-o", ""), "a report needs a file to go to"),
         (("a", "--rtol", "0.1"), "--rtol needs two runs"),
         (("a", "--map", "names.txt"), "--map needs two runs"),
         (("a", "--map", "rules.toml"), "--map needs two runs"),

@@ -87,6 +87,27 @@ def test_from_summaries_there_are_both_summaries(tmp_path: Path) -> None:
             looks.map(0, Window(0, 1, 0, 1))
 
 
+def test_what_is_equal_is_off_by_nothing(opened: Opened) -> None:
+    comparison, looks = opened
+    pair = next(at for at, row in enumerate(comparison.rows) if row["status"] == "equal")
+    found = looks.detail(pair).difference
+    assert found is not None
+    assert (found.max_abs, found.max_ulp, found.mismatched, found.row_rel_l2) == (0, 0, 0, 0)
+
+
+def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, [Seen("fc", values(1)), Seen("fc", values(2), step=1)])
+    lost = sorted((tmp_path / "b").rglob("*.safetensors"))[0]
+    lost.unlink()
+    result = tt.compare(tmp_path / "a", tmp_path / "b", details=2)
+    assert {(detail.row, detail.whole, detail.damaged) for detail in result.details} == {
+        (0, False, True),
+        (1, True, False),
+    }
+    assert any(lost.name in note for note in result.notes)
+
+
 def test_shapes_that_differ_are_not_looked_at_side_by_side(tmp_path: Path) -> None:
     write(tmp_path / "a", [Seen("fc", values(1, (2, 3)))])
     write(tmp_path / "b", [Seen("fc", values(1, (3, 2)))])
@@ -94,6 +115,7 @@ def test_shapes_that_differ_are_not_looked_at_side_by_side(tmp_path: Path) -> No
     found = result.details[0]
     assert not found.whole
     assert (found.reference.shape, found.candidate and found.candidate.shape) == ((2, 3), (3, 2))
+    assert "shapes differ" in found.why
 
 
 def test_all_looks_together_take_so_many_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +124,7 @@ def test_all_looks_together_take_so_many_elements(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(closeups_module, "MOST_ELEMENTS", 30)
     found = tt.compare(tmp_path / "a", tmp_path / "b", details=4).details
     assert [detail.whole for detail in found] == [True, False, False, False]
+    assert all("too large" in detail.why for detail in found[1:])
 
 
 def test_any_pair_can_be_asked_for_while_the_runs_are_open(opened: Opened) -> None:

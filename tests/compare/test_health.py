@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from made_runs import Seen, values, write
 
+from tensortap.compare import run_closeups
 from tensortap.compare.health import examine
 from tensortap.records import Examination
 
@@ -134,7 +135,9 @@ def test_only_what_was_asked_for_is_examined(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [Seen(n, values(1), step=s) for s in (0, 1) for n in ("a.x", "a.y", "b")])
     assert len(examine(path, modules="a.*", steps=[1])) == 2
     assert len(examine(path, kinds="param")) == 0
-    assert examine(path, kinds="param", details=4).verdict == "healthy"
+    nothing = examine(path, kinds="param", details=4)
+    assert nothing.verdict == "empty"
+    assert nothing.sentence.startswith("There is nothing to look at")
 
 
 def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:
@@ -146,3 +149,20 @@ def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:
     assert first.candidate is None
     assert second.histogram is None
     assert second.reference.l2 == pytest.approx(float(np.linalg.norm(values(2))), rel=1e-6)
+
+
+def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", [Seen("a", values(1)), Seen("b", values(2), step=1)])
+    lost = sorted(path.rglob("*.safetensors"))[0]
+    lost.unlink()
+    found = examine(path, details=5)
+    assert [(detail.whole, detail.damaged) for detail in found.details] == [(False, True), (True, False)]
+    assert len(found.notes) == 1
+    assert lost.name in found.notes[0]
+
+
+def test_the_first_look_is_free_whatever_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_closeups, "MOST_ELEMENTS", 30)
+    found = run(tmp_path / "run", [Seen("a", values(1, (8, 8))), Seen("b", values(2, (8, 8)))], details=5)
+    assert [detail.whole for detail in found.details] == [True, False]
+    assert "too large" in found.details[1].why

@@ -218,6 +218,27 @@ def test_outputs_alone(tmp_path: Path) -> None:
     assert "and its inputs were not recorded" in str(result)
 
 
+@pytest.mark.parametrize("gradient_lost", [False, True])
+def test_a_nan_may_come_from_the_step_before_through_parameters_not_recorded(
+    tmp_path: Path, gradient_lost: bool
+) -> None:
+    def run(path: Path, lost: set[tuple[str, int]]) -> Path:
+        seen = []
+        for step in (0, 1):
+            for number, (module, kind) in enumerate((("fc1", "output"), ("fc2", "output"), ("fc2", "param_grad"))):
+                array = values(10 * step + number)
+                if (f"{module} {kind}", step) in lost:
+                    array[1, 1] = np.nan
+                seen.append(Seen(module, array, kind, step))
+        return write(path, seen)
+
+    lost = {("fc2 output", 0), ("fc1 output", 1)} | ({("fc2 param_grad", 0)} if gradient_lost else set())
+    result = tt.compare(run(tmp_path / "a", set()), run(tmp_path / "b", lost))
+    assert [
+        birth.key.step for birth in result.births if birth.status == "nonfinite" and birth.key.kind == "output"
+    ] == ([0] if gradient_lost else [0, 1])
+
+
 def test_a_nan_that_both_have_is_not_the_candidates_fault(tmp_path: Path) -> None:
     broken = does("blocks.1.fc1", one_nan)
     result = tt.compare(train(tmp_path / "a", broken), train(tmp_path / "b", broken))

@@ -157,3 +157,21 @@ def test_one_run_alone(one: Answers) -> None:
     with pytest.raises(Refused) as refused:
         one.answer("map", {"row": "0", "window": "0,1,0,1"})
     assert refused.value.status == 404
+
+
+def test_where_shapes_differ_each_side_has_its_own_elements(tmp_path: Path) -> None:
+    for name, wide in (("a", 24), ("b", 30)):
+        torch.manual_seed(0)
+        tapped(torch.nn.Sequential(torch.nn.Linear(20, wide)), tmp_path / name, torch.ones(100, 20))
+    with ExitStack() as opened:
+        answers = about_two(*open_comparison(Request(tmp_path / "a", tmp_path / "b"), opened))
+        row = row_of(answers, "0", "output")
+        assert "shapes differ" in asked(answers, "detail", row=row)["why"]
+        for side, wide in (("reference", 24), ("candidate", 30)):
+            found = asked(answers, "slice", row=row, window="0,2,20,99", side=side)
+            assert (found["whole"], found["window"]) == ([100, wide], [0, 2, 20, wide])
+            assert len(found["reference"]) == 2 * (wide - 20)
+        for query, status in (({}, 409), ({"side": "both"}, 400)):
+            with pytest.raises(Refused) as refused:
+                answers.answer("slice", {"row": str(row), "window": "0,1,0,1", **query})
+            assert refused.value.status == status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -130,25 +131,47 @@ def test_refusals_and_errors_say_why(server: PageServer) -> None:
     assert (said.status, json.loads(said.body)) == (500, {"error": "the file is gone"})
 
 
-def test_many_at_once_are_answered_one_by_one() -> None:
-    inside: list[int] = []
-    most: list[int] = []
+def test_one_that_takes_long_does_not_hold_up_the_others() -> None:
+    begun, done = threading.Event(), threading.Event()
 
     def slow(path: str, asked: Mapping[str, str]) -> Answer:
-        inside.append(1)
-        most.append(len(inside))
-        threading.Event().wait(0.01)
-        inside.pop()
+        if path == "slow":
+            begun.set()
+            assert done.wait(10)
         return Answer(b"", "text/plain")
 
     with PageServer(slow) as server:
         thread = threading.Thread(target=server.serve_forever)
+        asker = threading.Thread(target=ask, args=(server, "slow"))
         thread.start()
-        askers = [threading.Thread(target=ask, args=(server, "")) for _ in range(6)]
-        for asker in askers:
-            asker.start()
-        for asker in askers:
-            asker.join()
+        asker.start()
+        assert begun.wait(10)
+        assert ask(server, "").status == 200
+        done.set()
+        asker.join()
         server.shutdown()
         thread.join()
-    assert most == [1] * 6
+
+
+def raw(server: PageServer, text: str) -> bytes:
+    """All that comes back before the connection is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(text.format(token=server.token, port=server.port).replace("\n", "\r\n").encode())
+        return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize("target", ["http://[x/", "http://127.0.0.1:{port}/{token}/", "{token}/"])
+def test_a_target_that_is_no_path_is_refused(
+    server: PageServer, target: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = raw(server, f"GET {target} HTTP/1.1\nHost: 127.0.0.1:{{port}}\nConnection: close\n\n")
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 26", "Transfer-Encoding: chunked"])
+def test_a_body_is_no_next_request(server: PageServer, header: str) -> None:
+    said = raw(
+        server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{header}\n\nGET /{{token}}/no HTTP/1.1\n\n"
+    )
+    assert said.count(b"HTTP/1.1 ") == 1

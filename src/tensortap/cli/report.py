@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+_NOTHING = 3  # as where two runs have nothing in common
+
 
 def report(
     reference: Annotated[
@@ -54,7 +56,8 @@ def report(
     """Write a page about two runs, or about one: a single file that opens from disk and needs no network.
 
     Of two runs it shows where they part, how far each tensor is apart and what is known of it; it ends with the same
-    codes as compare. Of one run it shows its statistics, where NaN appears, and layers that are dead or explode.
+    codes as compare. Of one run it shows its statistics, where NaN appears, and layers that are dead or explode; it
+    ends with 0, or with 3 if there is nothing to look at.
 
     \b
     Example:
@@ -66,7 +69,7 @@ def report(
     output.check(out)
     chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     if candidate is None:
-        sentence, code = _about_one(reference, chosen, out), 0
+        sentence, code = _about_one(reference, chosen, out)
     else:
         sentence, code = _about_two(reference, candidate, chosen, out, quiet)
     if not quiet:
@@ -92,7 +95,8 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: s
     return clean(result.sentence), EXIT_CODES[result.verdict]
 
 
-def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> str:
+def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> tuple[str, int]:
+    """The same of one run: what is suspicious is no failure, but having nothing to look at is."""
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.compare.health import examine
@@ -105,4 +109,4 @@ def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> str:
         facts = gather.facts_of(run)
     with screen.waiting(f"writing {out}"), output.opened(out) as file:
         run_html.write(facts, examination, file)
-    return clean(examination.sentence)
+    return clean(examination.sentence), _NOTHING if examination.verdict == "empty" else 0

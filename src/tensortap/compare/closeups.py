@@ -14,16 +14,16 @@ from tensortap.compare.metrics import Measures
 from tensortap.compare.side import Side
 from tensortap.compare.tensors import Tolerances
 from tensortap.compare.tolerance import Policy
-from tensortap.details import Detail, TensorFacts, TileMap, Window
+from tensortap.details import TOO_LARGE, Detail, TensorFacts, TileMap, Window
 from tensortap.dtypes import numpy_dtype
-from tensortap.errors import UsageError
+from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
 from tensortap.kernels.closeup import Folded, look, map_of
 from tensortap.kernels.pairs import tolerances
 from tensortap.kernels.reference import components
 from tensortap.records import Difference
 
-__all__ = ["Closeups", "bounds_of", "facts_of", "folded_values", "worth_a_look"]
+__all__ = ["Closeups", "bounds_of", "damage_in", "facts_of", "folded_values", "worth_a_look"]
 
 MOST_ELEMENTS = 1 << 26
 """Elements that all close looks for one report may take together, about five seconds of work; the first is free."""
@@ -40,6 +40,7 @@ class Closeups:
     ) -> None:
         self._sides = reference, candidate
         self._rows = alignment.reference, alignment.candidate
+        self._named = list(zip(self._sides, self._rows, ("reference", "candidate"), strict=True))
         self._measures = measures
         self._given = given
 
@@ -60,12 +61,16 @@ class Closeups:
             judged=None if difference is None else self._judged(difference, left),
             tolerances=(rtol, atol),
         )
-        if self.why_not(pair) or (most is not None and ours.elements > most):
-            return found
-        arrays = self.arrays(pair)
+        why = self.why_not(pair) or (TOO_LARGE if most is not None and ours.elements > most else "")
+        if why:
+            return replace(found, why=why)
+        try:
+            one, other = self.arrays(pair)
+        except RunUnreadable as error:
+            return replace(found, why=str(error), damaged=True)
         if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
-            theirs = _facts_as_read(theirs.dtype, arrays[1])
-        near = look(*arrays, bounds_of(ours, theirs), (rtol, atol))
+            theirs = _facts_as_read(theirs.dtype, other)
+        near = look(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(
             found,
             whole=True,
@@ -83,25 +88,27 @@ class Closeups:
 
     def map(self, pair: int, window: Window) -> TileMap:
         """The error map of a part of a pair."""
-        return map_of(*self.arrays(pair), window)
+        reference, candidate = self.arrays(pair)
+        return map_of(reference, candidate, window)
 
-    def values(self, pair: int, window: Window) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]:
-        """How large the folded tensors are, what of the window is there, and the values of both sides in it."""
-        parts = [folded_values(array, window) for array in self.arrays(pair)]
+    def values(
+        self, pair: int, window: Window, only: str | None = None
+    ) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]:
+        """How large the folded tensors are, what of the window is there, and the values of both sides, or of one."""
+        parts = [folded_values(array, window) for array in self.arrays(pair, only)]
         return parts[0][0], parts[0][1], [values for _, _, values in parts]
 
-    def arrays(self, pair: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        if why := self.why_not(pair):
+    def arrays(self, pair: int, only: str | None = None) -> list[npt.NDArray[Any]]:
+        if why := self.why_not(pair, only):
             raise UsageError(why)
-        left, right = (side.array(int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True))
-        return left, right
+        return [side.array(int(rows[pair])) for side, rows, name in self._named if only in (None, name)]
 
-    def why_not(self, pair: int) -> str:
-        """Why a pair's elements cannot be looked at side by side; empty if they can."""
-        for side, rows, name in zip(self._sides, self._rows, ("reference", "candidate"), strict=True):
-            if not side.kept[rows[pair]]:
+    def why_not(self, pair: int, only: str | None = None) -> str:
+        """Why a pair's elements cannot be looked at side by side, or those of one side; empty if they can."""
+        for side, rows, name in self._named:
+            if only in (None, name) and not side.kept[rows[pair]]:
                 return f'only the summary of the {name}\'s tensor was kept: capture with keep="tensors"'
-        if self._measures.reshaped[pair]:
+        if only is None and self._measures.reshaped[pair]:
             return "the shapes differ: elements have no counterparts"
         return ""
 
@@ -128,6 +135,11 @@ class Closeups:
         """Of both tensors; at least one, since a look at nothing is a look."""
         sides = [(side, int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True)]
         return 1 + sum(int(side.elements[row]) * numpy_dtype(side.dtype[row]).itemsize for side, row in sides)
+
+
+def damage_in(details: Sequence[Detail]) -> list[str]:
+    """What kept tensors from being looked at that should be there, each thing once."""
+    return list(dict.fromkeys(detail.why for detail in details if detail.damaged))
 
 
 def bounds_of(*sides: TensorFacts) -> tuple[float, float, float]:

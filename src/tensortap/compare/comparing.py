@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tensortap.compare.align import Renames
-from tensortap.compare.closeups import Closeups, worth_a_look
+from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
 from tensortap.compare.map_file import read_map
@@ -52,5 +52,5 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))
-        comparison = replace(comparison, details=details)
+        comparison = replace(comparison, details=details, notes=[*comparison.notes, *damage_in(details)])
     return comparison, closeups

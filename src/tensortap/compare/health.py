@@ -15,8 +15,9 @@ which may cancel out, neither explode nor vanish nor die.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,16 +28,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap import dtypes
-from tensortap.compare.closeups import MOST_ELEMENTS, bounds_of, facts_of, folded_values
+from tensortap.compare.closeups import damage_in
 from tensortap.compare.request import Source, open_source
+from tensortap.compare.run_closeups import RunCloseups
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
-from tensortap.details import Detail, Window
-from tensortap.errors import UsageError
-from tensortap.kernels.closeup import histogram_of
 from tensortap.records import TROUBLES, Examination, Trouble, shown
 
-__all__ = ["FAR", "GROWN", "RunCloseups", "examine", "open_examination"]
+__all__ = ["FAR", "GROWN", "examine", "open_examination"]
 
 FAR = 1e4
 GROWN = 100.0
@@ -87,7 +86,7 @@ def open_examination(
     counts = Counter(TROUBLES[code] for code in status.tolist())
     found = Examination(
         path=str(side.run.path),
-        verdict="suspicious" if births else "healthy",
+        verdict="suspicious" if births else "healthy" if len(side) else "empty",
         sentence=_sentence(births, side, status),
         policy=_POLICY,
         births=births,
@@ -95,42 +94,9 @@ def open_examination(
         table=_table(side, status, [birth.row for birth in births]),
     )
     if details and len(side):
-        found = replace(found, details=list(closeups.details([birth.row for birth in births], details)))
+        looked = list(closeups.details([birth.row for birth in births], details))
+        found = replace(found, details=looked, notes=damage_in(looked))
     return found, closeups
-
-
-class RunCloseups:
-    """Looks at single records of an open run."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-
-    def detail(self, row: int, most: int | None = None) -> Detail:
-        facts = facts_of(self._side, row)
-        found = Detail(rows=(row,), whole=False, reference=facts)
-        if self.why_not(row) or (most is not None and facts.elements > most):
-            return found
-        return replace(found, whole=True, histogram=histogram_of(self._side.array(row), bounds_of(facts)))
-
-    def values(self, row: int, window: Window) -> tuple[tuple[int, int], Window, list[Floats]]:
-        """How large the folded tensor is, what of the window is there, and the values in it."""
-        if why := self.why_not(row):
-            raise UsageError(why)
-        whole, part, values = folded_values(self._side.array(row), window)
-        return whole, part, [values]
-
-    def why_not(self, row: int) -> str:
-        """Why a record's elements cannot be looked at; empty if they can."""
-        return "" if self._side.kept[row] else 'only the summary of this tensor was kept: capture with keep="tensors"'
-
-    def details(self, first: Sequence[int], most: int) -> Iterator[Detail]:
-        """Those rows, and a sample of the others."""
-        sample = np.linspace(0, len(self._side) - 1, min(most, len(self._side))).astype(int).tolist()
-        left = MOST_ELEMENTS
-        for row in list(dict.fromkeys([*first[: most // 2], *sample]))[:most]:
-            found = self.detail(row, left)
-            left -= found.reference.elements if found.whole else 0
-            yield found
 
 
 @dataclass(frozen=True)
@@ -253,9 +219,12 @@ def _before(side: Side, rms: Floats) -> Floats:
         rows = order[begin:end]
         if end - begin <= _HISTORY or not rms[rows].max() > GROWN * rms[rows].min():
             continue  # nothing in it can be that much larger than what was before
-        for place in range(_HISTORY, len(rows)):
-            usual = float(np.median(rms[rows[:place]]))
-            found[rows[place]] = usual if usual > 0 else np.inf
+        before: list[float] = []  # in order
+        for place, (row, size) in enumerate(zip(rows.tolist(), rms[rows].tolist(), strict=True)):
+            if place >= _HISTORY:
+                usual = (before[(place - 1) // 2] + before[place // 2]) / 2
+                found[row] = usual if usual > 0 else np.inf
+            insort(before, size)
     return found
 
 
@@ -318,6 +287,8 @@ def _trouble(side: Side, row: int, status: str) -> Trouble:
 
 
 def _sentence(births: Sequence[Trouble], side: Side, status: Codes) -> str:
+    if not len(side):
+        return "There is nothing to look at: the run has no record of what was asked for."
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])

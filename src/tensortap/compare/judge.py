@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,7 @@ class _Judge:
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
         self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
+        self._lost: dict[tuple[int, int], set[str]] = {}  # kinds of what is not finite so far, by rank and step
         # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
         self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
@@ -132,6 +134,9 @@ class _Judge:
         else:
             self.status[row] = "diverged"
         wrong[row] = not self.forced[row]
+        if self.status[row] == "nonfinite":
+            handed_on = handed_on or self._lost_before(row)
+            self._lost.setdefault(self.structure.scope[row][:2], set()).add(self.structure.kind[row])
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
@@ -219,6 +224,29 @@ class _Judge:
         steps, worst = self._noise_of_gradients.get((rank, module), ((), ()))
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
+
+    def _lost_before(self, row: int) -> bool:
+        """Whether a NaN may have come from the step before through parameters that were not recorded: through their
+        gradients, if these were."""
+        rank, step, _ = self.structure.scope[row]
+        before = (rank, self._step_before.get((rank, step), -1))
+        lost = self._lost.get(before, set())
+        if not lost or "param" in self._recorded[rank, step]:
+            return False
+        return "param_grad" in lost or "param_grad" not in self._recorded[before]
+
+    @cached_property
+    def _recorded(self) -> dict[tuple[int, int], set[str]]:
+        """The kinds that each step of a rank has."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for (rank, step, _), kind in zip(self.structure.scope, self.structure.kind, strict=True):
+            found.setdefault((rank, step), set()).add(kind)
+        return found
+
+    @cached_property
+    def _step_before(self) -> dict[tuple[int, int], int]:
+        spots = sorted(self._recorded)
+        return {spot: before[1] for before, spot in pairwise(spots) if before[0] == spot[0]}
 
     def _collect_noise(self) -> dict[tuple[int, str], tuple[list[int], list[float]]]:
         """By rank and module: the steps that have parameter gradients, and the worst error of any up to each."""

@@ -82,6 +82,7 @@ class Measures:
             return self.differences[pair]
         if np.isnan(self.rel_l2[pair]):
             return None
+        apart = 0.0 if self.equal[pair] else float("nan")  # only whole tensors tell, unless there is nothing to tell
         return Difference(
             elements=int(self.sides["reference"]["elements"][pair]),
             equal=bool(self.equal[pair]),
@@ -90,6 +91,10 @@ class Measures:
             rel_l2_bar=float(self.rel_l2_bar[pair]),
             cosine=float(self.cosine[pair]),
             l2=float(self.l2_difference[pair]),
+            max_abs=apart,
+            max_ulp=apart,
+            mismatched=apart,
+            row_rel_l2=apart,
         )
 
 

@@ -5,14 +5,13 @@ allowed. People who know `torch.testing.assert_close` have read it before.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensortap.records import Comparison, Key, shown
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import first_row
-from tensortap.report.wording import apart, clean, count, number, percent, plural, rough
+from tensortap.report.wording import apart, clean, command_line, count, number, percent, plural, rough
 
 __all__ = ["explained", "message"]
 
@@ -30,7 +29,7 @@ def message(comparison: Comparison, options: Sequence[str] = ()) -> str:
     lines += [f"  {unmatched.words(group)}" for group in unmatched.groups(comparison)[:4]]
     lines += [f"Allowed: {clean(comparison.policy)}", *(f"Note: {clean(note)}" for note in comparison.notes)]
     command = ["tensortap", "compare", comparison.reference, comparison.candidate, *options, "-v"]
-    return "\n".join([*lines, "", f"To see more: {clean(shlex.join(command))}"])
+    return "\n".join([*lines, "", f"To see more: {command_line(command)}"])
 
 
 def explained(row: Row) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tensortap.errors import StoreWriteError
+from tensortap.errors import StoreWriteError, UsageError
 
 __all__ = ["STDOUT", "check", "encoded", "opened"]
 
@@ -49,6 +49,8 @@ def check(path: str | Path) -> None:
     """Fails now where `opened` would fail after hours of work."""
     if str(path) == STDOUT:
         return
+    if not str(path):
+        raise UsageError("a report needs a file to go to, like report.html; - is stdout")
     with _told(path):
         target = Path(path).resolve()
         if target.is_dir():

@@ -21,6 +21,7 @@ from tensortap.report.wording import clean, count, plural
 __all__ = ["DETAILS", "detail_document", "page", "write"]
 
 DETAILS = 48
+_SIGNS = {"healthy": "=", "suspicious": "✖", "empty": "?"}
 _GLYPHS = dict(zip(TROUBLES, "·✖▲○▽", strict=True))
 
 
@@ -37,7 +38,7 @@ def page(facts: RunFacts, examination: Examination) -> Page:
     return Page(
         kind="run",
         title=f"{examination.verdict}: {clean(examination.path)}",
-        before=join([_header(facts, examination), _banner(data), static.notes(facts.notices)]),
+        before=join([_header(facts, examination), _banner(data), static.notes(data.notes)]),
         after=join(
             [
                 static.births("What is suspicious", data.births, "Nothing is."),
@@ -73,5 +74,5 @@ def _header(facts: RunFacts, examination: Examination) -> str:
 def _banner(data: RunData) -> str:
     examination = data.examination
     first = None if data.first is None else data.births[data.first]
-    sign = "✖" if examination.verdict == "suspicious" else "="
+    sign = _SIGNS[examination.verdict]
     return static.banner(examination.verdict, sign, examination.sentence, first, None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -12,6 +14,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 __all__ = [
     "apart",
     "clean",
+    "command_line",
     "count",
     "dtype",
     "middle",
@@ -177,6 +180,20 @@ def clean(text: object) -> str:
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Words for a shell, on one line that cannot steer a terminal: where one is not printable, in the $'…' of bash.
+
+    >>> command_line(["show", "a b", "it's" + chr(10)])
+    "show 'a b' $'it\\\\'s\\\\x0a'"
+    """
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_spelled(word)}'" for word in words)
+
+
+def _spelled(word: str) -> str:
+    quoted = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c)) for c in quoted)
 
 
 def middle(text: str, width: int) -> str:

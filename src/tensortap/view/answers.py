@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.closeups import Closeups
-from tensortap.compare.health import RunCloseups
+from tensortap.compare.run_closeups import RunCloseups
 from tensortap.details import Detail, TileMap, Window
 from tensortap.records import Comparison, Examination
 from tensortap.report import comparison_html, run_html
@@ -48,13 +49,15 @@ class _Looks(Protocol):
 
     def detail(self, row: int, /) -> Detail: ...
 
-    def values(self, row: int, window: Window, /) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]: ...
+    def values(
+        self, row: int, window: Window, side: str | None, /
+    ) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]: ...
 
-    def why_not(self, row: int, /) -> str: ...
+    def why_not(self, row: int, side: str | None = None, /) -> str: ...
 
 
 class Answers:
-    """All that can be asked of one page. Not for several threads at a time."""
+    """All that can be asked of one page. Runs are read by one thread at a time; what is at hand waits for none."""
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Answers:
         self._looks = looks
         self._document = document
         self._tiles = tiles
+        self._one_at_a_time = threading.Lock()
 
     def answer(self, path: str, asked: Mapping[str, str]) -> Answer:
         """Raises Refused where there is no answer."""
@@ -83,7 +87,9 @@ class Answers:
         known = {"detail": self._detail, "map": self._map, "slice": self._slice}
         if path not in known:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
-        found = known[path](self._row(asked), asked)
+        row = self._row(asked)
+        with self._one_at_a_time:
+            found = known[path](row, asked)
         return Answer(json.dumps(numbers(found), allow_nan=False).encode(), "application/json")
 
     def _detail(self, row: int, asked: Mapping[str, str]) -> Any:
@@ -96,13 +102,16 @@ class Answers:
         return map_object(self._tiles(row, _window(asked)))
 
     def _slice(self, row: int, asked: Mapping[str, str]) -> Any:
-        self._check_kept(row)
+        side = asked.get("side")
+        if side not in (None, "reference", "candidate"):
+            raise Refused(HTTPStatus.BAD_REQUEST, "say which side: side=reference or side=candidate")
+        self._check_kept(row, side)
         wanted = _window(asked)
         wanted = wanted._replace(
             bottom=min(wanted.bottom, wanted.top + _MOST_VALUES), right=min(wanted.right, wanted.left + _MOST_VALUES)
         )
-        whole, window, sides = self._looks.values(row, wanted)
-        values = [side.reshape(-1).tolist() for side in sides]
+        whole, window, sides = self._looks.values(row, wanted, side)
+        values = [each.reshape(-1).tolist() for each in sides]
         return {
             "window": list(window),
             "whole": list(whole),
@@ -118,8 +127,8 @@ class Answers:
             raise Refused(HTTPStatus.NOT_FOUND, f"there are {self._rows} rows, counted from 0")
         return int(text)
 
-    def _check_kept(self, row: int) -> None:
-        if why := self._looks.why_not(row):
+    def _check_kept(self, row: int, side: str | None = None) -> None:
+        if why := self._looks.why_not(row, side):
             raise Refused(HTTPStatus.CONFLICT, why)
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from tensortap.errors import TensortapError
 from tensortap.view.answers import Answer, Refused
@@ -35,15 +34,15 @@ _TIMEOUT = 30.0
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page at `url` until it is closed. `answer` is called by one thread at a time."""
+    """Serves one page at `url` until it is closed. `answer` is called by several threads at a time."""
 
     daemon_threads = True
+    request_queue_size = 128  # a page asks for all its columns at once
 
     def __init__(self, answer: Callable[[str, Mapping[str, str]], Answer]) -> None:
         super().__init__((HOST, 0), _Handler)
         self.answer = answer
         self.token = secrets.token_urlsafe(24)
-        self.one_at_a_time = threading.Lock()
 
     @property
     def port(self) -> int:
@@ -72,6 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _TIMEOUT
 
     def do_GET(self) -> None:
+        if any(name in self.headers for name in ("Content-Length", "Transfer-Encoding")):
+            self.close_connection = True  # a body follows, which nobody reads: it is no next request
         try:
             self._send(HTTPStatus.OK, self._answer())
         except Refused as refused:
@@ -91,12 +92,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers under its own address only")
         if self.headers.get("Origin") not in (None, *(f"http://{host}" for host in own)):
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers its own page only")
-        parts = urlsplit(self.path)
-        token, slash, path = unquote(parts.path).removeprefix("/").partition("/")
+        if not self.path.startswith("/"):
+            raise Refused(HTTPStatus.BAD_REQUEST, "this server answers paths, and no whole addresses")
+        asked, _, query = self.path.partition("?")
+        token, slash, path = unquote(asked).removeprefix("/").partition("/")
         if not slash or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        with self.server.one_at_a_time:
-            return self.server.answer(path, dict(parse_qsl(parts.query)))
+        return self.server.answer(path, dict(parse_qsl(query)))
 
     def _send(self, status: HTTPStatus, answer: Answer) -> None:
         self.send_response(status)

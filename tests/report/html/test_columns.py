@@ -49,6 +49,17 @@ def test_floats_keep_all_bits_of_float32_unless_told_otherwise() -> None:
     np.testing.assert_array_equal(found, values.astype(np.float32))
 
 
+@pytest.mark.parametrize("bits", [10, ALL_BITS])
+@pytest.mark.parametrize("odd", [1e300, 1e-60])
+def test_what_float32_cannot_hold_has_a_longer_type(odd: float, bits: int) -> None:
+    columns = Column("a", np.array([1.0, -2.5]), "a", bits=bits), Column("b", np.array([odd, 3.0]), "b", "", like="a")
+    assert [entry["type"] for entry in entries(columns)] == ["f64", "f64"]
+    found = round_trip(*columns)
+    assert found["a"].tolist() == [1.0, -2.5]
+    assert found["b"].tolist() == [odd, 3.0]
+    assert entries([Column("c", np.array([1e-45, np.inf, np.nan]), "c")])[0]["type"] == "f32"
+
+
 def test_a_column_like_another_is_told_by_what_differs() -> None:
     rng = np.random.default_rng(0)
     ours = rng.normal(size=1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tensortap.compare.columns import SCHEMA
 from tensortap.details import Detail, Element, Histogram, Needed, TensorFacts, TileMap, Ulps, Window
 from tensortap.records import STATUSES, Comparison, Difference, Key, Unmatched
 from tensortap.report import comparison_html
+from tensortap.report.wording import clean
 
 ALL = ("diverged", "from_sketches", "with_nan", "matching", "incomparable")
 HOSTILE = (
@@ -123,6 +125,18 @@ def test_the_head_says_what_the_comparison_says(name: str) -> None:
     assert head["words"]["status"] == list(STATUSES)
 
 
+def test_an_error_of_the_finite_elements_alone_is_no_error() -> None:
+    rows = [
+        comparisons.row("fc1", rel_l2=1e-3),
+        comparisons.row("fc2", rel_l2=0.5, status="nonfinite", nan_candidate=3),
+    ]
+    comparison = replace(comparisons.comparison(rows), details=[detail(0), detail(1, whole=False, why="no\nelements")])
+    page = read(comparison)
+    assert page.head["by_step"]["worst"] == [pytest.approx(1e-3)]
+    assert [page.json(f"detail-{row}")["needed"]["rel_l2"] for row in (0, 1)] == [4.1e-3, "Infinity"]
+    assert [page.json(f"detail-{row}")["why"] for row in (0, 1)] == [None, "no\\nelements"]
+
+
 def test_births_point_at_their_rows() -> None:
     comparison = comparisons.diverged()
     page = read(comparison)
@@ -133,6 +147,13 @@ def test_births_point_at_their_rows() -> None:
     assert page.head["modules"]["name"][first["module"]] == comparisons.BORN
     assert page.head["start"] == {"step": 3, "rank": 0, "row": first["row"]}
     assert f"--module {comparisons.BORN}" in first["command"]
+
+
+def test_the_command_means_this_module_alone() -> None:
+    rows = [comparisons.wrong(name, birth=True, step=0) for name in ("*[a]?", "it's\n")]
+    found = [birth["command"] for birth in read(comparisons.comparison(rows)).head["births"]]
+    assert "--module '[*][[]a][?]' " in found[0]
+    assert "--module $'it\\'s\\x0a' " in found[1]
 
 
 def test_the_command_has_the_options_that_the_comparison_was_made_with() -> None:
@@ -376,7 +397,8 @@ def test_names_are_text_wherever_they_stand(name: str) -> None:
         set(attributes) for _, attributes in usual.parsed.tags
     ]
     assert page.words("module") == [name, name]
-    assert page.words("path") == [name, name]
+    assert page.words("path") == [clean(name), clean(name)]
+    assert clean(name) in page.head["modules"]["shown"]
     for letter in "\x00\x1b\r\u2028\u2029\u202e":
         assert letter not in page.html
 

@@ -91,12 +91,25 @@ def test_gradient_norms_are_those_of_all_parameters_together() -> None:
     assert head["by_step"]["worst"] == [2.5, 0.0]
 
 
+def test_the_norm_of_gradients_that_are_not_finite_is_infinite() -> None:
+    lost = row("a", step=1, kind="param_grad", phase="backward", path="weight", l2=0.0, nan=12)
+    head = read(examination([*ROWS, lost])).head
+    assert head["by_step"]["gradient_norm"] == [5.0, "Infinity"]
+    assert head["gradients"]["norm"][0] == [3.0, "Infinity"]
+
+
 def test_a_nan_is_what_the_page_begins_with() -> None:
     head = read(examination(ROWS)).head
     assert [birth["status"] for birth in head["births"]] == ["dead", "nonfinite"]
     assert head["first"] == head["first_nonfinite"] == 1
     assert head["start"]["row"] == 4
     assert head["births"][1]["command"] == "tensortap show runs/a --module layers.0.b --kind output --step 1"
+
+
+def test_of_several_ranks_the_command_names_one() -> None:
+    rows = [row("a", rank=rank, status="dead", birth=bool(rank)) for rank in (0, 1)]
+    head = read(examination(rows), facts(ranks=[0, 1])).head
+    assert head["births"][0]["command"].endswith("--step 0 --rank 1")
 
 
 def test_the_answer_is_there_without_scripts() -> None:

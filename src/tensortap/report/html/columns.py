@@ -7,7 +7,7 @@ with the reference is left out by XOR.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,8 @@ def bits_for(rows: int, error: bool = False) -> int:
 
 def entries(columns: Sequence[Column]) -> list[dict[str, Any]]:
     """What the page must know to read the blocks; see docs/report-data.md."""
-    types = {column.name: _typed(column).dtype for column in columns}
+    wide = _wide(columns)
+    types = {column.name: _typed(column, wide).dtype for column in columns}
     return [
         {
             "name": column.name,
@@ -72,25 +73,39 @@ def entries(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def packed(columns: Sequence[Column]) -> list[Block]:
-    by_name = {column.name: column for column in columns}
-    return [_block(column, None if column.like is None else by_name[column.like]) for column in columns]
+    by_name, wide = {column.name: column for column in columns}, _wide(columns)
+    return [_block(column, None if column.like is None else by_name[column.like], wide) for column in columns]
 
 
-def _block(column: Column, like: Column | None) -> Block:
-    values = _typed(column)
+def _block(column: Column, like: Column | None, wide: Set[str]) -> Block:
+    values = _typed(column, wide)
     word = np.dtype(f"<u{values.dtype.itemsize}")
     bits = values.view(word)
     if like is not None:
-        bits = bits ^ _typed(like).view(word)
+        bits = bits ^ _typed(like, wide).view(word)
     if column.rising:
         bits = np.diff(bits, prepend=word.type(0))
     return Block.of(f"column-{column.name}", _shuffled(bits))
 
 
-def _typed(column: Column) -> npt.NDArray[Any]:
+def _wide(columns: Sequence[Column]) -> set[str]:
+    """Columns of floats of which one is beyond float32, or would be zero in it. What is told by XOR has one type."""
+    beyond = {column.like or column.name for column in columns if not _fits(column.values)}
+    return {column.name for column in columns if (column.like or column.name) in beyond}
+
+
+def _fits(values: npt.NDArray[Any]) -> bool:
+    if values.dtype.kind in "iub":
+        return True
+    with np.errstate(over="ignore", under="ignore"):
+        held = values.astype(np.float32)
+    return bool(((np.isfinite(held) == np.isfinite(values)) & ((held == 0) == (values == 0))).all())
+
+
+def _typed(column: Column, wide: Set[str]) -> npt.NDArray[Any]:
     if column.values.dtype.kind in "iub":
         return _smallest(column.values)
-    return _rounded(column.values, column.bits)
+    return _rounded(column.values, column.bits, "8" if column.name in wide else "4")
 
 
 def _smallest(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -102,15 +117,14 @@ def _smallest(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(values, "<f8")
 
 
-def _rounded(values: npt.NDArray[Any], bits: int) -> npt.NDArray[np.float32]:
-    """To float32 of so many bits. What is finite stays finite."""
-    most = np.finfo(np.float32).max
-    with np.errstate(over="ignore", invalid="ignore"):
-        held = np.where(np.isfinite(values), np.clip(values, -most, most), values).astype("<f4")
-    spare = ALL_BITS - bits
-    if spare:
-        word = held.view("<u4")
-        up = ((word + np.uint32(1 << (spare - 1))) & np.uint32(0xFFFFFFFF << spare & 0xFFFFFFFF)).view("<f4")
+def _rounded(values: npt.NDArray[Any], bits: int, size: str) -> npt.NDArray[Any]:
+    """To a float of so many bytes, all bits of it or so many. What is finite stays finite."""
+    held = np.asarray(values, f"<f{size}")
+    spare = np.finfo(held.dtype).nmant - bits
+    if bits < ALL_BITS:
+        word = held.view(f"<u{size}")
+        half, kept = (word.dtype.type(number) for number in (1 << (spare - 1), 2 ** (8 * held.itemsize) - (1 << spare)))
+        up = ((word + half) & kept).view(held.dtype)
         held = np.where(np.isfinite(held) & np.isfinite(up), up, held)
     return held
 

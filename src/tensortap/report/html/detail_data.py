@@ -28,6 +28,7 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
         "row": detail.row,
         "title": clean(title),
         "source": "tensors" if detail.whole else "summaries",
+        "why": clean(detail.why) or None,
         "status": row["status"],
         "birth": bool(row["birth"]),
         "container": row.get("container"),
@@ -39,7 +40,7 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
             "candidate": None if detail.candidate is None else _facts(detail.candidate),
         },
         "difference": _difference(detail) if pair else None,
-        "needed": _needed(detail),
+        "needed": _needed(detail, row["status"]),
         "histogram": None if detail.histogram is None else _histogram(detail.histogram),
         "ulps": None
         if detail.ulps is None
@@ -118,12 +119,12 @@ def _difference(detail: Detail) -> dict[str, Any] | None:
     return {**values, "rtol": rtol, "atol": atol}
 
 
-def _needed(detail: Detail) -> dict[str, Any] | None:
+def _needed(detail: Detail, status: str) -> dict[str, Any] | None:
     if detail.judged is None:
         return None
     needed = detail.needed
     return {
-        "rel_l2": detail.judged,
+        "rel_l2": math.inf if status == "nonfinite" else detail.judged,
         "atol": None if needed is None else needed.atol,
         "rtol": None if needed is None else needed.rtol,
         "atol_with_rtol": None if needed is None else needed.atol_with_rtol,

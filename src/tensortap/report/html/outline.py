@@ -106,9 +106,10 @@ class Modules:
     def object(self) -> dict[str, Any]:
         return {
             "name": self.names,
+            "shown": [clean(shown(name)) for name in self.names],
             "label": [clean(name.rpartition(".")[2]) if name else shown("") for name in self.names],
             "parent": self.parents,
-            "cls": self.classes,
+            "cls": [clean(name) for name in self.classes],
             "layer": self.layers,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import glob
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.environment import Setting, settings
 from tensortap.report.html.outline import Coded, Outline, coded, coded_shapes, elements_of, greatest
-from tensortap.report.wording import clean, rough
+from tensortap.report.wording import clean, command_line, rough
 
 __all__ = ["PairsData"]
 
@@ -66,7 +66,7 @@ class PairsData:
             "page": "comparison",
             **self.outline.object(),
             "columns": columns,
-            "words": words,
+            "words": {name: [clean(word) for word in each] for name, each in words.items()},
             "verdict": comparison.verdict,
             "sentence": clean(comparison.sentence),
             "policy": clean(comparison.policy),
@@ -213,7 +213,8 @@ class PairsData:
         found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
         found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()
         error = self.floats("rel_l2")
-        found["worst_row"], found["worst"] = greatest(np.where(np.isfinite(error), error, np.nan), places, steps)
+        told = np.isfinite(error) & (status != STATUSES.index("nonfinite"))  # that one is of the finite elements alone
+        found["worst_row"], found["worst"] = greatest(np.where(told, error, np.nan), places, steps)
         return found
 
     def _unmatched(self) -> dict[str, Any]:
@@ -249,10 +250,10 @@ def command(comparison: Comparison, birth: Finding) -> str:
         return ""
     words = ["tensortap", "compare", comparison.reference, comparison.candidate, *comparison.options]
     words += [] if "--step" in comparison.options else ["--step", str(birth.key.step)]
-    words += ["--module", shown(birth.key.module), "--kind", birth.key.kind]
+    words += ["--module", glob.escape(shown(birth.key.module)), "--kind", birth.key.kind]
     if birth.rank:
         words += ["--rank", str(birth.rank)]
-    return clean(shlex.join(words))
+    return command_line(words)
 
 
 def _places(comparison: Comparison) -> list[int]:

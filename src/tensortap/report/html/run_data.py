@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import glob
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import RUN
 from tensortap.report.html.environment import Setting, settings
 from tensortap.report.html.outline import Outline, coded, coded_shapes, greatest
-from tensortap.report.wording import clean
+from tensortap.report.wording import clean, command_line
 
 __all__ = ["RunData"]
 
@@ -67,7 +67,7 @@ class RunData:
             "page": "run",
             **self.outline.object(),
             "columns": columns,
-            "words": words,
+            "words": {name: [clean(word) for word in each] for name, each in words.items()},
             "verdict": examination.verdict,
             "sentence": clean(examination.sentence),
             "policy": examination.policy,
@@ -82,9 +82,13 @@ class RunData:
             "details": {str(row): block for row, block in details.items()},
             "runs": [{"side": "reference", "path": clean(examination.path)}],
             "environment": [setting.object() for setting in self.settings],
-            "notes": [clean(notice) for notice in self.facts.notices],
+            "notes": [clean(note) for note in self.notes],
             "definitions": [{"term": term, "text": text} for term, text in RUN.items()],
         }
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.facts.notices, *self.examination.notes]
 
     @property
     def settings(self) -> list[Setting]:
@@ -120,9 +124,10 @@ class RunData:
         }
 
     def _command(self, birth: Trouble) -> str:
-        words = ["tensortap", "show", self.examination.path, "--module", shown(birth.key.module)]
+        words = ["tensortap", "show", self.examination.path, "--module", glob.escape(shown(birth.key.module))]
         words += ["--kind", birth.key.kind, "--step", str(birth.key.step)]
-        return clean(shlex.join(words))
+        words += ["--rank", str(birth.rank)] if len(self.outline.ranks) > 1 else []
+        return command_line(words)
 
     # --- numbers ---------------------------------------------------------------------------------------------------
     def _ints(self, name: str) -> npt.NDArray[np.int64]:
@@ -171,13 +176,15 @@ class RunData:
         }
 
     def _norms(self, groups: Any, count: int) -> list[float | None]:
-        """The norm of all parameter gradients of a group together, on its first rank; None where it has none."""
+        """The norm of all parameter gradients of a group together, on its first rank; None where it has none, infinite
+        where one is not finite."""
         if not self.outline.rows:
             return [None] * count
         kinds = coded(self.examination.table.column("kind"))
         wanted = np.array([word == "param_grad" for word in kinds.words], bool)[kinds.codes]
         rows = np.flatnonzero(wanted & (self._ints("rank") == self.outline.ranks[0]))
-        l2 = self._floats("l2")[rows]
+        lost = (self._ints("nan") + self._ints("posinf") + self._ints("neginf"))[rows] > 0
+        l2 = np.where(lost, np.inf, self._floats("l2")[rows])
         squares = np.bincount(groups[rows], l2 * l2, minlength=count)
         there = np.bincount(groups[rows], minlength=count)
         return [float(square**0.5) if some else None for square, some in zip(squares, there, strict=True)]

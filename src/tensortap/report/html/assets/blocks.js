@@ -26,7 +26,9 @@ export function isServed() {
 }
 
 async function answered(path) {
-  const response = await fetch(path, { cache: "no-store" });
+  const response = await fetch(path, { cache: "no-store" }).catch(() => {
+    throw new Error("tensortap view has ended: start it again, and open the address that it prints");
+  });
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
   throw new Error(told.error || `the server answered ${response.status}`);

@@ -2,7 +2,6 @@
 
 import { asked, isServed, jsonBlock } from "./blocks.js";
 import { Columns } from "./columns.js";
-import { shown } from "./format.js";
 
 /** The first columns to load: enough for the plot, the tree and the filters. */
 const FIRST = ["step", "rank", "phase", "module", "kind", "path", "status", "birth"];
@@ -38,7 +37,7 @@ export class Data {
   }
 
   moduleName(row) {
-    return shown(this.head.modules.name[this.column("module")[row]]);
+    return this.head.modules.shown[this.column("module")[row]];
   }
 
   tensorName(row) {
@@ -67,7 +66,11 @@ export class Data {
     const id = this.head.details[row];
     if (!id && !isServed()) return null;
     const key = id ?? row;
-    if (!this.details.has(key)) this.details.set(key, await (isServed() ? asked(`detail?row=${row}`) : jsonBlock(id)));
+    if (!this.details.has(key)) {
+      const answer = isServed() ? asked(`detail?row=${row}`) : jsonBlock(id);
+      this.details.set(key, answer);
+      answer.catch(() => this.details.delete(key)); // to be asked again
+    }
     return this.details.get(key);
   }
 }

@@ -3,15 +3,15 @@
 
 import { asked, fromBase64, isServed } from "./blocks.js";
 import { canvas, make } from "./dom.js";
-import { count, number, precise } from "./format.js";
+import { count, number } from "./format.js";
 import { css, Ramp } from "./ramp.js";
+import { ELEMENTS, valuesTable } from "./slice.js";
 import { colour, theme } from "./theme.js";
 
 const WIDTH = 360;
 const TALLEST = 220;
 const WIDEST = 24; // a tile
 const CLOSER = 4;
-const ELEMENTS = 12; // values shown in each direction
 
 export class ErrorMap {
   constructor(row, map) {
@@ -40,7 +40,8 @@ export class ErrorMap {
       const [row, column] = [Math.floor(at / map.width), at % map.width];
       context.fillRect(column * tileWidth, row * tileHeight, tileWidth + 0.5, tileHeight + 0.5);
     });
-    const said = make("p", { class: "hint" }, this.#about(differing));
+    const lost = values.filter((value) => value === Infinity).length;
+    const said = make("p", { class: "hint" }, this.#about(differing, lost));
     const find = (event) => {
       const box = node.getBoundingClientRect();
       const column = Math.min(map.width - 1, Math.floor(((event.clientX - box.left) / box.width) * map.width));
@@ -55,7 +56,7 @@ export class ErrorMap {
     this.node.replaceChildren(node, said, ...this.#buttons());
   }
 
-  #about(differing) {
+  #about(differing, lost) {
     const { map } = this;
     const [firstRow, lastRow, firstColumn, lastColumn] = map.window;
     const part =
@@ -65,7 +66,8 @@ export class ErrorMap {
     const range = differing
       ? `greatest difference of a tile ${number(map.low)} to ${number(map.high)}`
       : "no finite difference";
-    return `${part} · ${map.folded} · ${range}`;
+    const tiles = lost ? ` · ${count(lost)} of ${count(map.height * map.width)} tiles not finite on one side` : "";
+    return `${part} · ${map.folded} · ${range}${tiles}`;
   }
 
   /** The rows and columns that a tile stands for. */
@@ -142,25 +144,4 @@ function decoded({ low, high }, code) {
 function paint(ramp, value) {
   const found = ramp.colour(value);
   return found === null ? colour("equal-fill") : css(found);
-}
-
-/** Exact values of a window, both sides in one cell. */
-function valuesTable(slice) {
-  const [firstRow, lastRow, firstColumn, lastColumn] = slice.window;
-  const wide = lastColumn - firstColumn;
-  const columns = Array.from({ length: wide }, (_, at) => make("th", { scope: "col" }, String(firstColumn + at)));
-  const rows = Array.from({ length: lastRow - firstRow }, (_, row) => {
-    const cells = Array.from({ length: wide }, (_, column) => {
-      const at = row * wide + column;
-      const lines = [make("div", { class: "key-reference" }, precise(slice.reference[at]))];
-      if (slice.candidate) lines.push(make("div", { class: "key-candidate" }, precise(slice.candidate[at])));
-      return make("td", { class: "number" }, lines);
-    });
-    return make("tr", {}, make("th", { scope: "row" }, String(firstRow + row)), cells);
-  });
-  return make(
-    "div",
-    { class: "slice" },
-    make("table", {}, make("thead", {}, make("tr", {}, make("th", {}), columns)), make("tbody", {}, rows)),
-  );
 }

@@ -28,7 +28,7 @@ export function filtered(data, rows, text, failingOnly) {
 function matching(data, word) {
   const { modules, words } = data.head;
   const sources = [
-    ["module", modules.name],
+    ["module", modules.shown],
     ["kind", words.kind],
     ["path", words.path],
     ["module_candidate", words.module_candidate],

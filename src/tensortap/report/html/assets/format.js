@@ -31,8 +31,9 @@ export function count(value) {
 
 /** A share between 0 and 1 as per cent. */
 export function percent(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  return value === 0 ? "0 %" : `${number(value * 100, 2)} %`;
+  const share = value === null || value === undefined ? NaN : Number(value);
+  if (Number.isNaN(share)) return "–";
+  return share === 0 ? "0 %" : `${number(share * 100, 2)} %`;
 }
 
 /** A power of ten for an axis: 10⁻⁵. */

@@ -3,7 +3,7 @@
 import { Chart, FONT, logAxis, wholeAxis } from "./axes.js";
 import { cell } from "./cells.js";
 import { canvas, make } from "./dom.js";
-import { number, shown } from "./format.js";
+import { number } from "./format.js";
 import { Ramp } from "./ramp.js";
 import { colour, onTheme, theme } from "./theme.js";
 
@@ -74,7 +74,7 @@ export class Gradients {
     pen.textBaseline = "middle";
     layers.forEach((code, row) => {
       pen.fillStyle = colour("muted");
-      const name = shown(modules.name[code]);
+      const name = modules.shown[code];
       pen.fillText(name.length > 24 ? `…${name.slice(-23)}` : name, 0, (row + 0.5) * CELL);
       steps.forEach((_, column) => {
         const value = norm[row][column] === null ? null : Number(norm[row][column]);
@@ -92,7 +92,7 @@ export class Gradients {
       const column = Math.floor((event.clientX - box.left - LEFT) / wide);
       const value = norm[row]?.[column];
       node.title =
-        value === undefined ? "" : `${shown(modules.name[layers[row]])} · step ${steps[column]}: ${number(value)}`;
+        value === undefined ? "" : `${modules.shown[layers[row]]} · step ${steps[column]}: ${number(value)}`;
     });
     this.cells.replaceChildren(node);
   }

@@ -3,7 +3,7 @@
 import { FONT } from "./axes.js";
 import { cell, WIDE_ENOUGH } from "./cells.js";
 import { canvas, make } from "./dom.js";
-import { number, shown } from "./format.js";
+import { number } from "./format.js";
 import { diamond } from "./marks.js";
 import { ranges } from "./scope.js";
 import { colour, onTheme } from "./theme.js";
@@ -131,7 +131,7 @@ export class HeatMap {
     if (layer < 0) return `rank ${ranks[rank]}`;
     const at = rank * layers.length + layer;
     const born = this.births[at] ? `, ${this.births[at]} born here` : "";
-    return `rank ${ranks[rank]} · ${shown(modules.name[layers[layer].module])}: ${number(this.sizes[at])}${born}`;
+    return `rank ${ranks[rank]} · ${modules.shown[layers[layer].module]}: ${number(this.sizes[at])}${born}`;
   }
 
   /** The same cell once more takes the choice back. */

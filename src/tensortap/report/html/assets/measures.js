@@ -59,6 +59,7 @@ export function sortKeys(data, id) {
   if (id === "status") return severity(data);
   const source = data.columns.has(id) ? id : `${id}_reference`;
   if (words[id]) return textKeys(data.column(source), words[id]);
+  if (id === data.size) return numberKeys(Float32Array.from({ length: data.rows }, (_, row) => data.sizeOf(row)));
   return numberKeys(data.column(source));
 }
 
@@ -69,8 +70,11 @@ export function both(data, name, row) {
   return reference === candidate ? reference : `${reference} → ${candidate}`;
 }
 
-/** The relative error; with a tilde where it is an estimate, with ≥ where only norms are known. */
-export function estimated(data, row, error = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
+/** The relative error; infinite where a side alone is not finite, with a tilde where it is an estimate, with ≥ where only
+ * norms are known. */
+export function estimated(data, row, measured = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
+  const error = data.status(row) === "nonfinite" ? Infinity : measured;
+  if (error === Infinity) return number(error);
   if (isBound(data, row)) return `≥ ${number(error, digits)}`;
   return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;
 }

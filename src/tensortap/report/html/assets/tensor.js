@@ -6,6 +6,7 @@ import { make } from "./dom.js";
 import { ErrorMap } from "./error_map.js";
 import { count, number, percent, place, precise } from "./format.js";
 import { both, estimated, isBound } from "./measures.js";
+import { Slice } from "./slice.js";
 import { birthWords, glyph } from "./status.js";
 import { onTheme } from "./theme.js";
 
@@ -26,6 +27,7 @@ const FACTS = [
   ["digest", "digest", (text) => (text ? String(text).slice(0, 16) : "–")],
 ];
 
+const SETTLED = 100; // milliseconds
 const MAPPED = ["module_candidate", "path_candidate", "layout"];
 
 export class Tensor {
@@ -38,6 +40,7 @@ export class Tensor {
       this.body,
     );
     this.map = null;
+    this.turn = 0;
     onTheme(() => this.map?.draw());
     selection.listen((changed) => {
       if (changed.has("row")) this.draw();
@@ -46,6 +49,7 @@ export class Tensor {
 
   /** Shows the chosen row at once from the columns, and the rest as soon as it is here. */
   async draw() {
+    const turn = ++this.turn; // what comes for an earlier one is too late
     const row = this.selection.get("row");
     const known = row !== null && row < this.data.rows;
     this.node.hidden = !known;
@@ -54,6 +58,9 @@ export class Tensor {
     this.node.scrollTop = 0;
     const waiting = make("p", { class: "hint" }, "…");
     this.body.replaceChildren(this.#head(row), this.#judgement(row, null), waiting);
+    // Only where the reader stops is asked for: a large tensor takes the server its time.
+    if (isServed()) await new Promise((done) => setTimeout(done, SETTLED));
+    if (turn !== this.turn) return;
     let detail;
     try {
       detail = await this.data.detail(row);
@@ -61,7 +68,7 @@ export class Tensor {
       waiting.replaceWith(make("p", { class: "hint", role: "alert" }, error.message));
       return;
     }
-    if (this.selection.get("row") !== row) return;
+    if (turn !== this.turn) return;
     const parts = detail === null ? this.#withoutDetail(row) : this.#withDetail(row, detail);
     this.body.replaceChildren(this.#head(row), this.#judgement(row, detail), ...parts.filter((part) => part !== null));
   }
@@ -110,7 +117,7 @@ export class Tensor {
     const measured = (name) =>
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
     if (!data.compares) return "";
-    const bar = isBound(data, row) ? 0 : data.column("bar_percent")?.[row];
+    const bar = isBound(data, row) || data.sizeOf(row) === Infinity ? 0 : data.column("bar_percent")?.[row];
     const hasRows = data.column("row_rel_l2")?.[row] >= 0; // not a number where only summaries were kept
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
@@ -163,16 +170,19 @@ export class Tensor {
           )
         : null,
       this.map ? part("Where they differ", this.map.node) : null,
+      ...this.#slices(row, detail),
       detail.ulps ? part("Distance in ULP", ulpBars(detail.ulps), "counts on a logarithmic scale") : null,
       detail.worst?.length ? part("Worst elements", worstTable(detail.worst)) : null,
-      detail.source === "summaries" && this.data.compares
-        ? make(
-            "p",
-            { class: "hint" },
-            'Only summaries of this tensor were kept, so single elements are not known. Capture with keep="tensors" to see them.',
-          )
-        : null,
+      detail.why ? make("p", { class: "hint" }, `Single elements are not shown: ${detail.why}`) : null,
     ];
+  }
+
+  /** Elements where there is no map to find them in: of one run, or of sides that have no counterparts. */
+  #slices(row, detail) {
+    if (!isServed() || this.map) return [];
+    if (!this.data.compares) return detail.source === "tensors" ? [part("Elements", new Slice(row).node)] : [];
+    if (detail.sides.reference.shape === detail.sides.candidate?.shape) return [];
+    return ["reference", "candidate"].map((side) => part(`Elements of the ${side}`, new Slice(row, side).node));
   }
 
   #withoutDetail(row) {
@@ -206,7 +216,7 @@ export class Tensor {
     const { needed } = detail;
     if (!needed) return null;
     const entries = [
-      ["relative error", needed.rel_l2],
+      ["relative error, also of the worst row", needed.rel_l2],
       ["atol (rtol = 0)", needed.atol],
       ["rtol (atol = 0)", needed.rtol],
       ["atol beside usual rtol", needed.atol_with_rtol],

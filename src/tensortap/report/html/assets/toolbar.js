@@ -1,7 +1,7 @@
 // The selection in plain sight: step, rank, module, birth; and the page's own buttons.
 
 import { make } from "./dom.js";
-import { count, shown } from "./format.js";
+import { count } from "./format.js";
 import { onTheme, theme, toggleTheme } from "./theme.js";
 
 export class Toolbar {
@@ -50,7 +50,8 @@ export class Toolbar {
     this.rank.select.value = selection.get("rank") ?? "";
     const module = selection.get("module");
     this.module.hidden = module === null;
-    this.module.replaceChildren(make("bdi", {}, module === null ? "" : shown(module)), " ×");
+    const { name, shown } = this.data.head.modules;
+    this.module.replaceChildren(make("bdi", {}, shown[name.indexOf(module)] ?? ""), " ×");
     const at = births.at();
     const word = this.data.compares ? "birth" : "finding";
     this.counter.textContent =

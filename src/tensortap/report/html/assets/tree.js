@@ -2,7 +2,7 @@
 // whether a wrong value was born in it. The one alone misleads: the largest error is rarely the first.
 
 import { make, styled } from "./dom.js";
-import { number, shown } from "./format.js";
+import { number } from "./format.js";
 import { css, ink } from "./ramp.js";
 import { ranges } from "./scope.js";
 import { glyph, gravity } from "./status.js";
@@ -142,7 +142,7 @@ export class Tree {
         role: "treeitem",
         class: code === current ? "current" : "",
         tabIndex: code === this.focused ? 0 : -1,
-        title: `${shown(modules.name[code])}${modules.cls[code] ? ` (${modules.cls[code]})` : ""}`,
+        title: `${modules.shown[code]}${modules.cls[code] ? ` (${modules.cls[code]})` : ""}`,
         "aria-level": String(level),
         "aria-selected": String(code === chosen),
         "aria-expanded": inner ? String(open) : null,

@@ -178,7 +178,10 @@ export class Trend {
     for (let at = 0; at < series.length; at++) if (series[at] === series[row]) rows.push(at);
     rows.sort((one, other) => step[one] - step[other]);
     const sides = data.columns.has(name) ? [name] : [`${name}_reference`, `${name}_candidate`];
-    const value = (column, at) => (Number.isFinite(data.column(column)[at]) ? data.column(column)[at] : null);
+    const value = (column, at) => {
+      const found = column === data.size ? data.sizeOf(at) : data.column(column)[at];
+      return Number.isFinite(found) ? found : null;
+    };
     return {
       steps: rows.map((at) => step[at]),
       names: sides,

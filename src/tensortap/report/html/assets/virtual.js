@@ -134,7 +134,10 @@ export class VirtualTable {
     let active = null;
     this.pool.forEach((line, at) => {
       line.node.hidden = at >= many;
-      if (at >= many) return;
+      if (at >= many) {
+        for (const name of ["id", "aria-selected"]) line.node.removeAttribute(name);
+        return;
+      }
       const row = this.order[first + at];
       line.row = row;
       styled(line.node, { transform: `translateY(${(first + at) * ROW - shifted + top}px)` });
