@@ -64,6 +64,11 @@ class Check(Observer):
         renames = Renames.of(options.rename)
         with ExitStack() as files:
             run = open_source(reference, files)
+            if (theirs := run.info.get("framework", framework.name)) != framework.name:
+                raise UsageError(
+                    f"{run.path} is a run of {theirs}, and the model is one of {framework.name}: capture both and "
+                    "compare the runs with tensortap.compare, which maps names and layouts"
+                )
             self._reference = Reference(run, framework.rank(), renames)
             self._reference.check_names(site.name for site in Tree(framework, model).sites)
             if options.isolate:

@@ -35,6 +35,9 @@ from tensortap.records import Key
 __all__ = ["Isolator"]
 
 _GRADIENT_OF = {"input": "grad_input", "output": "grad_output"}
+_DIFFERENTIATED = (
+    "a backward ran with create_graph=True: gradients were compared there, but not replaced by the reference's"
+)
 
 
 class _Given(NamedTuple):
@@ -179,6 +182,9 @@ class Isolator(Watcher):
         if kind == "grad_output":
             self._comparator.note_inner_use(key, self._arrived.pop(of, None), gradient)
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
+            return None
+        if self._framework.has_past(gradient):  # the recorded one has no past to differentiate again
+            self._book.notice(_DIFFERENTIATED)
             return None
         self._comparator.mark_forced(key)
         return self._values(counterpart, key)
