@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
 from tensortap.compare.concluding import conclude
-from tensortap.compare.isolated import Isolation, isolated_findings, lost_gradients
+from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import Isolated, Pairs, judge
+from tensortap.compare.lost import Parameters, lost_in_free_run, lost_in_isolation
 from tensortap.compare.matching import Matched, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
@@ -35,9 +36,10 @@ def conclude_live(
     candidate: Run,
     measured: Mapping[int, PairMeasure],
     isolation: Isolation | None,
+    parameters: Parameters,
     request: Request,
 ) -> Comparison:
-    """Judge what was measured. `measured` is by the candidate's rows."""
+    """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
     renames = Renames.of(request.rename)
     right = Side(candidate, Scope(request.modules, rename=renames))
     backward = any(kind in _GRADIENTS for kind in right.kind.words)
@@ -58,18 +60,18 @@ def conclude_live(
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
         born = findings(judgement, structure, *matched.describing, matched.names)
+        missing = lost_in_free_run(matched, structure, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, moved_in(matched))
-        only = alignment.only_reference.tolist()
-        lost = [(left.key(row), int(left.rank[row]), left.cls[row]) for row in only]
-        born = isolated_findings(
-            judgement, structure, isolation, numbers, {key for key, *_ in lost}, *matched.describing
-        )
-        missing = lost_gradients(structure, isolation, lost, {birth.module for birth in born.values()})
-    result = conclude(matched, judgement, born, policy, renames, None if isolation is None else missing)
+        missing = lost_in_isolation(matched, structure, isolation, parameters)
+        lost = {left.key(row) for row in alignment.only_reference.tolist()}
+        born = isolated_findings(judgement, structure, isolation, numbers, lost, bool(missing), *matched.describing)
+        known = {birth.module for birth in born.values()}
+        missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+    result = conclude(matched, judgement, born, policy, renames, missing, isolated=isolation is not None)
     result = replace(result, options=None)  # a model that ran cannot be compared again from a command line
     if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
         result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])

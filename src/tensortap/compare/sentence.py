@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tensortap.records import Finding, shown
+from tensortap.records import Finding, Key, shown
 
-__all__ = ["Tensor", "checkpoints", "isolated", "matched", "parted", "too_little"]
+__all__ = ["Tensor", "checkpoints", "isolated", "lost", "matched", "parted", "too_little"]
 
 
 _MOST_NAMED = 8
@@ -87,6 +87,19 @@ def parted(
     )
 
 
+def lost(first: Finding, several: bool) -> str:
+    """That a gradient never comes, in a run that is right up to there."""
+    key = first.key
+    where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
+    where += f", micro step {key.micro}" if key.micro else ""
+    return f"The forward pass agrees, but in {where} {_never_comes(key)}, though the reference has it."
+
+
+def _never_comes(key: Key) -> str:
+    of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
+    return f"the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+
+
 def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
     """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
     first = births[0]
@@ -96,8 +109,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     off = "" if first.status == "missing" or tensors is None else _off(first, tensors)
     name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
     if first.status == "missing":
-        of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
-        how = f"in {where}, the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+        how = f"in {where}, {_never_comes(key)}"
     elif key.kind == "input" and first.container is None:
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":

@@ -147,7 +147,13 @@ class Check(Observer):
             noise=self._noise,
         )
         with self._files:
-            self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
+            self._result = conclude_live(
+                self._reference.run, comparator.run, comparator.measured, isolation, self._parameters(), request
+            )
+
+    def _parameters(self) -> set[tuple[str, str]]:
+        rename, names = self._reference.rename, self._framework.parameters
+        return {(rename(site.name), name) for site in self._tree.sites for name, _ in names(site.owner)}
 
     def _isolation(self, comparator: Comparator) -> Isolation:
         rename, owners = self._reference.rename, dict[int, str]()
