@@ -179,6 +179,7 @@ def isolated_findings(
     faults = _Faults(judgement, structure, isolation, forced, own, lost, explained)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
+    optimizers: set[int] = set()
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
     for row in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
@@ -187,10 +188,13 @@ def isolated_findings(
         place = faults.place(row)
         module = structure.module[row] if place.container is None else place.container
         rank = structure.scope[row][0]
-        if (rank, module) in known:
+        stepped = structure.kind[row] == "param" and structure.number[row] > 0
+        if (rank, module) in known or (stepped and rank in optimizers):
             continue
         if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
+        if stepped:  # the optimizer is one thing, whichever parameters it moves wrongly
+            optimizers.add(rank)
         known.add((rank, module))
         found[row] = Finding(
             key=key(row),

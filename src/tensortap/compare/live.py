@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ from tensortap.store import Run
 __all__ = ["conclude_live"]
 
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_MOST_STEPS = 4
 
 
 def conclude_live(
@@ -72,10 +73,37 @@ def conclude_live(
         known = {birth.module for birth in born.values()}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     result = conclude(matched, judgement, born, policy, renames, missing, isolated=isolation is not None)
-    result = replace(result, options=None)  # a model that ran cannot be compared again from a command line
-    if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
-        result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])
-    return result
+    unseen = not backward and bool(set(_GRADIENTS) & set(Side(reference, Scope()).kind.words))
+    notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
+    notes += _other_steps(matched, request.steps or ())
+    text = result.sentence
+    if result.verdict == "match" and not candidate.finished:
+        text = f"The step was broken off. As far as it came: {text}"
+    elif result.verdict == "match" and unseen:
+        text += " No backward ran: the reference's gradients were not compared."
+    # A model that ran cannot be compared again from a command line: no options.
+    return replace(result, options=None, notes=notes, sentence=text)
+
+
+def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
+    """That the model ran fewer steps than the reference has, or took several for one."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(right):
+        return []
+    ran = sorted(set(right.step.tolist()))
+    advice = "give the optimizer, or call check.step() after each step"
+    if never := sorted(set(wanted) - set(ran)):
+        what = f"the reference has step{'s' * (len(never) > 1)} {_listed(never)}"
+        return [f"{what}, which the model did not run, or not as a step of its own: {advice}"]
+    beyond = alignment.only_candidate[right.micro[alignment.only_candidate] > left.micro.max(initial=0)]
+    if len(beyond):
+        return [f"the model ran more often in step {int(right.step[beyond[0]])} than the reference: {advice}"]
+    return []
+
+
+def _listed(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:_MOST_STEPS]))
+    return shown + (f" and {len(steps) - _MOST_STEPS} more" if len(steps) > _MOST_STEPS else "")
 
 
 def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:

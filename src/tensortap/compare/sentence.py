@@ -125,13 +125,19 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     else:
         what = {"output": "output", "grad_input": "gradient at its input", "param_grad": "gradient of its"}[key.kind]
         how = f"in {where}, its {what} {key.path} {off}"
-    modules = list(dict.fromkeys(shown(birth.module) for birth in births))
-    if len(modules) == 1:
-        return f"{name} is wrong on the reference's own inputs: {how}."
+    modules = list(dict.fromkeys(shown(birth.module) for birth in births if birth.key.kind != "param"))
     named = ", ".join(modules[:_MOST_NAMED]) + (
         f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
     )
-    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}."
+    if key.kind == "param":
+        others = len({_full(birth) for birth in births if birth.key.kind == "param" and not birth.key.call}) - 1
+        more = f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 and not key.call else ""
+        text = f"The optimizer is wrong: {how}." if key.call else f"The parameters already differed: {how}{more}."
+        return text + (f" Wrong on the reference's own inputs: {named}." if modules else "")
+    too = " The optimizer is wrong, too." if any(b.key.kind == "param" and b.key.call for b in births) else ""
+    if len(modules) == 1:
+        return f"{name} is wrong on the reference's own inputs: {how}.{too}"
+    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}.{too}"
 
 
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from tensortap.capture.watcher import Watcher
 from tensortap.compare.align import Renames
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.live import conclude_live
+from tensortap.compare.measured_noise import check_noise
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
@@ -71,10 +72,14 @@ class Check(Observer):
                 )
             self._reference = Reference(run, framework.rank(), renames)
             self._reference.check_names(site.name for site in Tree(framework, model).sites)
+            self._unkept = self._reference.unkept() if options.isolate else set[str]()
             if options.isolate:
                 self._reference.check_kept()
             # What cannot be read is told before the step runs, not after.
-            self._noise = tuple(source if _is_file(source) else open_source(source, files) for source in options.noise)
+            known = self._reference.modules
+            self._noise = tuple(
+                source if _is_file(source, known) else open_source(source, files) for source in options.noise
+            )
             self._perturbation = self._perturbation_of(options)
             super().__init__(
                 model,
@@ -97,6 +102,8 @@ class Check(Observer):
         known = self._reference
 
         def chosen(name: str, module: Any) -> bool:
+            if known.rename(name) in self._unkept:
+                return False
             return known.has(name) and wanted.wants_module(name, type(module).__name__, module)
 
         steps = [step for step in known.steps if wanted.wants_step(step)]
@@ -112,6 +119,11 @@ class Check(Observer):
         if not self._options.isolate:
             return super()._new_watcher(sink, chosen)
         assert self._comparator is not None
+        if self._unkept:
+            self._book.notice(
+                f"the reference kept no tensors of {len(self._unkept)} of its {len(self._reference.modules)} modules: "
+                "they were not checked, and run as parts of the ones around them"
+            )
         return Isolator(
             self._framework,
             self._tree,
@@ -137,11 +149,13 @@ class Check(Observer):
         assert comparator is not None
         rename = self._reference.rename
         isolation = self._isolation(comparator) if options.isolate else None
+        some = callable(options.modules) or self._unkept
         request = Request(
             reference=self._reference.run,
             candidate=comparator.run,
             rename=options.rename,
-            modules=[rename(name) for name in self._chosen] if callable(options.modules) else options.modules,
+            modules=[rename(name) for name in self._chosen] if some else options.modules,
+            steps=self._selection.steps,
             rtol=options.rtol,
             atol=options.atol,
             noise=self._noise,
@@ -198,9 +212,9 @@ class Check(Observer):
         return self._result
 
 
-def _is_file(source: Source) -> bool:
-    """Whether it is a noise file, and a sound one; else it is a run."""
+def _is_file(source: Source, modules: Collection[str]) -> bool:
+    """Whether it is a noise file, and a sound one of these modules; else it is a run."""
     if isinstance(source, Run) or not is_noise(source):
         return False
-    read_noise(source)
+    check_noise(source, read_noise(source), modules)
     return True
