@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -184,3 +186,40 @@ def test_noise_of_another_model_is_refused(run_path: Path, tmp_path: Path) -> No
         tt.check(model(), reference, noise=tmp_path / "noise")
     with pytest.raises(UsageError, match="was measured on another model"):
         tt.compare(reference, reference, noise=[tmp_path / "noise"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modules": "00"}, r"no module of the model matches modules='00'; did you mean 0\?"),
+        ({"modules": lambda name, module: False}, "no module of the model matches modules=<function>$"),
+        ({"rtol": -1}, "rtol must be 0 or more, not -1"),
+        ({"steps": [5]}, "has none of these; it has 0"),
+    ],
+)
+def test_what_cannot_work_is_told_before_the_step(options: dict[str, Any], message: str, run_path: Path) -> None:
+    reference = captured(run_path)
+    with pytest.raises(UsageError, match=message):
+        tt.check(model(), reference, **options)
+
+
+def test_an_empty_block_says_so(run_path: Path) -> None:
+    with tt.check(model(), captured(run_path)) as check:
+        pass
+    assert check.result.verdict == "incomparable"
+    assert check.result.sentence.startswith("Nothing to judge: no module of the model ran in the block")
+
+
+def test_noise_of_no_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the work ran no module of the model"):
+        tt.noise(model(), lambda net: None, tmp_path / "noise")
+
+
+def test_noise_leaves_all_random_states_alone(tmp_path: Path) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()
+
+    def work(net: nn.Module) -> None:
+        net(batch() * random.random() * np.random.rand()).square().sum().backward()
+
+    tt.noise(model(), work, tmp_path / "noise", seeds=1)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before

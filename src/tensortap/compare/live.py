@@ -77,7 +77,9 @@ def conclude_live(
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
     notes += _other_steps(matched, request.steps or ())
     text = result.sentence
-    if result.verdict == "match" and not candidate.finished:
+    if not len(right):
+        text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
+    elif result.verdict == "match" and not candidate.finished:
         text = f"The step was broken off. As far as it came: {text}"
     elif result.verdict == "match" and unseen:
         text += " No backward ran: the reference's gradients were not compared."

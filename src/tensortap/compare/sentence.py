@@ -123,8 +123,8 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     elif key.kind in ("param", "buffer"):
         how = f"after {where}, {_full(first)} {off}"
     else:
-        what = {"output": "output", "grad_input": "gradient at its input", "param_grad": "gradient of its"}[key.kind]
-        how = f"in {where}, its {what} {key.path} {off}"
+        what = {"output": "its output", "grad_input": "the gradient at its input", "param_grad": "the gradient of its"}
+        how = f"in {where}, {what[key.kind]} {key.path} {off}"
     modules = list(dict.fromkeys(shown(birth.module) for birth in births if birth.key.kind != "param"))
     named = ", ".join(modules[:_MOST_NAMED]) + (
         f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
@@ -161,7 +161,8 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
         if counts.get("unjudged"):
             text += f"; {counts['unjudged']:,} could not be judged"
     if counts.get("unmatched"):
-        text += f"; {counts['unmatched']:,} records are on one side only"
+        alone = counts["unmatched"]
+        text += f"; {alone:,} record{'s are' if alone > 1 else ' is'} on one side only"
     return text + "."
 
 

@@ -52,6 +52,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
             raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+        for name, given in (("rtol", self.rtol), ("atol", self.atol)):
+            if given is not None and not given >= 0:
+                raise UsageError(f"{name} must be 0 or more, not {given}")
 
 
 class Check(Observer):
@@ -71,7 +74,11 @@ class Check(Observer):
                     "compare the runs with tensortap.compare, which maps names and layouts"
                 )
             self._reference = Reference(run, framework.rank(), renames)
-            self._reference.check_names(site.name for site in Tree(framework, model).sites)
+            sites = Tree(framework, model).sites
+            self._reference.check_names(site.name for site in sites)
+            wanted = Selection(modules=options.modules, steps=options.steps)
+            found = sum(wanted.wants_module(site.name, site.cls, site.owner) for site in sites)
+            wanted.check_found(found, [site.name for site in sites], {site.cls for site in sites})
             self._unkept = self._reference.unkept() if options.isolate else set[str]()
             if options.isolate:
                 self._reference.check_kept()
@@ -83,7 +90,7 @@ class Check(Observer):
             self._perturbation = self._perturbation_of(options)
             super().__init__(
                 model,
-                self._selection_of(options),
+                self._selection_of(wanted),
                 self._open_comparator,
                 on_error=options.on_error,
                 eager=options.compiled == "eager",
@@ -97,8 +104,7 @@ class Check(Observer):
 
         return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
 
-    def _selection_of(self, options: Options) -> Selection:
-        wanted = Selection(modules=options.modules, steps=options.steps)
+    def _selection_of(self, wanted: Selection) -> Selection:
         known = self._reference
 
         def chosen(name: str, module: Any) -> bool:
@@ -107,6 +113,9 @@ class Check(Observer):
             return known.has(name) and wanted.wants_module(name, type(module).__name__, module)
 
         steps = [step for step in known.steps if wanted.wants_step(step)]
+        if not steps:
+            there = ", ".join(map(str, known.steps[:8])) or "none at all"
+            raise UsageError(f"steps: {known.run.path} has none of these; it has {there}")
         return Selection(kinds=known.kinds, modules=chosen, steps=steps)
 
     def _open_comparator(self) -> Comparator:
