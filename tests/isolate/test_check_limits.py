@@ -223,3 +223,29 @@ def test_noise_leaves_all_random_states_alone(tmp_path: Path) -> None:
 
     tt.noise(model(), work, tmp_path / "noise", seeds=1)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_a_skipped_module_whose_input_the_model_returns(run_path: Path) -> None:
+    """What the loss sends back to that input is right; the rest comes from the module that hands it on."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.block, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.first(x)
+            return self.last(self.block(hidden)), hidden
+
+    def work(net: nn.Module) -> None:
+        out, hidden = net(batch())
+        (out.square().sum() + hidden.pow(3).sum()).backward()
+
+    with tt.capture(right := Both(), run_path, keep="tensors", kinds=KINDS):
+        work(right)
+    skipping = Both()
+    skipping.block.forward = lambda x: x  # type: ignore[method-assign]
+    with tt.check(skipping, run_path) as check:
+        work(skipping)
+    assert named(check.result) == ["block"]

@@ -85,12 +85,14 @@ class _Faults:
         if call is None or kind not in ("input", "grad_output"):
             return place_of(row, self.structure, self.judgement)
         caller = self.isolation.caller(call)
-        if kind == "input" or caller is None:
+        if kind == "input":
             return Place(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
         if (culprit := self._loser(tensors, users) or self._changer(users)) is not None:
             return Place(culprit, True)
+        if caller is None:
+            return Place(None, None)
         if row in self.own:
             return Place(None, True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
