@@ -155,6 +155,10 @@ def test_a_run_that_was_broken_off_has_lost_nothing(run_path: Path, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         captured(model, tmp_path / "candidate")
     assert not tt.compare(captured(plain(), run_path), tmp_path / "candidate").births
+    check = tt.check(model, run_path)
+    with pytest.raises(KeyboardInterrupt), check:
+        step(model)
+    assert not check.result.births
 
 
 @pytest.mark.parametrize("isolate", [True, False])

@@ -20,8 +20,10 @@ def lost_in_isolation(
 ) -> dict[int, Finding]:
     """Where gradients end, by the reference's row."""
     side = matched.reference
+    unfinished = _unfinished(matched)
     lost = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
-    return _ends(matched, structure, isolation, [each for each in lost if _is_meant(each[1], parameters)])
+    meant = [(row, key) for row, key in lost if key.step != unfinished and _is_meant(key, parameters)]
+    return _ends(matched, structure, isolation, meant)
 
 
 def lost_in_free_run(
@@ -30,10 +32,10 @@ def lost_in_free_run(
     """The same of two runs of which less is known. A gradient counts as lost only if its module ran on both sides, if
     others of its kind came in the same pass, and if parameters go without theirs: else the runs may just have been
     captured or called differently. `parameters` are None if the candidate's are not known."""
-    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    left, alignment = matched.reference, matched.alignment
     if not len(alignment.only_reference) or matched.plan is not None or _has_other_parameters(matched):
         return {}
-    unfinished = None if right.run.finished else int(right.step[alignment.candidate].max(initial=-1))
+    unfinished = _unfinished(matched)
     came = set(zip(structure.scope, structure.kind, strict=True))
     lost = []
     for row in alignment.only_reference.tolist():
@@ -52,6 +54,13 @@ def lost_in_free_run(
     }
     first = lost[0]
     return _ends(matched, structure, Isolation(callers=callers), lost) or {first[0]: _finding(matched, *first, None)}
+
+
+def _unfinished(matched: Matched) -> int | None:
+    """The reference's number of the step in which the candidate was broken off."""
+    if matched.candidate.run.finished:
+        return None
+    return int(matched.reference.step[matched.alignment.reference].max(initial=-1))
 
 
 def _is_meant(key: Key, parameters: Parameters | None) -> bool:
