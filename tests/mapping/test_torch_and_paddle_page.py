@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tensortap as tt
-from support.pages import DOCS, examples, printed_as_said
+from support.doc_pages import DOCS, examples, printed_as_said
 from tensortap.mapping.rules_file import read_rules
 
 pytest.importorskip("paddle")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pages import examples, printed_as_said
+from support.doc_pages import examples, printed_as_said
 
 DIGITS = r"-?\d+\.\d+(e-?\d+)?"
 TIMES = r"[\d.]+ (µs|ms|s|B|kB)\b"

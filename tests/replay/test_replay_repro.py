@@ -177,3 +177,12 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
         tt.replay(opened, "first", f"{file}:build", repro=tmp_path / "bug")
     assert 'print("hello")' not in (tmp_path / "bug" / "repro.py").read_text()
     assert run_script(tmp_path / "bug")
+
+
+def test_what_lies_beside_the_file_and_is_not_copied_is_told(run: Path, file: Path, tmp_path: Path) -> None:
+    (file.parent / "widths.py").write_text("WIDTH = 4\n")
+    file.write_text("import json\nfrom widths import WIDTH\n" + MODEL)
+    result = tt.replay(run, "mixer", f"{file}:build", arguments={"scale": 0.5}, repro=tmp_path / "bug")
+    told = [note for note in result.notes if note.startswith("repro:")]
+    assert len(told) == 1
+    assert f"{file.name} imports widths.py, which lies beside it: copy it to" in told[0]

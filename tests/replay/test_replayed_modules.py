@@ -13,6 +13,7 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on, tapped
+from tensortap.cli.replay import _argument
 from tensortap.errors import UsageError
 from tensortap.records import Comparison
 
@@ -287,3 +288,11 @@ def test_defaults_are_told(run_path: Path) -> None:
     run, _ = tapped(zoo.Structured(), run_path)
     assert noted(tt.replay(run, "inner", zoo.Structured()), "mode = 'plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured(), arguments={"mode": "plain"}), "mode =")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("false", False), ("False", False), ("None", None), ("0.5", 0.5), ("(1, 2)", (1, 2)), ("mean", "mean")],
+)
+def test_an_argument_on_the_command_line_is_json_python_or_text(text: str, value: Any) -> None:
+    assert _argument(f"flag={text}") == ("flag", value)

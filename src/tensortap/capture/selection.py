@@ -77,10 +77,10 @@ class Selection:
         """A selection that matches nothing is a mistake, and most often a misspelt name."""
         if chosen:
             return
-        wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "modules=<function>"
+        wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "<function>"
         hints = [wanted] if isinstance(wanted, str) else list(wanted)
         close = [shown(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
-        message = f"no module of the model matches modules={wanted!r}"
+        message = f"no module of the model matches modules={wanted if callable(self.modules) else repr(wanted)}"
         if self.classes is not None:
             message += f" and classes={self.classes!r}; the model has {', '.join(sorted(classes)[:12])}"
         if close:

@@ -103,15 +103,17 @@ def replay(
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """A name and its value: JSON where it is JSON, else the text itself."""
+    """A name and its value: JSON or a Python literal where it is one, else the text itself."""
+    import ast
     import json
+    from contextlib import suppress
 
     from tensortap.errors import UsageError
 
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(f"--arg {text}: say NAME=VALUE, as in causal=true or scale=0.5")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError):
+            return name, read(value)
+    return name, value

@@ -9,6 +9,7 @@ from tensortap.compare.align import Renames
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
+from tensortap.compare.lost import lost_in_free_run
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
@@ -48,7 +49,8 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
     born = findings(judgement, structure, *matched.describing, matched.names)
-    comparison = replace(conclude(matched, judgement, born, policy, renames), options=request.options)
+    missing = lost_in_free_run(matched, structure)
+    comparison = replace(conclude(matched, judgement, born, policy, renames, missing), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))

@@ -29,15 +29,18 @@ def conclude(
     born: Mapping[int, Finding],
     policy: Policy,
     renames: Renames,
-    missing: Sequence[Finding] | None = None,
+    missing: dict[int, Finding],
+    isolated: bool = False,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
-    Of an isolated run, `missing` is what the candidate lacks and should not; of others, None.
+    `missing` is what the candidate lacks and should not, by the reference's row. `isolated` says that every module was
+    fed from the reference.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    births = [*born.values(), *(missing or ())]
+    places = {int(rows[pair]): finding for pair, finding in born.items()} | missing
+    births = [places[row] for row in sorted(places, key=lambda row: (left.step[row], left.seq[row]))]
     counts = Counter(judgement.status)
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if one_sided:
@@ -52,7 +55,7 @@ def conclude(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, born, matched, judgement, counts, missing),
+        sentence=_sentence(verdict, births, born, matched, judgement, counts, isolated),
         first=first,
         births=births,
         counts=dict(counts),
@@ -62,51 +65,63 @@ def conclude(
         notes=notes,
         info={"reference": left.run.info, "candidate": right.run.info},
         mapping=None if matched.plan is None else matched.plan.report(),
-        isolated=missing is not None,
+        isolated=isolated,
     )
 
 
 def _sentence(
     verdict: str,
+    births: Sequence[Finding],
     born: Mapping[int, Finding],
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
-    missing: Sequence[Finding] | None,
+    isolated: bool,
 ) -> str:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
-    agree = "The runs match" if missing is None else "Every module agrees on the reference's own inputs"
-    if missing and not born:
-        return sentence.isolated(missing, None, len(left.ranks) > 1)
-    if not born:
+    if not births:
+        agree = "Every module agrees on the reference's own inputs" if isolated else "The runs match"
         if not counts.get("close"):
             return sentence.matched(counts, None, agree)
         worst = int(np.argmax(np.where(np.array(judgement.status) == "close", matched.measures.rel_l2, -1.0)))
         key = left.key(int(alignment.reference[worst]))
         return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)), agree)
-    pair, first = next(iter(born.items()))
-    shapes = left.shape(int(alignment.reference[pair])), right.shape(int(alignment.candidate[pair]))
-    counts_of = [matched.measures.sides[side] for side in ("reference", "candidate")]
-    ours, theirs = (
-        sentence.Tensor(shape, int(side["nan"][pair] + side["inf"][pair]))
-        for shape, side in zip(shapes, counts_of, strict=True)
-    )
+    first, several = births[0], len(left.ranks) > 1
+    pair = next((pair for pair, finding in born.items() if finding is first), None)
+    tensors = None if pair is None else _tensors(matched, pair)
+    if isolated:
+        return sentence.isolated(births, tensors, several)
+    if tensors is None:
+        return sentence.lost(first, several)
     if left.run.is_checkpoint and right.run.is_checkpoint:
-        return sentence.checkpoints(first, len(born), (ours, theirs))
-    if missing is not None:
-        return sentence.isolated([*born.values(), *missing], (ours, theirs), len(left.ranks) > 1)
+        return sentence.checkpoints(first, len(born), tensors)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
     return sentence.parted(
         first,
         changed if at_start else 0,
-        (ours, theirs),
-        len(left.ranks) > 1,
+        tensors,
+        several,
         _has_forward(left),
         str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
     )
+
+
+def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:
+    """What is said of the reference's tensor, and of the candidate's."""
+    rows = matched.alignment.reference[pair], matched.alignment.candidate[pair]
+    ours, theirs = (
+        sentence.Tensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]))
+        for side, row, counts in zip(
+            (matched.reference, matched.candidate),
+            rows,
+            (matched.measures.sides[name] for name in ("reference", "candidate")),
+            strict=True,
+        )
+    )
+    return ours, theirs
 
 
 def _has_forward(side: Side) -> bool:

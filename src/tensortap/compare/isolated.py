@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from tensortap.compare.structure import Call, Structure
 from tensortap.compare.verdict import Place, place_of
 from tensortap.records import Difference, Finding, Key
 
-__all__ = ["Isolation", "isolated_findings", "lost_gradients"]
+__all__ = ["Isolation", "isolated_findings"]
 
 Spot = tuple[int, int, str, int]
 """A call: step, micro step, module, number."""
@@ -31,9 +31,35 @@ class Isolation:
     callers: Mapping[Spot, str | None] = field(default_factory=dict)
     """The module whose code made a call; None if it came from outside the model."""
     cut_off: Collection[Key] = ()
-    """Inputs that took no part in autograd."""
+    """Inputs that took no part in autograd; and outputs that did not, though something they were made from did."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Modules whose parameters a module uses too."""
+
+    def caller(self, call: Call) -> str | None:
+        _, step, micro = call.scope
+        return self.callers.get((step, micro, call.module, call.number))
+
+    def is_cut_off(self, call: Call, kind: str, path: str) -> bool:
+        _, step, micro = call.scope
+        return Key(step, micro, "forward", call.module, call.number, kind, path) in self.cut_off
+
+    def cutter(self, call: Call, path: str, structure: Structure) -> str | None:
+        """Whose code took the past from an input: the module that returned it so, or whoever made the call with it."""
+        tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
+        makers = [
+            (maker, structure.path[row])
+            for tensor in tensors
+            for maker, row in structure.makers.get(tensor, ())
+            if maker.end < call.end and maker is not call
+        ]
+        for maker, output in reversed(makers):
+            if self.is_cut_off(maker, "output", output):
+                return maker.module
+        for maker, _ in makers[:1]:
+            for row in maker.of("input"):
+                if self.is_cut_off(maker, "input", structure.path[row]):
+                    return self.cutter(maker, structure.path[row], structure)
+        return self.caller(call)
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,8 @@ class _Faults:
     """Rows that `used_inside` means."""
     lost: Collection[Key]
     """What only the reference has."""
+    explained: bool
+    """Whether it is told where these end."""
 
     def place(self, row: int) -> Place:
         """Whose doing a wrong row is. What goes into a module, or comes back to it, was made by the code that calls."""
@@ -56,13 +84,15 @@ class _Faults:
             return Place(reader, True)
         if call is None or kind not in ("input", "grad_output"):
             return place_of(row, self.structure, self.judgement)
-        caller = self._caller(call)
-        if kind == "input" or caller is None:
+        caller = self.isolation.caller(call)
+        if kind == "input":
             return Place(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
         if (culprit := self._loser(tensors, users) or self._changer(users)) is not None:
             return Place(culprit, True)
+        if caller is None:
+            return Place(None, None)
         if row in self.own:
             return Place(None, True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
@@ -86,6 +116,9 @@ class _Faults:
                 (key.step, key.module, key.kind, key.path) == (step, module, "param_grad", self.structure.path[row])
                 for key in self.lost
             )
+        if kind == "param_grad" and self.explained:
+            users = {module, *(user for user, owners in self.isolation.tied.items() if module in owners)}
+            return any((key.step, key.kind) == (step, "grad_output") and key.module in users for key in self.lost)
         tied = [
             state
             for owner in self.isolation.tied.get(module, ())
@@ -101,10 +134,6 @@ class _Faults:
             name = name.rpartition(".")[0]
         return name if name != module and (scope, name) in self.structure.calls_of_module else None
 
-    def _caller(self, call: Call) -> str | None:
-        _, step, micro = call.scope
-        return self.isolation.callers.get((step, micro, call.module, call.number))
-
     def _loser(self, tensors: Collection[int], users: Collection[Call]) -> str | None:
         """A user that sent no gradient back where the reference's did; or whoever gave it a value without a past."""
         for user in users:
@@ -115,7 +144,8 @@ class _Faults:
                 path = self.structure.path[given]
                 key = Key(step, micro, "forward", user.module, user.number, "input", path)
                 if key._replace(phase="backward", kind="grad_input") in self.lost:
-                    return self._caller(user) if key in self.isolation.cut_off else user.module
+                    cut_off = key in self.isolation.cut_off
+                    return self.isolation.cutter(user, path, self.structure) if cut_off else user.module
         return None
 
     def _changer(self, users: Collection[Call]) -> str | None:
@@ -135,20 +165,23 @@ def isolated_findings(
     isolation: Isolation,
     rows: npt.NDArray[np.int64],
     lost: Collection[Key],
+    explained: bool,
     key: Callable[[int], Key],
     cls: Callable[[int], str],
     difference: Callable[[int], Difference | None],
 ) -> dict[int, Finding]:
     """For each module at fault, on each rank, the earliest pair that shows it.
 
-    `rows` are the candidate's rows of the pairs, `lost` what only the reference has.
+    `rows` are the candidate's rows of the pairs, `lost` what only the reference has, `explained` whether it is told
+    where the gradients among these end.
     """
     numbers = rows.tolist()
     forced = np.array([row in isolation.forced for row in numbers], bool)
     own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
-    faults = _Faults(judgement, structure, isolation, forced, own, lost)
+    faults = _Faults(judgement, structure, isolation, forced, own, lost, explained)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
+    optimizers: set[int] = set()
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
     for row in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
@@ -157,10 +190,13 @@ def isolated_findings(
         place = faults.place(row)
         module = structure.module[row] if place.container is None else place.container
         rank = structure.scope[row][0]
-        if (rank, module) in known:
+        stepped = structure.kind[row] == "param" and structure.number[row] > 0
+        if (rank, module) in known or (stepped and rank in optimizers):
             continue
         if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
+        if stepped:  # the optimizer is one thing, whichever parameters it moves wrongly
+            optimizers.add(rank)
         known.add((rank, module))
         found[row] = Finding(
             key=key(row),
@@ -176,67 +212,6 @@ def isolated_findings(
             inputs_rel_l2=judgement.sources_error[row],
         )
     return found
-
-
-def lost_gradients(
-    structure: Structure, isolation: Isolation, lost: Sequence[tuple[Key, int, str]], known: Collection[str]
-) -> list[Finding]:
-    """Where gradients end that the reference has: nothing is off there, they just never come.
-
-    `lost` is what only the reference has, in its order, with rank and class; `known` the modules at fault already.
-    """
-    missing = {key for key, _, _ in lost}
-    found: dict[str, Finding] = {}
-    for key, rank, cls in lost:
-        module = _end_of(key, structure, isolation, missing, rank)
-        if module is None or {module, key.module} & {*known, *found}:
-            continue
-        found[module] = Finding(
-            key=key,
-            rank=rank,
-            cls=cls,
-            status="missing",
-            difference=None,
-            tolerance=0.0,
-            rule="the reference has one",
-            inputs_matched=True,
-            container=module if module != key.module else None,
-        )
-    return list(found.values())
-
-
-def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Collection[Key], rank: int) -> str | None:
-    """The module that lost a gradient itself; None if it never got as far."""
-    if key.phase != "backward" or "~" in key.path:
-        return None
-    scope = rank, key.step, key.micro
-    calls = [
-        c
-        for c in structure.calls_of_module.get((scope, key.module), ())
-        if key.kind == "param_grad" or c.number == key.call
-    ]
-    caller = isolation.callers.get((key.step, key.micro, key.module, key.call))
-    if key.kind == "grad_output":
-        if caller is None or any(_sent_nothing(user, missing) for user in _users_of(key, structure, calls)):
-            return None
-        around = structure.calls_of_module.get((scope, caller), ())
-        return caller if any(call.of("grad_output") for call in around) else None
-    if not any(call.of("grad_output") for call in calls):
-        return None
-    given = key._replace(phase="forward", kind="input")
-    return caller if key.kind == "grad_input" and given in isolation.cut_off else key.module
-
-
-def _users_of(key: Key, structure: Structure, calls: Sequence[Call]) -> list[Call]:
-    """The calls that were given the output whose gradient is meant."""
-    rows = [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
-    return [user for row in rows for user in structure.consumers.get(structure.tensor[row], ())]
-
-
-def _sent_nothing(user: Call, missing: Collection[Key]) -> bool:
-    _, step, micro = user.scope
-    place = step, micro, "backward", user.module, user.number, "grad_input"
-    return any(key[:6] == place for key in missing)
 
 
 def _inside(module: str, rank: int, known: Collection[tuple[int, str]]) -> bool:

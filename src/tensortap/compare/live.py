@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Renames, align
 from tensortap.compare.concluding import conclude
-from tensortap.compare.isolated import Isolation, isolated_findings, lost_gradients
+from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import Isolated, Pairs, judge
+from tensortap.compare.lost import Parameters, lost_in_free_run, lost_in_isolation
 from tensortap.compare.matching import Matched, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
@@ -28,6 +29,7 @@ from tensortap.store import Run
 __all__ = ["conclude_live"]
 
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_MOST_STEPS = 4
 
 
 def conclude_live(
@@ -35,9 +37,10 @@ def conclude_live(
     candidate: Run,
     measured: Mapping[int, PairMeasure],
     isolation: Isolation | None,
+    parameters: Parameters,
     request: Request,
 ) -> Comparison:
-    """Judge what was measured. `measured` is by the candidate's rows."""
+    """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
     renames = Renames.of(request.rename)
     right = Side(candidate, Scope(request.modules, rename=renames))
     backward = any(kind in _GRADIENTS for kind in right.kind.words)
@@ -58,22 +61,51 @@ def conclude_live(
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
         born = findings(judgement, structure, *matched.describing, matched.names)
+        missing = lost_in_free_run(matched, structure, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, moved_in(matched))
-        only = alignment.only_reference.tolist()
-        lost = [(left.key(row), int(left.rank[row]), left.cls[row]) for row in only]
-        born = isolated_findings(
-            judgement, structure, isolation, numbers, {key for key, *_ in lost}, *matched.describing
-        )
-        missing = lost_gradients(structure, isolation, lost, {birth.module for birth in born.values()})
-    result = conclude(matched, judgement, born, policy, renames, None if isolation is None else missing)
-    result = replace(result, options=None)  # a model that ran cannot be compared again from a command line
-    if not backward and set(_GRADIENTS) & set(Side(reference, Scope()).kind.words):
-        result = replace(result, notes=[*result.notes, "no backward ran: the reference's gradients were not compared"])
-    return result
+        missing = lost_in_isolation(matched, structure, isolation, parameters)
+        lost = {left.key(row) for row in alignment.only_reference.tolist()}
+        born = isolated_findings(judgement, structure, isolation, numbers, lost, bool(missing), *matched.describing)
+        known = {birth.module for birth in born.values()}
+        missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+    result = conclude(matched, judgement, born, policy, renames, missing, isolated=isolation is not None)
+    unseen = not backward and bool(set(_GRADIENTS) & set(Side(reference, Scope()).kind.words))
+    notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
+    notes += _other_steps(matched, request.steps or ())
+    text = result.sentence
+    if not len(right):
+        text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
+    elif result.verdict == "match" and not candidate.finished:
+        text = f"The step was broken off. As far as it came: {text}"
+    elif result.verdict == "match" and unseen:
+        text += " No backward ran: the reference's gradients were not compared."
+    # A model that ran cannot be compared again from a command line: no options.
+    return replace(result, options=None, notes=notes, sentence=text)
+
+
+def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
+    """That the model ran fewer steps than the reference has, or took several for one."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(right):
+        return []
+    ran = sorted(set(right.step.tolist()))
+    advice = "give the optimizer, or call check.step() after each step"
+    if never := sorted(set(wanted) - set(ran)):
+        what = f"the reference has step{'s' * (len(never) > 1)} {_listed(never)}"
+        return [f"{what}, which the model did not run, or not as a step of its own: {advice}"]
+    beyond = alignment.only_candidate[right.micro[alignment.only_candidate] > left.micro.max(initial=0)]
+    if len(beyond):
+        return [f"the model ran more often in step {int(right.step[beyond[0]])} than the reference: {advice}"]
+    return []
+
+
+def _listed(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:_MOST_STEPS]))
+    return shown + (f" and {len(steps) - _MOST_STEPS} more" if len(steps) > _MOST_STEPS else "")
 
 
 def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import numpy as np
@@ -9,13 +10,26 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Renames
 from tensortap.compare.matching import Matched, errors_of, match
-from tensortap.compare.request import Request, open_source
+from tensortap.compare.request import Request, Source, open_source
 from tensortap.compare.tolerance import Allowed, Policy
+from tensortap.errors import UsageError
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.store import Run
 from tensortap.store.noise_file import Noise, is_noise, read_noise
 
-__all__ = ["as_one", "noise_of"]
+__all__ = ["as_one", "check_noise", "noise_of"]
+
+_LEAST_SHARE = 0.1
+
+
+def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
+    """That a file is of this model: it allows nothing to modules that it does not know."""
+    found, least = len(noise.modules & set(modules)), min(len(noise.modules), len(modules))
+    if found < _LEAST_SHARE * least:
+        raise UsageError(
+            f"{source} was measured on another model: {found} of the {len(noise.modules)} modules that it knows are "
+            "the reference's; measure the noise of the reference model with tensortap.noise"
+        )
 
 
 def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
@@ -27,7 +41,9 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
     for source in request.noise:
         if not isinstance(source, Run) and is_noise(source):
-            steps = _of_steps(read_noise(source), matched)
+            noise = read_noise(source)
+            check_noise(source, noise, set(matched.reference.module.words))
+            steps = _of_steps(noise, matched)
             worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
         again = match(matched.reference.run, open_source(source, opened), Renames(), request, None, device)

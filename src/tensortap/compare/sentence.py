@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tensortap.records import Finding, shown
+from tensortap.records import Finding, Key, shown
 
-__all__ = ["Tensor", "checkpoints", "isolated", "matched", "parted", "too_little"]
+__all__ = ["Tensor", "checkpoints", "isolated", "lost", "matched", "parted", "too_little"]
 
 
 _MOST_NAMED = 8
@@ -87,6 +87,19 @@ def parted(
     )
 
 
+def lost(first: Finding, several: bool) -> str:
+    """That a gradient never comes, in a run that is right up to there."""
+    key = first.key
+    where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
+    where += f", micro step {key.micro}" if key.micro else ""
+    return f"The forward pass agrees, but in {where} {_never_comes(key)}, though the reference has it."
+
+
+def _never_comes(key: Key) -> str:
+    of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
+    return f"the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+
+
 def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
     """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
     first = births[0]
@@ -96,8 +109,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     off = "" if first.status == "missing" or tensors is None else _off(first, tensors)
     name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
     if first.status == "missing":
-        of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
-        how = f"in {where}, the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+        how = f"in {where}, {_never_comes(key)}"
     elif key.kind == "input" and first.container is None:
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":
@@ -111,15 +123,21 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     elif key.kind in ("param", "buffer"):
         how = f"after {where}, {_full(first)} {off}"
     else:
-        what = {"output": "output", "grad_input": "gradient at its input", "param_grad": "gradient of its"}[key.kind]
-        how = f"in {where}, its {what} {key.path} {off}"
-    modules = list(dict.fromkeys(shown(birth.module) for birth in births))
-    if len(modules) == 1:
-        return f"{name} is wrong on the reference's own inputs: {how}."
+        what = {"output": "its output", "grad_input": "the gradient at its input", "param_grad": "the gradient of its"}
+        how = f"in {where}, {what[key.kind]} {key.path} {off}"
+    modules = list(dict.fromkeys(shown(birth.module) for birth in births if birth.key.kind != "param"))
     named = ", ".join(modules[:_MOST_NAMED]) + (
         f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
     )
-    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}."
+    if key.kind == "param":
+        others = len({_full(birth) for birth in births if birth.key.kind == "param" and not birth.key.call}) - 1
+        more = f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 and not key.call else ""
+        text = f"The optimizer is wrong: {how}." if key.call else f"The parameters already differed: {how}{more}."
+        return text + (f" Wrong on the reference's own inputs: {named}." if modules else "")
+    too = " The optimizer is wrong, too." if any(b.key.kind == "param" and b.key.call for b in births) else ""
+    if len(modules) == 1:
+        return f"{name} is wrong on the reference's own inputs: {how}.{too}"
+    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}.{too}"
 
 
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:
@@ -143,7 +161,8 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
         if counts.get("unjudged"):
             text += f"; {counts['unjudged']:,} could not be judged"
     if counts.get("unmatched"):
-        text += f"; {counts['unmatched']:,} records are on one side only"
+        alone = counts["unmatched"]
+        text += f"; {alone:,} record{'s are' if alone > 1 else ' is'} on one side only"
     return text + "."
 
 

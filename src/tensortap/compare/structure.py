@@ -136,6 +136,17 @@ class Structure:
         return found
 
     @cached_property
+    def makers(self) -> dict[int, list[tuple[Call, int]]]:
+        """Calls that returned a tensor, by its number, with the row; the innermost first."""
+        found: dict[int, list[tuple[Call, int]]] = defaultdict(list)
+        for call in self.calls.values():
+            for row in call.of("output"):
+                found[self.tensor[row]].append((call, row))
+        for makers in found.values():
+            makers.sort(key=lambda maker: self.seq[maker[1]])
+        return found
+
+    @cached_property
     def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[Call]]:
         found: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
         for call in self.calls.values():

@@ -29,7 +29,7 @@ def framework_of(model: Any) -> Framework:
 
         return Paddle()
     raise UsageError(
-        f"cannot tap a {type(model).__module__}.{type(model).__qualname__}: "
+        f"a {type(model).__module__}.{type(model).__qualname__} is no model: "
         "give a torch.nn.Module or a paddle.nn.Layer (the model itself, not its class, optimizer or trainer)"
     )
 

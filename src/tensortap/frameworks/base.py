@@ -244,6 +244,9 @@ class Framework(Protocol):
         """Put the gradient of this tensor, summed over all its uses, through `exchange` before it goes any further;
         None if the tensor takes no part in autograd."""
 
+    def has_past(self, gradient: Any) -> bool:
+        """Whether a gradient may itself be differentiated, as in a backward with create_graph=True."""
+
     def overwrite(self, tensor: Any, values: Any) -> None:
         """Change a tensor in place to another one's values, as an operation that autograd sees."""
 

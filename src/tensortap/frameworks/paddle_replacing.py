@@ -44,6 +44,9 @@ class Replacing:
 
         return remove
 
+    def has_past(self, gradient: Any) -> bool:
+        return False  # paddle tells a hook nothing of it
+
     def overwrite(self, tensor: Any, values: Any) -> None:
         paddle.assign(values, tensor)
 

@@ -42,6 +42,9 @@ class Replacing:
 
         return tensor.register_hook(hook).remove
 
+    def has_past(self, gradient: torch.Tensor) -> bool:
+        return gradient.requires_grad
+
     def overwrite(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 

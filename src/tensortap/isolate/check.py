@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from tensortap.capture.watcher import Watcher
 from tensortap.compare.align import Renames
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.live import conclude_live
+from tensortap.compare.measured_noise import check_noise
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
@@ -51,6 +52,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
             raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+        for name, given in (("rtol", self.rtol), ("atol", self.atol)):
+            if given is not None and not given >= 0:
+                raise UsageError(f"{name} must be 0 or more, not {given}")
 
 
 class Check(Observer):
@@ -64,16 +68,29 @@ class Check(Observer):
         renames = Renames.of(options.rename)
         with ExitStack() as files:
             run = open_source(reference, files)
+            if (theirs := run.info.get("framework", framework.name)) != framework.name:
+                raise UsageError(
+                    f"{run.path} is a run of {theirs}, and the model is one of {framework.name}: capture both and "
+                    "compare the runs with tensortap.compare, which maps names and layouts"
+                )
             self._reference = Reference(run, framework.rank(), renames)
-            self._reference.check_names(site.name for site in Tree(framework, model).sites)
+            sites = Tree(framework, model).sites
+            self._reference.check_names(site.name for site in sites)
+            wanted = Selection(modules=options.modules, steps=options.steps)
+            found = sum(wanted.wants_module(site.name, site.cls, site.owner) for site in sites)
+            wanted.check_found(found, [site.name for site in sites], {site.cls for site in sites})
+            self._unkept = self._reference.unkept() if options.isolate else set[str]()
             if options.isolate:
                 self._reference.check_kept()
             # What cannot be read is told before the step runs, not after.
-            self._noise = tuple(source if _is_file(source) else open_source(source, files) for source in options.noise)
+            known = self._reference.modules
+            self._noise = tuple(
+                source if _is_file(source, known) else open_source(source, files) for source in options.noise
+            )
             self._perturbation = self._perturbation_of(options)
             super().__init__(
                 model,
-                self._selection_of(options),
+                self._selection_of(wanted),
                 self._open_comparator,
                 on_error=options.on_error,
                 eager=options.compiled == "eager",
@@ -87,14 +104,18 @@ class Check(Observer):
 
         return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
 
-    def _selection_of(self, options: Options) -> Selection:
-        wanted = Selection(modules=options.modules, steps=options.steps)
+    def _selection_of(self, wanted: Selection) -> Selection:
         known = self._reference
 
         def chosen(name: str, module: Any) -> bool:
+            if known.rename(name) in self._unkept:
+                return False
             return known.has(name) and wanted.wants_module(name, type(module).__name__, module)
 
         steps = [step for step in known.steps if wanted.wants_step(step)]
+        if not steps:
+            there = ", ".join(map(str, known.steps[:8])) or "none at all"
+            raise UsageError(f"steps: {known.run.path} has none of these; it has {there}")
         return Selection(kinds=known.kinds, modules=chosen, steps=steps)
 
     def _open_comparator(self) -> Comparator:
@@ -107,6 +128,11 @@ class Check(Observer):
         if not self._options.isolate:
             return super()._new_watcher(sink, chosen)
         assert self._comparator is not None
+        if self._unkept:
+            self._book.notice(
+                f"the reference kept no tensors of {len(self._unkept)} of its {len(self._reference.modules)} modules: "
+                "they were not checked, and run as parts of the ones around them"
+            )
         return Isolator(
             self._framework,
             self._tree,
@@ -132,17 +158,25 @@ class Check(Observer):
         assert comparator is not None
         rename = self._reference.rename
         isolation = self._isolation(comparator) if options.isolate else None
+        some = callable(options.modules) or self._unkept
         request = Request(
             reference=self._reference.run,
             candidate=comparator.run,
             rename=options.rename,
-            modules=[rename(name) for name in self._chosen] if callable(options.modules) else options.modules,
+            modules=[rename(name) for name in self._chosen] if some else options.modules,
+            steps=self._selection.steps,
             rtol=options.rtol,
             atol=options.atol,
             noise=self._noise,
         )
         with self._files:
-            self._result = conclude_live(self._reference.run, comparator.run, comparator.measured, isolation, request)
+            self._result = conclude_live(
+                self._reference.run, comparator.run, comparator.measured, isolation, self._parameters(), request
+            )
+
+    def _parameters(self) -> set[tuple[str, str]]:
+        rename, names = self._reference.rename, self._framework.parameters
+        return {(rename(site.name), name) for site in self._tree.sites for name, _ in names(site.owner)}
 
     def _isolation(self, comparator: Comparator) -> Isolation:
         rename, owners = self._reference.rename, dict[int, str]()
@@ -187,9 +221,9 @@ class Check(Observer):
         return self._result
 
 
-def _is_file(source: Source) -> bool:
-    """Whether it is a noise file, and a sound one; else it is a run."""
+def _is_file(source: Source, modules: Collection[str]) -> bool:
+    """Whether it is a noise file, and a sound one of these modules; else it is a run."""
     if isinstance(source, Run) or not is_noise(source):
         return False
-    read_noise(source)
+    check_noise(source, read_noise(source), modules)
     return True

@@ -40,7 +40,7 @@ class Comparator:
         self.used_inside: set[int] = set()
         """Rows of wrong gradients at an output that the module itself uses further."""
         self.cut_off: set[Key] = set()
-        """Inputs that take no part in autograd, in the reference's names."""
+        """Inputs that take no part in autograd, and outputs that should; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
         """By step, micro step, module and call: the module whose code made the call. In the reference's names."""
         self._framework = framework
@@ -87,7 +87,7 @@ class Comparator:
         self.used_inside.add(row)
 
     def note_cut_off(self, key: Key) -> None:
-        """An input takes no part in autograd."""
+        """An input takes no part in autograd, or an output though it should."""
         self.cut_off.add(key._replace(module=self._reference.rename(key.module)))
 
     def mark_forced(self, key: Key) -> None:

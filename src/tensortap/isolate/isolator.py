@@ -35,6 +35,9 @@ from tensortap.records import Key
 __all__ = ["Isolator"]
 
 _GRADIENT_OF = {"input": "grad_input", "output": "grad_output"}
+_DIFFERENTIATED = (
+    "a backward ran with create_graph=True: gradients were compared there, but not replaced by the reference's"
+)
 
 
 class _Given(NamedTuple):
@@ -51,6 +54,8 @@ class _Open(NamedTuple):
 
     given: list[_Given]
     swaps: list[Swap]
+    differentiable: bool
+    """Whether an input or a parameter of its own takes part in autograd: then so should what comes of them."""
 
 
 class Isolator(Watcher):
@@ -96,7 +101,7 @@ class Isolator(Watcher):
             for (_, own), forced in zip(opened.tensors, tensors, strict=True)
             if own is not forced
         ]
-        self._under_way[id(call)] = _Open(given, swaps)
+        self._under_way[id(call)] = _Open(given, swaps, self._is_differentiable(site, tensors))
         if not given:
             return None
         others = iter(tensors)
@@ -110,8 +115,8 @@ class Isolator(Watcher):
             return None
         opened = open_value(output, self._framework.is_tensor)
         self._leave(site, call, opened)
-        under_way = self._under_way.pop(id(call), _Open([], []))
-        tensors = self._force(site, call, "output", opened, under_way.given)
+        under_way = self._under_way.pop(id(call), _Open([], [], False))
+        tensors = self._force(site, call, "output", opened, under_way.given, under_way.differentiable)
         self._hand_back(under_way.given, opened, tensors)
         for swap in under_way.swaps:
             swap.take_back()
@@ -119,8 +124,17 @@ class Isolator(Watcher):
             return None
         return swapped(output, iter(tensors), self._framework.is_tensor, [])
 
-    def _force(self, site: Site, call: Call, kind: str, opened: Opened, given: Sequence[_Given] = ()) -> list[Any]:
-        """For each tensor, the one that takes its place: itself where the reference has none of its shape."""
+    def _force(
+        self,
+        site: Site,
+        call: Call,
+        kind: str,
+        opened: Opened,
+        given: Sequence[_Given] = (),
+        may_be_cut: bool = True,
+    ) -> list[Any]:
+        """For each tensor, the one that takes its place: itself where the reference has none of its shape. One that
+        takes no part in autograd is told of, if it `may_be_cut` off right here."""
         # What a module returns as it was given goes back to its caller's own tensor: the module has no part in it.
         unchanged = {id(g.forced): g.own for g in given if self._framework.version(g.forced) == g.version}
         found: dict[tuple[int, int], Any] = {}
@@ -137,10 +151,14 @@ class Isolator(Watcher):
                 found[spot] = self._replace(tensor, key, counterpart, site, unchanged.get(id(tensor)))
             if found[spot] is not tensor:
                 self._comparator.mark_forced(key)
-            if kind == "input" and call.autograd and not self._framework.requires_gradient(tensor):
+            if call.autograd and may_be_cut and not self._framework.requires_gradient(tensor):
                 self._comparator.note_cut_off(key)
             tensors.append(found[spot])
         return tensors
+
+    def _is_differentiable(self, site: Site, inputs: Sequence[Any]) -> bool:
+        own = [parameter for _, parameter in self._framework.parameters(site.owner)]
+        return any(self._framework.requires_gradient(tensor) for tensor in (*inputs, *own))
 
     def _replace(self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, own: Any | None) -> Any:
         """A tensor in another one's place; `own` is the caller's, where the module returns what it was given."""
@@ -179,6 +197,9 @@ class Isolator(Watcher):
         if kind == "grad_output":
             self._comparator.note_inner_use(key, self._arrived.pop(of, None), gradient)
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
+            return None
+        if self._framework.has_past(gradient):  # the recorded one has no past to differentiate again
+            self._book.notice(_DIFFERENTIATED)
             return None
         self._comparator.mark_forced(key)
         return self._values(counterpart, key)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
@@ -15,6 +18,7 @@ from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.check import Check, Options
 from tensortap.records import KINDS
+from tensortap.store import open_run
 from tensortap.store.noise_file import Spot, write_noise
 
 __all__ = ["measure_noise"]
@@ -38,7 +42,13 @@ def measure_noise(
     run = work if callable(work) else lambda model: _forward_and_backward(framework, model, work)
     spreads: Spreads = {}
     lowered: Mapping[str, str] = {}
-    put_back = framework.remember(model)
+    model_back, randoms = framework.remember(model), (random.getstate(), np.random.get_state())
+
+    def put_back() -> None:
+        model_back()
+        random.setstate(randoms[0])
+        np.random.set_state(randoms[1])
+
     with tempfile.TemporaryDirectory(prefix="tensortap-noise-") as folder:
         reference = Path(folder) / "reference"
 
@@ -52,6 +62,9 @@ def measure_noise(
         try:
             with capture(model, reference, keep="tensors", kinds=_KINDS):
                 run(model)
+            with open_run(reference) as seen:
+                if not len(seen):
+                    raise UsageError("the work ran no module of the model: it is given the model, and should call it")
             lowered = _lowered(perturbed(0, _PROBE))
             for seed in range(seeds):
                 _collect(perturbed(seed), spreads)

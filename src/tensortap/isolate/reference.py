@@ -70,6 +70,13 @@ class Reference:
                 "isolate=False"
             )
 
+    def unkept(self) -> set[str]:
+        """Modules of which it has inputs or outputs, but kept none whole: they cannot be fed."""
+        flowing = self._rows.filter(pc.is_in(self._rows.column("kind"), pa.array(_NEEDED)))
+        kept = flowing.filter(pc.is_valid(flowing.column("file")))
+        seen, whole = (set(pc.unique(rows.column("module")).to_pylist()) for rows in (flowing, kept))
+        return seen - whole
+
     def check_names(self, names: Iterable[str]) -> None:
         """That the model's modules are the run's, by name."""
         found = sum(self.has(name) for name in names)

@@ -121,13 +121,14 @@ class _Replay:
             workers=1,
             details=self._request.details,
         )
+        notes = [*self._told(), *result.notes]
         if self._request.repro is not None:
-            self._write_repro(Path(self._request.repro), output, gradients)
+            notes += self._write_repro(Path(self._request.repro), output, gradients)
         return replace(
             result,
             reference=str(part.run.path),
             candidate=self._described(),
-            notes=[*self._told(), *result.notes],
+            notes=notes,
             info={**result.info, "reference": part.run.info},
             options=None,
         )
@@ -221,7 +222,8 @@ class _Replay:
             notes.append("dropout is on and draws other numbers than it did in the run: try --eval, or evaluate=True")
         return notes
 
-    def _write_repro(self, folder: Path, output: Any, gradients: Mapping[str, Any]) -> None:
+    def _write_repro(self, folder: Path, output: Any, gradients: Mapping[str, Any]) -> list[str]:
+        """Write it, and say what it lacks."""
         if self._framework.name != "torch":
             raise UsageError("repro: a reproduction is a torch script, and this is a paddle model")
         model, implementation = self._request.model, self._request.implementation
@@ -229,23 +231,27 @@ class _Replay:
             raise UsageError('repro: give the model as "file.py:function", so that the script can build it, too')
         if callable(implementation):
             raise UsageError('repro: give the implementation as "file.py:function", so that the script can use it, too')
-        repro.write(
-            folder,
-            repro.Case(
-                part=self._part,
-                arguments=self._arguments,
-                state=self._state,
-                output=output,
-                gradients={path: self._framework.host(tensor) for path, tensor in gradients.items()},
-                source=self._source,
-                model=Source.of(model, "model") if self._source is None else None,
-                attribute=self._attribute,
-                implementation=None if implementation is None else Source.of(implementation, "implementation"),
-                dtype=self._request.dtype,
-                device=self._request.device,
-                training=bool(self._module.training),
-            ),
+        case = repro.Case(
+            part=self._part,
+            arguments=self._arguments,
+            state=self._state,
+            output=output,
+            gradients={path: self._framework.host(tensor) for path, tensor in gradients.items()},
+            source=self._source,
+            model=Source.of(model, "model") if self._source is None else None,
+            attribute=self._attribute,
+            implementation=None if implementation is None else Source.of(implementation, "implementation"),
+            dtype=self._request.dtype,
+            device=self._request.device,
+            training=bool(self._module.training),
         )
+        repro.write(folder, case)
+        return [
+            f"repro: {source.file.name} imports {name}, which lies beside it: copy it to {folder}, too"
+            for source in (case.model, case.implementation)
+            if source is not None
+            for name in source.neighbours()
+        ]
 
 
 def _compared(part: Excerpt, alone: Run) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import sys
@@ -35,6 +36,15 @@ class Source:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.name}"
+
+    def neighbours(self) -> list[str]:
+        """Files and folders beside it that it imports: a copy of it alone does not run."""
+        nodes = list(ast.walk(ast.parse(self.file.read_bytes())))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+        first = dict.fromkeys(name.partition(".")[0] for name in names)
+        beside = [self.file.parent / part for name in first for part in (f"{name}.py", name)]
+        return [path.name for path in beside if path.is_file() or (path / "__init__.py").is_file()]
 
 
 def function_of(source: Source, option: str) -> Callable[..., Any]:

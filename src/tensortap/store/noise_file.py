@@ -48,6 +48,10 @@ class Noise:
     def __len__(self) -> int:
         return len(self._spreads)
 
+    @property
+    def modules(self) -> set[str]:
+        return {module for module, *_ in self._spreads}
+
     def of(self, spot: Spot) -> tuple[float, float]:
         """(relative error, that of the worst row); zeros for what is not known."""
         module, _, kind, path = spot

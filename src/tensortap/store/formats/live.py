@@ -30,6 +30,7 @@ class LiveRun(Run):
         self._batches: list[object] = []
         self._count = 0
         self._said: list[str] = []
+        self._finished = False
         self._closed = False
 
     def __len__(self) -> int:
@@ -47,11 +48,12 @@ class LiveRun(Run):
             return
         self._closed = True
         self._encode()
+        self._finished = status == "finished"
         self._said = [*notices] if status == "finished" else [f"it stopped early: {reason}", *notices]
 
     @property
     def finished(self) -> bool:
-        return True
+        return self._finished
 
     @property
     def notices(self) -> list[str]:

@@ -1,0 +1,160 @@
+"""Gradients that never come though the reference has them: nothing that is there is off, and yet it is not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tensortap.compare.isolated import Isolation
+from tensortap.compare.matching import Matched
+from tensortap.compare.structure import Call, Structure
+from tensortap.records import Finding, Key
+
+__all__ = ["Parameters", "lost_in_free_run", "lost_in_isolation"]
+
+Parameters = Collection[tuple[str, str]]
+"""The candidate's own parameters, by the module in the reference's names and the name there."""
+
+
+def lost_in_isolation(
+    matched: Matched, structure: Structure, isolation: Isolation, parameters: Parameters
+) -> dict[int, Finding]:
+    """Where gradients end, by the reference's row."""
+    side = matched.reference
+    unfinished = _unfinished(matched)
+    lost = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
+    meant = [(row, key) for row, key in lost if key.step != unfinished and _is_meant(key, parameters)]
+    return _ends(matched, structure, isolation, meant)
+
+
+def lost_in_free_run(
+    matched: Matched, structure: Structure, parameters: Parameters | None = None
+) -> dict[int, Finding]:
+    """The same of two runs of which less is known. A gradient counts as lost only if its module ran on both sides, if
+    others of its kind came in the same pass, and if parameters go without theirs: else the runs may just have been
+    captured or called differently. `parameters` are None if the candidate's are not known."""
+    left, alignment = matched.reference, matched.alignment
+    if not len(alignment.only_reference) or matched.plan is not None or _has_other_parameters(matched):
+        return {}
+    unfinished = _unfinished(matched)
+    came = set(zip(structure.scope, structure.kind, strict=True))
+    lost = []
+    for row in alignment.only_reference.tolist():
+        key, scope = left.key(row), (int(left.rank[row]), int(left.step[row]), int(left.micro[row]))
+        if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
+            continue
+        calls = structure.calls_of_module.get((scope, key.module), ())
+        if any(c.of("output") for c in calls if key.kind == "param_grad" or c.number == key.call):
+            lost.append((row, key))
+    trained = any(kind == "param_grad" for _, kind in came)
+    if not any(key.kind == ("param_grad" if trained else "grad_output") for _, key in lost):
+        return {}
+    callers = {
+        (call.scope[1], call.scope[2], call.module, call.number): None if call.parent is None else call.parent.module
+        for call in structure.calls.values()
+    }
+    first = lost[0]
+    return _ends(matched, structure, Isolation(callers=callers), lost) or {first[0]: _finding(matched, *first, None)}
+
+
+def _unfinished(matched: Matched) -> int | None:
+    """The reference's number of the step in which the candidate was broken off."""
+    if matched.candidate.run.finished:
+        return None
+    return int(matched.reference.step[matched.alignment.reference].max(initial=-1))
+
+
+def _is_meant(key: Key, parameters: Parameters | None) -> bool:
+    """Whether it is a gradient at all, and not of a parameter that is kept elsewhere, as in a part of the module."""
+    if key.phase != "backward" or "~" in key.path:
+        return False
+    return key.kind != "param_grad" or parameters is None or (key.module, key.path) in parameters
+
+
+def _has_other_parameters(matched: Matched) -> bool:
+    """Whether the candidate has gradients of parameters that the reference does not know, in a pass that both have:
+    the reference's may be among them under another name, or as a part of one."""
+    side, alignment = matched.candidate, matched.alignment
+    scopes = list(zip(side.rank.tolist(), side.step.tolist(), side.micro.tolist(), strict=True))
+    both = {scopes[row] for row in alignment.candidate.tolist()}
+    return any(
+        side.kind[row] == "param_grad" and "~" not in side.path[row] and scopes[row] in both
+        for row in alignment.only_candidate.tolist()
+    )
+
+
+def _ends(
+    matched: Matched, structure: Structure, isolation: Isolation, lost: Sequence[tuple[int, Key]]
+) -> dict[int, Finding]:
+    missing = {key for _, key in lost}
+    found: dict[int, Finding] = {}
+    named: set[str] = set()
+    for row, key in lost:
+        module = _end_of(key, structure, isolation, missing, int(matched.reference.rank[row]))
+        if module is None or {module, key.module} & named:
+            continue
+        # What is lost inside a module never gets to what is before it: the ones around are not to blame.
+        if key.kind != "param_grad" and any(not module or name.startswith(f"{module}.") for name in named):
+            continue
+        named.add(module)
+        found[row] = _finding(matched, row, key, module if module != key.module else None)
+    return found
+
+
+def _finding(matched: Matched, row: int, key: Key, container: str | None) -> Finding:
+    return Finding(
+        key=key,
+        rank=int(matched.reference.rank[row]),
+        cls=matched.reference.cls[row],
+        status="missing",
+        difference=None,
+        tolerance=0.0,
+        rule="the reference has one",
+        inputs_matched=True,
+        container=container,
+    )
+
+
+def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Collection[Key], rank: int) -> str | None:
+    """The module that lost a gradient itself; None if it never got as far."""
+    scope = rank, key.step, key.micro
+    calls = [
+        c
+        for c in structure.calls_of_module.get((scope, key.module), ())
+        if key.kind == "param_grad" or c.number == key.call
+    ]
+    if key.kind == "grad_output":
+        if any(_sent_nothing(user, missing) for user in _users_of(key, structure, calls)):
+            return None
+        caller = isolation.callers.get((key.step, key.micro, key.module, key.call))
+        around = () if caller is None else structure.calls_of_module.get((scope, caller), ())
+        if not any(call.of("grad_output") for call in around):
+            return None
+        return _cut_at_output(key, calls, structure, isolation) or caller
+    if not any(call.of("grad_output") for call in calls):
+        return None
+    if key.kind == "grad_input" and key._replace(phase="forward", kind="input") in isolation.cut_off:
+        return isolation.cutter(calls[0], key.path, structure)
+    return key.module
+
+
+def _cut_at_output(key: Key, calls: Sequence[Call], structure: Structure, isolation: Isolation) -> str | None:
+    """Who took the past from an output, if anybody did: the module that returns it, or where its inputs come from."""
+    for call in calls:
+        if isolation.is_cut_off(call, "output", key.path):
+            return call.module
+        for row in call.of("input"):
+            if isolation.is_cut_off(call, "input", structure.path[row]):
+                return isolation.cutter(call, structure.path[row], structure)
+    return None
+
+
+def _users_of(key: Key, structure: Structure, calls: Sequence[Call]) -> list[Call]:
+    """The calls that were given the output whose gradient is meant."""
+    rows = [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
+    return [user for row in rows for user in structure.consumers.get(structure.tensor[row], ())]
+
+
+def _sent_nothing(user: Call, missing: Collection[Key]) -> bool:
+    _, step, micro = user.scope
+    place = step, micro, "backward", user.module, user.number, "grad_input"
+    return any(key[:6] == place for key in missing)

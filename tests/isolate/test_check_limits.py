@@ -1,0 +1,251 @@
+"""What a check says where it can do only a part of its work, or none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from tensortap.errors import UsageError
+
+KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+def step(net: nn.Module) -> None:
+    net(batch()).square().sum().backward()
+
+
+def captured(path: Path, work: Callable[[nn.Module], None] = step, **options: Any) -> Path:
+    with tt.capture(net := model(), path, **({"keep": "tensors", "kinds": KINDS} | options)):
+        work(net)
+    return path
+
+
+def penalised(net: nn.Module) -> None:
+    x = batch().requires_grad_()
+    out = net(x).square().sum()
+    (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+    (out + gradient.square().sum()).backward()
+
+
+def test_a_gradient_penalty_is_left_as_it_is(run_path: Path) -> None:
+    reference, net, free = captured(run_path, penalised), model(), model()
+    with tt.check(net, reference) as check:
+        penalised(net)
+    penalised(free)
+    assert check.result.verdict == "match", check.result.sentence
+    for ours, theirs in zip(net.parameters(), free.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5), "the penalty must reach the parameters"
+    assert any("create_graph=True" in note for note in check.result.notes)
+
+
+def test_a_run_of_the_other_framework_is_refused(run_path: Path) -> None:
+    import paddle
+
+    with tt.capture(net := paddle.nn.Linear(8, 8), run_path, keep="tensors", kinds=KINDS):
+        net(paddle.ones([4, 8])).sum().backward()
+    with pytest.raises(UsageError, match=r"is a run of paddle, and the model is one of torch: .* tensortap\.compare"):
+        tt.check(nn.Linear(8, 8), run_path)
+
+
+def scaled(module: str) -> nn.Module:
+    net = model()
+    target = net.get_submodule(module)
+    inner = target.forward
+    target.forward = lambda x: inner(x) * 1.1  # type: ignore[method-assign]
+    return net
+
+
+def checked(net: nn.Module, reference: Path, **options: Any) -> Any:
+    with tt.check(net, reference, **options) as check:
+        step(net)
+    return check.result
+
+
+def named(result: Any) -> list[str]:
+    return [birth.module for birth in result.births]
+
+
+@pytest.mark.parametrize("kept", ["2", ""])
+def test_a_partly_kept_reference_judges_what_it_kept(kept: str, run_path: Path) -> None:
+    """What cannot be fed belongs to the module around it; a right module is never named."""
+    reference = captured(run_path, keep={kept: "tensors", "*": "summary"})
+    right = checked(model(), reference)
+    assert right.verdict == "match", right.sentence
+    assert any("kept no tensors of 5 of its 6 modules" in note for note in right.notes)
+    assert named(checked(scaled("2"), reference)) == [kept]
+    assert named(checked(scaled("1"), reference)) == [""]
+    assert named(checked(scaled("4"), reference)) == [""]
+
+
+def trained(net: nn.Module, rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return net, torch.optim.SGD(net.parameters(), lr=rate)
+
+
+def test_a_wrong_optimizer_is_one_finding(run_path: Path) -> None:
+    def work(rate: float, watch: Callable[[Any, Any], Any]) -> Any:
+        net, optimizer = trained(model(), rate)
+        with watch(net, optimizer) as watching:
+            for _ in range(2):
+                step(net)
+                optimizer.step()
+                optimizer.zero_grad()
+        return watching
+
+    kinds = (*KINDS, "param")
+    work(0.01, lambda net, o: tt.capture(net, run_path, keep="tensors", kinds=kinds, optimizer=o))
+    result = work(0.02, lambda net, o: tt.check(net, run_path, optimizer=o)).result
+    assert len(result.births) == 1
+    assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
+
+
+def test_parameters_that_differed_before_are_said_to(run_path: Path) -> None:
+    reference, net = captured(run_path, kinds=(*KINDS, "param")), model()
+    with torch.no_grad():
+        net[0].weight += 1
+        net[2].weight += 1
+    result = checked(net, reference)
+    assert named(result) == ["0", "2"]
+    assert result.sentence.startswith("The parameters already differed: before step 0, 0.weight is off by")
+    assert result.sentence.endswith("so do parameters of 1 more module.")
+
+
+def test_a_step_that_was_broken_off_says_so(run_path: Path) -> None:
+    reference, net = captured(run_path), model()
+    check = tt.check(net, reference)
+    with pytest.raises(ZeroDivisionError), check:
+        net(batch())
+        raise ZeroDivisionError
+    assert check.result.sentence.startswith("The step was broken off. As far as it came: Every module agrees")
+
+
+def test_a_forward_alone_says_so(run_path: Path) -> None:
+    reference, net = captured(run_path), model()
+    with tt.check(net, reference) as check:
+        net(batch())
+    assert check.result.sentence.endswith("No backward ran: the reference's gradients were not compared.")
+
+
+def test_steps_that_the_model_never_ran_are_noted(run_path: Path) -> None:
+    def twice(net: nn.Module, watching: Any, counted: bool) -> Any:
+        with watching:
+            step(net)
+            if counted:
+                watching.step()
+            net.zero_grad()
+            step(net)
+        return watching
+
+    net = model()
+    twice(net, tt.capture(net, run_path, keep="tensors", kinds=KINDS), counted=True)
+    uncounted = twice(net := model(), tt.check(net, run_path), counted=False).result
+    assert any("has step 1, which the model did not run, or not as a step of its own" in n for n in uncounted.notes)
+    counted = twice(net := model(), tt.check(net, run_path), counted=True).result
+    assert not counted.notes
+    assert not checked(model(), run_path, steps=[0]).notes
+
+
+def test_steps_that_only_the_model_ran_are_noted(run_path: Path) -> None:
+    reference, net = captured(run_path), model()
+    with tt.check(net, reference) as check:
+        step(net)
+        step(net)
+    assert any("the model ran more often in step 0 than the reference" in note for note in check.result.notes)
+
+
+def test_noise_of_another_model_is_refused(run_path: Path, tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = nn.ModuleDict({f"part{i}": nn.Linear(8, 8) for i in range(12)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.deep.values():
+                x = part(x)
+            return x
+
+    reference = captured(run_path, modules=["0", "2", "4"])
+    tt.noise(Other(), batch(), tmp_path / "noise")
+    with pytest.raises(UsageError, match="was measured on another model: 0 of the 13 modules"):
+        tt.check(model(), reference, noise=tmp_path / "noise")
+    with pytest.raises(UsageError, match="was measured on another model"):
+        tt.compare(reference, reference, noise=[tmp_path / "noise"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modules": "00"}, r"no module of the model matches modules='00'; did you mean 0\?"),
+        ({"modules": lambda name, module: False}, "no module of the model matches modules=<function>$"),
+        ({"rtol": -1}, "rtol must be 0 or more, not -1"),
+        ({"steps": [5]}, "has none of these; it has 0"),
+    ],
+)
+def test_what_cannot_work_is_told_before_the_step(options: dict[str, Any], message: str, run_path: Path) -> None:
+    reference = captured(run_path)
+    with pytest.raises(UsageError, match=message):
+        tt.check(model(), reference, **options)
+
+
+def test_an_empty_block_says_so(run_path: Path) -> None:
+    with tt.check(model(), captured(run_path)) as check:
+        pass
+    assert check.result.verdict == "incomparable"
+    assert check.result.sentence.startswith("Nothing to judge: no module of the model ran in the block")
+
+
+def test_noise_of_no_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the work ran no module of the model"):
+        tt.noise(model(), lambda net: None, tmp_path / "noise")
+
+
+def test_noise_leaves_all_random_states_alone(tmp_path: Path) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()
+
+    def work(net: nn.Module) -> None:
+        net(batch() * random.random() * np.random.rand()).square().sum().backward()
+
+    tt.noise(model(), work, tmp_path / "noise", seeds=1)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_a_skipped_module_whose_input_the_model_returns(run_path: Path) -> None:
+    """What the loss sends back to that input is right; the rest comes from the module that hands it on."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.block, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.first(x)
+            return self.last(self.block(hidden)), hidden
+
+    def work(net: nn.Module) -> None:
+        out, hidden = net(batch())
+        (out.square().sum() + hidden.pow(3).sum()).backward()
+
+    with tt.capture(right := Both(), run_path, keep="tensors", kinds=KINDS):
+        work(right)
+    skipping = Both()
+    skipping.block.forward = lambda x: x  # type: ignore[method-assign]
+    with tt.check(skipping, run_path) as check:
+        work(skipping)
+    assert named(check.result) == ["block"]

@@ -1,0 +1,175 @@
+"""Gradients that never come: who is named, and that a model which only looks different is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+
+KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
+Spoil = Callable[[Any], None]
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+def nested() -> nn.Module:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), inner, nn.Linear(8, 8)), nn.Linear(8, 8))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mid, self.head = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.mid(self.embed(torch.arange(4))))
+
+
+def step(model: nn.Module) -> None:
+    model(torch.randn(4, 8, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+
+
+def input_detached(module: nn.Module) -> None:
+    inner = module.forward
+    module.forward = lambda x: inner(x.detach())  # type: ignore[method-assign]
+
+
+def output_detached(module: nn.Module) -> None:
+    inner = module.forward
+    module.forward = lambda x: inner(x).detach()  # type: ignore[method-assign]
+
+
+def without_autograd(module: nn.Module) -> None:
+    module.forward = torch.no_grad()(module.forward)  # type: ignore[method-assign]
+
+
+def frozen(module: nn.Module) -> None:
+    module.weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+
+
+def captured(model: nn.Module, path: Path, **options: Any) -> Path:
+    with tt.capture(model, path, **({"keep": "tensors", "kinds": KINDS} | options)):
+        step(model)
+    return path
+
+
+def spoilt(build: Callable[[], nn.Module], module: str, spoil: Spoil) -> nn.Module:
+    model = build()
+    spoil(model.get_submodule(module))
+    return model
+
+
+def named(result: Any) -> list[str]:
+    return [birth.module for birth in result.births]
+
+
+@pytest.mark.parametrize(
+    ("build", "module", "spoil"),
+    [
+        (nested, "1.1.1", input_detached),
+        (nested, "1.1.0", output_detached),
+        (nested, "1.1", without_autograd),
+        (plain, "2", output_detached),
+        (plain, "1", without_autograd),
+        (plain, "2", frozen),
+        (Tied, "mid", input_detached),
+        (Tied, "mid", output_detached),
+    ],
+)
+def test_the_module_at_fault_is_named_alone(
+    build: Callable[[], nn.Module], module: str, spoil: Spoil, run_path: Path
+) -> None:
+    reference, model = captured(build(), run_path), spoilt(build, module, spoil)
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == [module], check.result.sentence
+
+
+def test_without_gradients_at_inputs_it_is_still_one(run_path: Path) -> None:
+    reference = captured(nested(), run_path, kinds=("input", "output", "grad_output", "param_grad"))
+    model = spoilt(nested, "1.1.0", output_detached)
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == ["1.1.0"]
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("output", "grad_output", "param_grad"), ("output", "param_grad")])
+@pytest.mark.parametrize("spoil", [input_detached, output_detached, frozen])
+def test_two_free_runs_do_not_match(kinds: tuple[str, ...], spoil: Spoil, run_path: Path, tmp_path: Path) -> None:
+    reference, model = captured(plain(), run_path, kinds=kinds), spoilt(plain, "2", spoil)
+    stored = tt.compare(reference, captured(model, tmp_path / "candidate", kinds=kinds))
+    assert stored.verdict == "diverged", stored.sentence
+    assert "never comes, though the reference has it" in stored.sentence
+    model = spoilt(plain, "2", spoil)
+    with tt.check(model, reference, isolate=False) as check:
+        step(model)
+    assert (check.result.sentence, named(check.result)) == (stored.sentence, named(stored))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kinds": ("input", "output")},
+        {"kinds": ("input", "output", "grad_output")},
+        {"modules": ["2", "4"]},
+        {"keep": "summary"},
+    ],
+)
+def test_runs_captured_differently_match(options: dict[str, Any], run_path: Path, tmp_path: Path) -> None:
+    result = tt.compare(captured(plain(), run_path), captured(plain(), tmp_path / "candidate", **options))
+    assert result.verdict == "match", result.sentence
+
+
+def test_an_input_that_needs_no_gradient_is_no_loss(run_path: Path, tmp_path: Path) -> None:
+    """Only the reference was asked for the gradient of the batch: every parameter has its own on both sides."""
+
+    def run(path: Path, asked: bool) -> Path:
+        x = torch.ones(4, 8).requires_grad_(asked)
+        with tt.capture(model := plain(), path, keep="tensors", kinds=KINDS):
+            model(x).square().sum().backward()
+        return path
+
+    result = tt.compare(run(run_path, asked=True), run(tmp_path / "candidate", asked=False))
+    assert result.verdict == "match", result.sentence
+
+
+def test_a_run_that_was_broken_off_has_lost_nothing(run_path: Path, tmp_path: Path) -> None:
+    def stopped(gradient: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    model = plain()
+    model[2].register_forward_hook(lambda module, args, output: args[0].register_hook(stopped) and None)  # type: ignore[operator]
+    with pytest.raises(KeyboardInterrupt):
+        captured(model, tmp_path / "candidate")
+    assert not tt.compare(captured(plain(), run_path), tmp_path / "candidate").births
+    check = tt.check(model, run_path)
+    with pytest.raises(KeyboardInterrupt), check:
+        step(model)
+    assert not check.result.births
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_parameters_that_moved_into_a_part_are_not_lost(isolate: bool, run_path: Path, tmp_path: Path) -> None:
+    def refactored() -> Any:
+        model: Any = plain()
+        model[2] = nn.Sequential(model[2], nn.Identity())
+        return model
+
+    reference, model = captured(plain(), run_path), refactored()
+    with tt.check(model, reference, isolate=isolate) as check:
+        step(model)
+    assert check.result.verdict == "match", check.result.sentence
+    assert tt.compare(reference, captured(refactored(), tmp_path / "candidate")).verdict == "match"
