@@ -56,9 +56,10 @@ class Isolation:
             if self.is_cut_off(maker, "output", output):
                 return maker.module
         for maker, _ in makers[:1]:
-            for row in maker.of("input"):
-                if self.is_cut_off(maker, "input", structure.path[row]):
-                    return self.cutter(maker, structure.path[row], structure)
+            paths = [structure.path[row] for row in maker.of("input")]
+            # Some inputs take no part by right, such as tables of angles; if none does, the past ended further back.
+            if paths and all(self.is_cut_off(maker, "input", each) for each in paths):
+                return self.cutter(maker, paths[0], structure)
         return self.caller(call)
 
 
