@@ -13,7 +13,7 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "details", "placements", "dtypes", "machine"}
+COMMON = {"errors", "records", "details", "placements", "dtypes", "machine", "sending"}
 ROOMS = {
     "errors": set(),
     "records": {"details", "placements"},
@@ -21,6 +21,7 @@ ROOMS = {
     "placements": set(),
     "dtypes": set(),
     "machine": set(),
+    "sending": set(),
     "kernels": COMMON,
     "frameworks": COMMON | {"kernels"},
     "store": COMMON,

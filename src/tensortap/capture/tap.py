@@ -98,12 +98,12 @@ class RunSink:
         self.writer.close(status, reason)
 
     def _say_unseen(self, book: CoverageBook) -> None:
-        for module in sorted(self._recorder.changed_unseen):
+        while self._recorder.changed_unseen:  # one by one: the index's thread may be adding to it
+            module = self._recorder.changed_unseen.pop()
             book.notice(
                 f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
                 "after the change were not kept"
             )
-        self._recorder.changed_unseen.clear()
 
 
 class Tap(Observer):

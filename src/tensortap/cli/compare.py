@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tensortap.cli.outputs import Csv, ExitZero, Html, Json, Junit, Markdown, Parquet, Quiet, Verbose
 from tensortap.cli.pairing import (
     Atol,
     Candidate,
@@ -49,18 +50,15 @@ def compare(
     until_first: Annotated[bool, typer.Option("--until-first", help="Stop at the first divergence.")] = False,
     workers: Workers = None,
     device: Device = "cpu",
-    csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
-    html: Annotated[str | None, typer.Option(metavar="PATH", help="A page to look at, in one file.")] = None,
-    json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
-    junit: Annotated[str | None, typer.Option(metavar="PATH", help="One case a module, for CI.")] = None,
-    markdown: Annotated[str | None, typer.Option(metavar="PATH", help="A page for a ticket or a comment.")] = None,
-    parquet: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as Parquet.")] = None,
-    verbose: Annotated[
-        int,
-        typer.Option("-v", "--verbose", count=True, show_default=False, help="100 rows and all else; -vv all rows."),
-    ] = 0,
-    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if the runs diverge.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
+    csv: Csv = None,
+    html: Html = None,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    parquet: Parquet = None,
+    verbose: Verbose = 0,
+    exit_zero: ExitZero = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the first place where two runs part, and say how far.
 

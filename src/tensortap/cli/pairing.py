@@ -13,8 +13,10 @@ __all__ = [
     "Device",
     "Kinds",
     "MapFile",
+    "MaybeCandidate",
     "Modules",
     "Noise",
+    "OnlyOrReference",
     "Ranks",
     "Reference",
     "Rename",
@@ -31,6 +33,12 @@ _MOST_STEPS = 1_000_000
 
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help="The run to trust.", show_default=False)]
 Candidate = Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)]
+OnlyOrReference = Annotated[
+    str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
+]
+MaybeCandidate = Annotated[
+    str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
+]
 Rename = Annotated[
     list[str] | None,
     typer.Option(metavar="'PATTERN=REPLACEMENT'", help="Rename the candidate's modules; a regular expression."),

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tensortap.cli.outputs import Csv, ExitZero, Html, Json, Junit, Markdown, Parquet, Quiet, Verbose
+from tensortap.cli.pairing import Atol, Rtol, tolerance
+
 __all__ = ["replay"]
 
 
@@ -42,22 +45,17 @@ def replay(
     repro: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a script that shows the same without tensortap.")
     ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(metavar="X", help="Relative error to allow, instead of what the dtype suggests.")
-    ] = None,
-    atol: Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")] = None,
-    csv: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as CSV; - is stdout.")] = None,
-    html: Annotated[str | None, typer.Option(metavar="PATH", help="A page to look at, in one file.")] = None,
-    json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
-    junit: Annotated[str | None, typer.Option(metavar="PATH", help="One case a module, for CI.")] = None,
-    markdown: Annotated[str | None, typer.Option(metavar="PATH", help="A page for a ticket or a comment.")] = None,
-    parquet: Annotated[str | None, typer.Option(metavar="PATH", help="All pairs as Parquet.")] = None,
-    verbose: Annotated[
-        int,
-        typer.Option("-v", "--verbose", count=True, show_default=False, help="100 rows and all else; -vv all rows."),
-    ] = 0,
-    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if they diverge.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    csv: Csv = None,
+    html: Html = None,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    parquet: Parquet = None,
+    verbose: Verbose = 0,
+    exit_zero: ExitZero = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run one module alone on the inputs that a run recorded, and compare it with what the run recorded.
 
@@ -73,7 +71,6 @@ def replay(
     import tensortap
     from tensortap.cli import screen
     from tensortap.cli.compare import conclude, details_meant, outputs_meant
-    from tensortap.cli.pairing import tolerance
 
     outputs = outputs_meant(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}

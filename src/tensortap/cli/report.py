@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tensortap.cli.outputs import ExitZero, Quiet
 from tensortap.cli.pairing import (
     Atol,
     Device,
     Kinds,
     MapFile,
+    MaybeCandidate,
     Modules,
     Noise,
+    OnlyOrReference,
     Ranks,
     Rename,
     Rtol,
@@ -32,12 +35,8 @@ _NOTHING = 3  # as where two runs have nothing in common
 
 
 def report(
-    reference: Annotated[
-        str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
-    ],
-    candidate: Annotated[
-        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
-    ] = None,
+    reference: OnlyOrReference,
+    candidate: MaybeCandidate = None,
     out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="The page; - is stdout.")] = "report.html",
     rename: Rename = None,
     map_file: MapFile = None,
@@ -50,8 +49,8 @@ def report(
     noise: Noise = None,
     workers: Workers = None,
     device: Device = "cpu",
-    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if the runs diverge.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says it.")] = False,
+    exit_zero: ExitZero = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a page about two runs, or about one: a single file that opens from disk and needs no network.
 

@@ -13,8 +13,10 @@ from tensortap.cli.pairing import (
     Device,
     Kinds,
     MapFile,
+    MaybeCandidate,
     Modules,
     Noise,
+    OnlyOrReference,
     Ranks,
     Rename,
     Rtol,
@@ -31,12 +33,8 @@ __all__ = ["view"]
 
 
 def view(
-    reference: Annotated[
-        str, typer.Argument(metavar="REFERENCE", help="The run to trust, or the only one.", show_default=False)
-    ],
-    candidate: Annotated[
-        str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
-    ] = None,
+    reference: OnlyOrReference,
+    candidate: MaybeCandidate = None,
     rename: Rename = None,
     map_file: MapFile = None,
     step: Steps = "",

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.sending import Incoming, Pinning
+
 __all__ = [
     "After",
     "Before",
@@ -23,8 +25,6 @@ __all__ = [
     "Framework",
     "Gradient",
     "Identity",
-    "Incoming",
-    "Pinning",
     "Remove",
     "Workshop",
 ]
@@ -85,15 +85,6 @@ class Collected(NamedTuple):
     """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
 
 
-class Incoming(Protocol):
-    """Bytes in a device's memory, which come to the host by themselves once asked to."""
-
-    size: int
-
-    def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
-        """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
-
-
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
@@ -113,14 +104,6 @@ class Workshop(Protocol):
 
     def close(self) -> None:
         """Wait for all that is under way, and let go of the memory."""
-
-
-class Pinning(Protocol):
-    """Makes host memory such that a device can write into it by itself."""
-
-    def pin(self, slab: npt.NDArray[np.uint8]) -> None: ...
-
-    def unpin(self, slab: npt.NDArray[np.uint8]) -> None: ...
 
 
 class Framework(Protocol):

@@ -24,13 +24,13 @@ from tensortap.frameworks.base import (
     Edge,
     Gradient,
     Identity,
-    Pinning,
     Remove,
     Workshop,
 )
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle_replacing import Replacing
+from tensortap.sending import Pinning
 
 __all__ = ["Paddle"]
 

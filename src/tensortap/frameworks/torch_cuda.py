@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Collected, Incoming
+from tensortap.frameworks.base import Collected
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import NAMES, dense
 from tensortap.kernels.cuda import driver
@@ -32,6 +32,7 @@ from tensortap.kernels.gpu import (
     lay_out,
 )
 from tensortap.kernels.reference import digest_weights
+from tensortap.sending import Incoming
 
 __all__ = ["CudaTicket", "CudaWorkshop"]
 

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Collected, Incoming
+from tensortap.frameworks.base import Collected
 from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import RESULT, columns
 from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, row_hash
+from tensortap.sending import Incoming
 
 __all__ = ["OpsWorkshop"]
 

@@ -12,8 +12,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tensortap.frameworks.base import Identity, Pinning, Workshop
+from tensortap.frameworks.base import Identity, Workshop
 from tensortap.frameworks.torch_tensors import BITS, NAMES, dense
+from tensortap.sending import Pinning
 
 __all__ = ["Reading"]
 

@@ -1,23 +1,14 @@
-"""Any array as a run of plain little-endian bytes, without a second copy of the whole; and bytes yet to come."""
+"""Any array as a run of plain little-endian bytes, without a second copy of the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Incoming", "pieces"]
-
-
-class Incoming(Protocol):
-    """Bytes in a device's memory, which come to the host by themselves once asked to."""
-
-    size: int
-
-    def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
-        """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
+__all__ = ["pieces"]
 
 
 def pieces(array: npt.NDArray[Any], limit: int) -> Iterator[npt.NDArray[np.uint8]]:

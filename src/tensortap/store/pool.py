@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import mmap
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.sending import Pinning
 from tensortap.store.route import BLOCK
 from tensortap.store.state import State
 
-__all__ = ["Pinning", "Slab", "SlabPool"]
+__all__ = ["Slab", "SlabPool"]
 
 Slab = npt.NDArray[np.uint8]
 
 _LARGEST = 4 << 20
 _LARGEST_PINNED = 16 << 20
 _SMALLEST = 64
-
-
-class Pinning(Protocol):
-    """Makes host memory such that a device can write into it by itself."""
-
-    def pin(self, slab: Slab) -> None: ...
-
-    def unpin(self, slab: Slab) -> None: ...
 
 
 class SlabPool:

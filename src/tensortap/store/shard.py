@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.records import Location
+from tensortap.sending import Incoming
 from tensortap.store.format import PARTIAL
 from tensortap.store.header import Header, room_for
-from tensortap.store.pieces import Incoming
 from tensortap.store.pool import Slab, SlabPool
 from tensortap.store.route import BLOCK, Route
 from tensortap.store.state import State

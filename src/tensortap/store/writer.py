@@ -24,6 +24,7 @@ from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.machine import cores, memory, neighbours
 from tensortap.records import Coverage, Location, Record
+from tensortap.sending import Incoming, Pinning
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
     COVERAGE_JSON,
@@ -35,8 +36,8 @@ from tensortap.store.format import (
     shard_name,
 )
 from tensortap.store.index import IndexWriter, Rows
-from tensortap.store.pieces import Incoming, pieces
-from tensortap.store.pool import Pinning, SlabPool
+from tensortap.store.pieces import pieces
+from tensortap.store.pool import SlabPool
 from tensortap.store.route import Route, can_go_past
 from tensortap.store.shard import Shard
 from tensortap.store.state import State, write_error
