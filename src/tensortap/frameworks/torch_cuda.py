@@ -119,8 +119,8 @@ class _Lane:
             size = _SLOTS * RESULT.itemsize
             self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
         elements = tensor.numel()
-        split = self._gpu.split(elements)
-        if self._used + split.blocks > self._most or len(self._pending) == MOST_FINISHED:
+        blocks = self._gpu.blocks(elements)
+        if self._used + blocks > self._most or len(self._pending) == MOST_FINISHED:
             self._finish()
         slot = len(self._batch.tickets)
         address = self._results[self._current].data_ptr() + slot * RESULT.itemsize
@@ -129,15 +129,15 @@ class _Lane:
             tensor.data_ptr(),
             elements,
             layout,
-            split,
+            blocks,
             weights=self._weights.data_ptr(),
             partials=self._partials.data_ptr() + self._used * PARTIAL_BYTES,
             result=address,
             known=known.address if known is not None and probed else 0,
             stream=self._stream,
         )
-        self._pending.append(Pending(self._used, split.blocks, slot))
-        self._used += split.blocks
+        self._pending.append(Pending(self._used, blocks, slot))
+        self._used += blocks
         ticket = CudaTicket(self._batch, self, address, elements, known, probed)
         self._batch.tickets.append(ticket)
         return ticket

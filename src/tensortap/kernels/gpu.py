@@ -29,7 +29,6 @@ __all__ = [
     "Gpu",
     "Layout",
     "Pending",
-    "Split",
     "columns",
     "lay_out",
 ]
@@ -77,11 +76,16 @@ _ELEMENTS = {
 }
 _THREADS = 256
 _BLOCKS_EACH = 2
-_LEAST_ROWS = 4
+_BATCH = 8
+"""Rows that half a block takes together."""
+_RING = 32 << 10
+"""Shared memory for rows that arrive. More in flight would let some processors run far ahead of others."""
+_BUCKETS_BYTES = 9 * 4 * _THREADS
 _MOST_LAYOUTS = 1024
 _MOST_DIMS = 6
 _WORK = struct.Struct("<6Q4I")
 _LAYOUT = struct.Struct(f"<{_MOST_DIMS}I{_MOST_DIMS}q")
+_SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
@@ -102,15 +106,6 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     """Innermost first, in elements."""
-
-
-class Split(NamedTuple):
-    """How a tensor's rows are shared out."""
-
-    blocks: int
-    """So many partial results there will be."""
-    rows: int
-    """For half a block."""
 
 
 FLAT = Layout(0, (), ())
@@ -184,7 +179,7 @@ class Gpu:
         address: int,
         elements: int,
         layout: Layout,
-        split: Split,
+        blocks: int,
         *,
         weights: int,
         partials: int,
@@ -192,17 +187,20 @@ class Gpu:
         known: int = 0,
         stream: int,
     ) -> None:
-        """Read a tensor once. Addresses are of the tensor, the weights, `split.blocks` partial results and one result.
+        """Read a tensor once. Addresses are of the tensor, the weights, `blocks` partial results and one result.
 
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
         kernel = self._kernels.get((dtype, layout.code)) or self._compile(dtype, layout.code)
         work = self._works.get(layout) or self._new_work(layout)
-        blocks, rows = split
         seen = result + _PROBE_OFFSET
         expected = known + _PROBE_OFFSET if known else 0
+        batches, left = divmod(elements // (_BATCH * ROW), 2 * blocks)
         _WORK.pack_into(
-            work.memory, 0, address, partials, weights, seen, expected, elements, rows, blocks, len(layout.sizes), 0
+            work.memory,
+            0,
+            *(address, partials, weights, seen, expected, elements),
+            *(blocks, batches, left, len(layout.sizes)),
         )
         kernel.launch(blocks + 1, work, stream)
 
@@ -222,11 +220,9 @@ class Gpu:
         _LAYOUT.pack_into(work.memory, _WORK.size, *layout.sizes, *padding, *layout.strides, *padding)
         return work
 
-    def split(self, elements: int) -> Split:
-        """All blocks run at once, and none has too little to do."""
-        rows = -(-elements // ROW)
-        each = max(_LEAST_ROWS, -(-rows // (2 * self._wave)))
-        return Split(max(1, -(-rows // (2 * each))), each)
+    def blocks(self, elements: int) -> int:
+        """How many share a tensor and leave a partial result each: all run at once, none has too little to do."""
+        return min(self._wave, -(-elements // (2 * _BATCH * ROW))) or 1
 
     def _compile(self, name: str, layout: int) -> Kernel:
         kernel = self._kernels[name, layout] = _kernel(self._device, name, layout)
@@ -241,13 +237,21 @@ def _kernel(device: Device, name: str, layout: int) -> Kernel:
     """Compiled once in a process."""
     with _compiling:
         if (kernel := _compiled.get((device, name, layout))) is None:
-            folder = resources.files("tensortap.kernels") / "cuda"
             file = "finish" if name == "finish" else "summarize"
-            source = (folder / "common.cuh").read_text() + (folder / f"{file}.cu").read_text()
+            packed = name in ("bfloat16", "float16") and layout == 0 and device.capability >= (9, 0)
+            shared = 0 if name == "finish" else _RING if packed else _BUCKETS_BYTES
             options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}", f"-DBLOCKS_EACH={_BLOCKS_EACH}"]
-            image = compile_kernel(source, file, device.capability, options, device.toolkit)
-            kernel = _compiled[device, name, layout] = Kernel(image, file, 512 if name == "finish" else _THREADS)
+            options.append(f"-DRING={_RING}")
+            image = compile_kernel(_source(file), file, device.capability, options, device.toolkit)
+            threads = 512 if name == "finish" else _THREADS
+            kernel = _compiled[device, name, layout] = Kernel(image, file, threads, shared)
         return kernel
+
+
+def _source(file: str) -> str:
+    folder = resources.files("tensortap.kernels") / "cuda"
+    parts = ("common.cuh", "finish.cu") if file == "finish" else _SUMMARIZE
+    return "".join((folder / part).read_text() for part in parts)
 
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

@@ -18,6 +18,7 @@ from tensortap.errors import TensortapError
 __all__ = ["CudaError", "Kernel", "Parameter", "allow_captures", "compile_kernel", "pin", "unpin"]
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _thread = threading.local()
 
@@ -37,15 +38,19 @@ class Parameter:
 class Kernel:
     """A kernel of one parameter, a struct passed by value. It belongs to the context that was current at its making."""
 
-    def __init__(self, image: bytes, name: str, threads: int) -> None:
+    def __init__(self, image: bytes, name: str, threads: int, shared: int = 0) -> None:
         self._module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(self._module), image))
         _check(_driver().cuModuleGetFunction(byref(self._function), self._module, name.encode()))
+        _check(_driver().cuFuncSetAttribute(self._function, _MOST_SHARED, shared))
         self._threads = threads
+        self._shared = shared
         self._launch = _driver().cuLaunchKernel
 
     def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
-        code = self._launch(self._function, blocks, 1, 1, self._threads, 1, 1, 0, stream, parameter.pointers, None)
+        code = self._launch(
+            self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, parameter.pointers, None
+        )
         if code:
             _check(code)
 
@@ -97,6 +102,7 @@ def _driver() -> ctypes.CDLL:
     library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     library.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     library.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
+    library.cuFuncSetAttribute.argtypes = [c_void_p, c_int, c_int]
     library.cuMemHostRegister_v2.argtypes = [c_void_p, c_size_t, c_uint]
     library.cuMemHostUnregister.argtypes = [c_void_p]
     library.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]

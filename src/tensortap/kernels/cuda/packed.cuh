@@ -1,0 +1,276 @@
+// The way for 16-bit floats, two to a word, which the tensor cores add up.
+
+#if PACKED
+#if ELEMENT == BF16
+#define PAIRS "bf16x2"
+#define NUMBERS "bf16"
+#define ONE 0x3F80u
+#define LARGEST 0x7F7F7F7Fu
+#else
+#define PAIRS "f16x2"
+#define NUMBERS "f16"
+#define ONE 0x3C00u
+#define LARGEST 0x7BFF7BFFu
+#endif
+
+__device__ __forceinline__ u32 pair_min(u32 a, u32 b) {
+    asm("min." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+    return a;
+}
+
+__device__ __forceinline__ u32 pair_max(u32 a, u32 b) {
+    asm("max." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+    return a;
+}
+
+// The lesser magnitudes; what their signs are is no matter.
+__device__ __forceinline__ u32 pair_least(u32 a, u32 b) {
+    asm("min.xorsign.abs." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+    return a;
+}
+
+// As long as no product underflows, zero only where one of the two is.
+__device__ __forceinline__ u32 pair_times(u32 a, u32 b) {
+    asm("mul." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+    return a;
+}
+
+// c += A B. Of the words of all threads, words 0 and 2 of threads 4 i to 4 i + 3 are row i of A, 16 x 16, words 1 and 3 row
+// i + 8. B is 16 x 8, here of ones. c is 16 x 8, so all its columns are the sums of A's rows; a thread has rows lane / 4 and
+// lane / 4 + 8.
+__device__ __forceinline__ void add_products(float *c, const u32 *a, const u32 *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// What is added up of a few rows, before it is carried on in float64. The tensor cores cut off where others round.
+struct Few {
+    float sums[4], squares, l1;
+};
+
+struct Packed {
+    u32 ones[2];
+    u32 low, high;  // pairs
+    float sketch[8];
+    u32 zeros;
+    double sum, squares, l1;
+    u64 digest;
+};
+
+// One row of a thread's; `least` has a zero if the row has one.
+__device__ __forceinline__ void add_packed(const u32 *w, uint4 fact, const u32 *weights, u32 slot, u32 &least, Few &few, Packed &p) {
+    uint4 a = *(const uint4 *)((const u8 *)weights + ((16 * slot ^ fact.z) & 0x3F0));
+    u64 weighed = u64(w[0]) * a.x + u64(w[1]) * a.y + u64(w[2]) * a.z + u64(w[3]) * a.w;
+    p.digest += weighed * (fact.x | u64(fact.y) << 32);
+    least = pair_least(least, pair_times(w[0], w[1]));
+    least = pair_least(least, pair_times(w[2], w[3]));
+    add_products(few.sums, w, p.ones);
+    u32 signs = signs_of(fact.w, slot) & 255;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        p.low = pair_min(p.low, w[k]);
+        p.high = pair_max(p.high, w[k]);
+        // Bits 2 k and 2 k + 1 of the signs, moved to the two sign bits; eight bits twice do not overlap.
+        u32 moved = signs * ((1u << (15 - 2 * k)) + (1u << (30 - 2 * k)));
+        u32 turned = w[k] ^ (moved & 0x80008000u);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float x = fast_value(&turned, j);
+            p.sketch[2 * k + j] += x;
+            few.squares = fmaf(x, x, few.squares);
+            few.l1 += fabsf(x);
+        }
+    }
+}
+
+__device__ __forceinline__ void carry(const Few &few, Packed &p) {
+    p.sum += double(few.sums[0] + few.sums[2]);
+    p.squares += double(few.squares);
+    p.l1 += double(few.l1);
+}
+
+__device__ __forceinline__ bool has_zero(u32 least) { return !(least & 0x7FFFu) || !(least & 0x7FFF0000u); }
+
+__device__ __forceinline__ u32 count_zeros(const u32 *w) {
+    u32 count = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) count += !(w[k] & 0x7FFFu) + !(w[k] & 0x7FFF0000u);
+    return count;
+}
+
+// Where rows come from, a few at a time.
+#define PART 4
+#define PARTS_EACH (BATCH / PART)
+
+#if LAYOUT == 0
+#define PART_BYTES (PART * ROW * BYTES)
+#define KEPT (RING / 2 / PART_BYTES)
+
+struct Bells {
+    u64 full[KEPT];
+    u32 left[KEPT];  // warps that have done with a part
+};
+
+__device__ __forceinline__ u32 shared_address(const void *at) { return u32(__cvta_generic_to_shared(at)); }
+
+__device__ __forceinline__ void await(const u64 *bell, u32 parity) {
+    asm volatile("{\n.reg .pred rung;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 rung, [%0], %1;\n@!rung bra again;\n}"
+                 :: "r"(shared_address(bell)), "r"(parity) : "memory");
+}
+
+// Rows that lie side by side come by themselves into a ring in shared memory. The half's four warps wait until a part is there;
+// the last one that has done with it asks for what comes in its place.
+struct Source {
+    const Work &work;
+    const Rows &rows;
+    const u8 *ring;
+    Bells *bells;
+    u32 parts;  // that make up the half's rows
+
+    __device__ __forceinline__ Source(const Work &work, const Rows &rows, const u8 *ring, Bells *bells)
+        : work(work), rows(rows), ring(ring), bells(bells), parts(rows.batches * PARTS_EACH + (rows.rest + PART - 1) / PART) {}
+
+    __device__ __forceinline__ void begin() {
+        if (threadIdx.x % SLOTS) return;
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(&bells->full[k])) : "memory");
+            bells->left[k] = 0;
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+    // What others asked for before must not have to wait behind the rows.
+    __device__ __forceinline__ void ask_first() {
+        if (threadIdx.x % SLOTS) return;
+        for (u32 part = 0; part < KEPT && part < parts; ++part) ask(part);
+    }
+
+    __device__ __forceinline__ void ask(u32 part) {
+        u32 batch = part / PARTS_EACH, within = part % PARTS_EACH * PART;
+        u32 count = batch < rows.batches || rows.rest >= within + PART ? PART : rows.rest - within;
+        u32 nbytes = count * ROW * BYTES, bell = shared_address(&bells->full[part % KEPT]);
+        const u8 *from = (const u8 *)work.data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bell), "r"(nbytes) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(shared_address(ring + part % KEPT * PART_BYTES)), "l"(from), "r"(nbytes), "r"(bell) : "memory");
+    }
+
+    __device__ __forceinline__ void arrive(u32 part) { await(&bells->full[part % KEPT], part / KEPT & 1); }
+
+    __device__ __forceinline__ void take(u32 part, u32 row, u32 turn, u32 slot, u32 *w) {
+        u32 offset = (part % KEPT * PART_BYTES + row * (ROW * BYTES)) ^ 16 * slot ^ turn;  // the three do not overlap
+        uint4 v = *(const uint4 *)(ring + offset);
+        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    }
+
+    __device__ __forceinline__ void leave(u32 part) {
+        u32 next = part + KEPT, *left = &bells->left[part % KEPT], before;
+        if (next >= parts) return;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(left)) : "memory");
+            if (before == WARPS / 2 - 1) {
+                *left = 0;
+                ask(next);
+            }
+        }
+        __syncwarp();
+    }
+};
+#else
+struct Bells {};
+
+// Groups at strides are loaded one by one.
+struct Source {
+    const Work &work;
+    const Rows &rows;
+
+    __device__ __forceinline__ Source(const Work &work, const Rows &rows, const u8 *, Bells *) : work(work), rows(rows) {}
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void ask_first() {}
+    __device__ __forceinline__ void arrive(u32) {}
+    __device__ __forceinline__ void take(u32 part, u32 row, u32 turn, u32 slot, u32 *w) {
+        load(work, first_row(rows, part / PARTS_EACH) + part % PARTS_EACH * PART + row, slot ^ turn / 16, w);
+    }
+    __device__ __forceinline__ void leave(u32) {}
+};
+#endif
+
+// All whole rows. False if what it met needs more care.
+__device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, RowFacts *facts, u32 slot, Sums &s) {
+    const Rows &rows = source.rows;
+    u32 lane = threadIdx.x & 31;
+    Packed p;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)  // the compiler must not know that both are alike, or it moves them about
+        asm volatile("mov.b32 %0, %1;" : "=r"(p.ones[k]) : "r"(ONE | ONE << 16));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
+    p.sum = p.squares = p.l1 = 0;
+    p.digest = 0;
+    p.zeros = 0;
+    p.low = LARGEST, p.high = LARGEST | 0x80008000u;
+    u32 part = 0;
+    for (u32 batch = 0; batch < rows.batches; ++batch) {
+        if (batch % (STAGE / BATCH) == 0) prepare(facts, rows, batch, slot, 16);
+        const RowFacts *now = facts + BATCH * batch % STAGE;
+        Few few = {};
+#pragma unroll
+        for (int half = 0; half < PARTS_EACH; ++half, ++part) {
+            source.arrive(part);
+            u32 least = LARGEST;
+#pragma unroll
+            for (int k = 0; k < PART; ++k) {
+                u32 w[WORDS];
+                uint4 fact = *(const uint4 *)&now[half * PART + k];
+                source.take(part, k, fact.z, slot, w);
+                add_packed(w, fact, weights, slot, least, few, p);
+            }
+            // Most tensors have no zeros: they are counted, in what is still there, only where there are some.
+            if (__any_sync(~0u, has_zero(least))) {
+#pragma unroll 1
+                for (u32 k = 0; k < PART; ++k) {
+                    u32 w[WORDS];
+                    source.take(part, k, now[half * PART + k].turn, slot, w);
+                    p.zeros += count_zeros(w);
+                }
+            }
+            source.leave(part);
+        }
+        carry(few, p);
+    }
+    if (rows.rest) {
+        prepare(facts, rows, rows.batches, slot, 16);
+        Few few = {};
+        u32 least = LARGEST;
+        for (u32 k = 0; k < rows.rest; ++k) {
+            u32 from = part + k / PART, w[WORDS];
+            if (k % PART == 0) source.arrive(from);
+            uint4 fact = *(const uint4 *)&facts[k];
+            source.take(from, k % PART, fact.z, slot, w);
+            add_packed(w, fact, weights, slot, least, few, p);
+            p.zeros += count_zeros(w);
+        }
+        carry(few, p);
+    }
+    float low = fminf(fast_value(&p.low, 0), fast_value(&p.low, 1)), high = fmaxf(fast_value(&p.high, 0), fast_value(&p.high, 1));
+    // Whether float32 was enough, of the whole warp; four neighbours have their sum together, and each of them has it.
+    float all = float(p.sum), squares = float(p.squares);
+#pragma unroll
+    for (int d = 16; d > 2; d >>= 1) all += __shfl_xor_sync(~0u, all, d);
+#pragma unroll
+    for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
+    float spread = squares - all * (all / (256.0f * float(whole_rows(rows))));
+    bool lost = !(squares < 1e37f) || (squares < 1e-24f && low != high) || !(spread * 16 >= squares);
+    if (__any_sync(~0u, lost)) return false;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) s.sketch[j] = p.sketch[j];
+    s.sum = lane % 4 == 0 ? p.sum : 0.0, s.squares = p.squares, s.l1 = p.l1;
+    s.low = low, s.high = high;
+    s.digest = p.digest;
+    s.zeros = p.zeros;
+    return true;
+}
+#endif

@@ -1,0 +1,61 @@
+// The sure way through a block's rows: element by element in float64.
+
+struct Sums {
+    float sketch[8];
+    double about, sum, squares, l1, low, high;
+    u64 digest;
+    u32 nan, posinf, neginf, zeros;
+};
+
+__device__ __forceinline__ void clear(Sums &s) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) s.sketch[j] = 0;
+    s.sum = s.squares = s.l1 = 0;
+    s.low = INF, s.high = -INF;
+    s.digest = 0;
+    s.nan = s.posinf = s.neginf = s.zeros = 0;
+}
+
+// From sums about 0 to sums about `about`.
+__device__ __forceinline__ void move(Sums &s, double count) {
+    s.squares += count * s.about * s.about - 2 * s.about * s.sum;
+    s.sum -= count * s.about;
+}
+
+// Rows from `row` on, of which the last may be cut off.
+__device__ __noinline__ void add_slowly(const Work &work, const u32 *weights, u32 slot, u32 row, u32 count, Sums &s) {
+    u32 w[WORDS];
+    double sketch[8];
+    for (int j = 0; j < 8; ++j) sketch[j] = s.sketch[j];
+    for (u32 end = row + count; row < end; ++row) {
+        u32 group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
+        int elements = 8;
+        if ((u64(row) + 1) * ROW <= work.elements) load(work, row, group, w);
+        else elements = load_cut(work, row, group, w);
+        if (!elements) continue;
+        s.digest += weigh(w, weights, group) * row_hash(u64(row) * BYTES + (WORDS * group) / 256);
+        u32 signs = sign_bits(row, group);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            if (j >= elements) continue;
+            double x = value(w, j);
+            if (x != x) { ++s.nan; continue; }
+            if (x == INF) { ++s.posinf; continue; }
+            if (x == -INF) { ++s.neginf; continue; }
+            double d = x - s.about;
+            s.sum += d;
+            s.squares += d * d;
+            s.l1 += fabs(x);
+            s.low = x < s.low ? x : s.low;
+            s.high = x > s.high ? x : s.high;
+            s.zeros += x == 0;
+            sketch[j] += signs >> j & 1 ? -x : x;
+        }
+    }
+    for (int j = 0; j < 8; ++j) s.sketch[j] = float(sketch[j]);
+}
+
+__device__ __forceinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, const Rows &rows, Sums &s) {
+    for (u32 batch = 0; batch < rows.batches; ++batch) add_slowly(work, weights, slot, first_row(rows, batch), BATCH, s);
+    if (rows.rest) add_slowly(work, weights, slot, rows.first, rows.rest, s);
+}
