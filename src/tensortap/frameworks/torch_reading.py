@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensortap.frameworks.base import Identity, Workshop
@@ -57,18 +56,17 @@ class Reading:
             NotImplementedError,
         ):  # inference tensors have no version, sparse ones no storage
             return None
-        # While the weak reference exists, no other storage can get this address.
-        reference = StorageWeakRef(storage)
+        # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
         token = (
             storage._cdata,
             tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
             tensor.dtype,
             version,
             tensor.is_conj() or tensor.is_neg(),
+            *tensor.shape,
+            *tensor.stride(),
         )
-        return Identity(token, lambda: not reference.expired())
+        return Identity(token, _StorageAlive(storage))
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
@@ -103,6 +101,24 @@ class Reading:
         from tensortap.frameworks.torch_sending import CudaPinning
 
         return CudaPinning()
+
+
+class _StorageAlive:
+    """Whether a storage is still there. While this exists, no other storage can get its address."""
+
+    __slots__ = ("_reference",)
+
+    _expired = torch.UntypedStorage._expired
+    _free = torch.UntypedStorage._free_weak_ref  # at hand also when torch has been torn down at exit
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._reference: int = storage._weak_ref()
+
+    def __call__(self) -> bool:
+        return not self._expired(self._reference)
+
+    def __del__(self) -> None:
+        self._free(self._reference)
 
 
 def _unreadable_on_device(tensor: torch.Tensor) -> str:
