@@ -15,6 +15,8 @@ from tensortap.records import Key, Location
 
 __all__ = ["Arriving"]
 
+_AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
+
 
 class Arriving:
     """Rows of one device, in the order in which the tensors came."""
@@ -23,75 +25,62 @@ class Arriving:
         self.workshop = workshop
         self._numbers = numbers
         self._changed_unseen = changed_unseen
-        self._keys: list[tuple[Any, ...]] = []
-        self._seqs: list[int] = []
-        self._classes: list[str] = []
-        self._dtypes: list[str] = []
+        self._rows: list[tuple[Any, ...]] = []
+        """What is known at once, as `_AT_ONCE` names it."""
         self._shapes: list[tuple[int, ...]] = []
-        self._tickets: list[Any] = []
+        self.tickets: list[Any] = []
         self._before: list[int | None] = []
         """The row of an earlier sighting of what should be the same tensor."""
-        self._locations: list[Location | None] = []
+        self._locations: dict[int, Location] = {}
         self._borrowed: set[int] = set()
         """Rows whose location is that of the row before."""
-        self._rows: dict[Hashable, int] = {}
-        """By token, where a tensor was met that may be met again."""
+        self._known: dict[Hashable, int] = {}
+        """By token, the row of a tensor that may be met again."""
         self._alive: dict[int, Callable[[], bool]] = {}
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._rows)
 
     def row_of(self, identity: Identity | None) -> int | None:
         """Where this very tensor was met before."""
-        row = self._rows.get(identity.token) if identity is not None else None
+        row = self._known.get(identity.token) if identity is not None else None
         return row if row is not None and self._alive[row]() else None
 
-    def ticket(self, row: int | None) -> Any:
-        return self._tickets[row] if row is not None else None
-
     def location(self, row: int | None) -> Location | None:
-        return self._locations[row] if row is not None else None
+        return self._locations.get(row) if row is not None else None
 
-    def append(
-        self, key: Key, seq: int, cls: str, dtype: str, shape: tuple[int, ...], ticket: Any, before: int | None
-    ) -> None:
-        """A tensor was met; `before` is the row where it was met first."""
-        self._keys.append(tuple(key))
-        self._seqs.append(seq)
-        self._classes.append(cls)
-        self._dtypes.append(dtype)
+    def append(self, row: tuple[Any, ...], shape: tuple[int, ...], ticket: Any, before: int | None) -> None:
+        """A tensor was met: its key, seq, cls and dtype in a row. `before` is the number of the row where it was met
+        before."""
+        self._rows.append(row)
         self._shapes.append(shape)
-        self._tickets.append(ticket)
+        self.tickets.append(ticket)
         self._before.append(before)
-        self._locations.append(None)
 
     def keep(self, location: Location, borrowed: bool) -> None:
         """Where the newest row's bytes are; borrowed are those of the row before it."""
-        self._locations[-1] = location
+        row = len(self._rows) - 1
+        self._locations[row] = location
         if borrowed:
-            self._borrowed.add(len(self) - 1)
+            self._borrowed.add(row)
 
-    def remember(self, identity: Identity | None) -> None:
+    def remember(self, identity: Identity) -> None:
         """The newest row is the one that later sightings of the tensor refer to."""
-        if identity is not None:
-            row = len(self) - 1
-            self._rows[identity.token] = row
-            self._alive[row] = identity.alive
+        row = len(self._rows) - 1
+        self._known[identity.token] = row
+        self._alive[row] = identity.alive
 
     def forget(self) -> None:
         """No tensor is known again from here on."""
-        self._rows.clear()
+        self._known.clear()
         self._alive.clear()
 
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
-        found, unchanged = self.workshop.collect(self._tickets)
+        found, unchanged = self.workshop.collect(self.tickets)
         columns: dict[str, Any] = dict(found)
-        for place, name in enumerate(Key._fields):
-            columns[name] = [key[place] for key in self._keys]
-        columns["seq"] = self._seqs
-        columns["cls"] = self._classes
-        columns["dtype"] = self._dtypes
+        for place, name in enumerate(_AT_ONCE):
+            columns[name] = [row[place] for row in self._rows]
         columns["shape"] = self._shapes
         tensors: list[int] = []
         for before, same in zip(self._before, unchanged, strict=True):
@@ -104,9 +93,10 @@ class Arriving:
         return columns
 
     def _found_locations(self, unchanged: Any) -> Iterator[Location | None]:
-        for row, (location, same) in enumerate(zip(self._locations, unchanged, strict=True)):
+        module = _AT_ONCE.index("module")
+        for row, same in enumerate(unchanged):
             if row in self._borrowed and not same:
-                self._changed_unseen.add(Key(*self._keys[row]).module)
+                self._changed_unseen.add(self._rows[row][module])
                 yield None
             else:
-                yield location
+                yield self._locations.get(row)

@@ -122,16 +122,17 @@ class Recorder:
             arriving = self._arrive_from(workshop)
         before = arriving.row_of(identity)
         dtype, shape = self._framework.described(tensor)
-        ticket = workshop.submit(tensor, arriving.ticket(before))
-        kept = arriving.location(before) if keep == "tensors" else None
-        newly = keep == "tensors" and kept is None
-        if newly:
-            parts = workshop.parts(tensor)
-            kept = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
-        arriving.append(self._keys.unique(key), self._seq, site.cls, dtype, shape, ticket, before)
-        if kept is not None:
-            arriving.keep(kept, borrowed=not newly)
-        if before is None or newly:
+        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before])
+        location, newly = None, False
+        if keep == "tensors":
+            location = arriving.location(before)
+            if newly := location is None:
+                parts = workshop.parts(tensor)
+                location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
+        arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
+        if location is not None:
+            arriving.keep(location, borrowed=not newly)
+        if identity is not None and (before is None or newly):
             arriving.remember(identity)
 
     def _arrive_from(self, workshop: Workshop) -> Arriving:

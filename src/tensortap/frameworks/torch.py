@@ -25,6 +25,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
+from tensortap.frameworks.torch_tensors import is_shared_out
 
 __all__ = ["Torch"]
 
@@ -194,7 +195,7 @@ class Torch(Reading, Replacing):
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
-        if not hasattr(parameter, "to_local"):
+        if not is_shared_out(parameter):
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
             return None

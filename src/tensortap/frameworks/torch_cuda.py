@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ __all__ = ["CudaTicket", "CudaWorkshop"]
 
 _SLOTS = 1024
 _PARTIALS = 12 << 20
+_SHAPES = 1024
+"""Numbers of elements whose split is remembered: a step has the same ones again and again."""
 
 
 class CudaTicket(NamedTuple):
@@ -68,7 +71,7 @@ class _Batch:
         self.lane = lane
         self.size = 0
         """So many have been submitted."""
-        self.address = results.data_ptr()
+        self.address: int = results.data_ptr()
         self._results = results
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
@@ -100,7 +103,9 @@ class _Lane:
 
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int) -> None:
         self._gpu = gpu
+        self._split = lru_cache(_SHAPES)(gpu.split)
         self._weights = weights
+        self._weights_at = weights.data_ptr()
         self._device = device
         self._stream = stream
         self._partials = torch.empty(max(_PARTIALS, gpu.most_blocks * PARTIAL_BYTES), dtype=torch.uint8, device=device)
@@ -121,7 +126,7 @@ class _Lane:
             self._current += 1
         batch = self._batch or self._open_batch()
         elements = tensor.numel()
-        split = self._gpu.split(elements)
+        split = self._split(elements)
         if self._used + split.blocks > self._most or len(self._pending) == MOST_FINISHED:
             self._finish(batch)
         ticket = CudaTicket(batch, batch.size, elements, known)
@@ -131,7 +136,7 @@ class _Lane:
             elements,
             layout,
             split,
-            weights=self._weights.data_ptr(),
+            weights=self._weights_at,
             partials=self._partials_at + self._used * PARTIAL_BYTES,
             result=ticket.address,
             known=known.address if known is not None and ticket.probed else 0,
@@ -206,7 +211,7 @@ class CudaWorkshop:
 
     def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None) -> CudaTicket:
         tensor = dense(tensor)
-        if (index := tensor.get_device()) == torch.cuda.current_device():
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
             return self._submit(tensor, index, known)
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, index, known)

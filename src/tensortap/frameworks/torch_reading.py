@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensortap.frameworks.base import Identity, Workshop
-from tensortap.frameworks.torch_tensors import BITS, NAMES, dense
+from tensortap.frameworks.torch_tensors import BITS, NAMES, PLAIN, dense, is_shared_out
 from tensortap.sending import Pinning
 
 __all__ = ["Reading"]
@@ -28,7 +28,7 @@ class Reading:
         return isinstance(value, torch.Tensor)
 
     def unreadable(self, tensor: torch.Tensor) -> str:
-        if type(tensor) in _PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
+        if type(tensor) in PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
             # By far the most common case, and asked for every tensor of a step.
             if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return _WRAPPED
@@ -43,7 +43,7 @@ class Reading:
             return _WRAPPED
         if tensor.dtype not in NAMES:
             return f"dtype {_name(tensor.dtype)} is not supported"
-        if is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "to_local"):
+        if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
             return f"a {type(tensor).__name__} has no elements of its own"
         return _unreadable_on_device(tensor) if tensor.is_cuda else ""
 
@@ -70,7 +70,7 @@ class Reading:
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
-        plain = type(tensor) in _PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
+        plain = type(tensor) in PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
         if plain and tensor.is_cpu and not tensor.is_neg():
             return tensor.numpy()
         tensor = dense(tensor)
@@ -91,7 +91,7 @@ class Reading:
         return self._workshops[kind]
 
     def described(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        if hasattr(tensor, "to_local"):
+        if is_shared_out(tensor):
             tensor = tensor.to_local()
         return NAMES[tensor.dtype], tuple(tensor.shape)
 
@@ -124,7 +124,7 @@ class _StorageAlive:
 def _unreadable_on_device(tensor: torch.Tensor) -> str:
     if torch.cuda.is_current_stream_capturing():
         return _CAPTURING
-    if tensor.layout is torch.strided and not hasattr(tensor, "to_local") and not tensor.data_ptr() and tensor.numel():
+    if tensor.layout is torch.strided and not is_shared_out(tensor) and not tensor.data_ptr() and tensor.numel():
         return "its memory has been given back"
     return ""
 
@@ -159,7 +159,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
 _WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
 _CAPTURING = (
