@@ -25,7 +25,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
-from tensortap.frameworks.torch_tensors import is_shared_out
+from tensortap.frameworks.torch_tensors import PLAIN, is_shared_out
 
 __all__ = ["Torch"]
 
@@ -193,6 +193,8 @@ class Torch(Reading, Replacing):
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if type(parameter) in PLAIN:
+            return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
         if not is_shared_out(parameter):
