@@ -5,6 +5,7 @@ A CPU stands in for the device here: the workshop of plain torch operations work
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
 from tensortap.errors import CaptureError
-from tensortap.frameworks.base import Collected
+from tensortap.frameworks import torch_reading
+from tensortap.frameworks.base import Collected, Identity
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_ops import OpsWorkshop
+from tensortap.kernels.gpu import RESULT, columns
 
 
 def train(path: Path, keep: Any = "summary") -> Any:
@@ -100,6 +103,69 @@ def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, th
     assert after.tensor != before.tensor
     assert before.location is not None and after.location is None
     assert any("without its framework knowing" in notice for notice in tap.notices)
+
+
+def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop) -> None:
+    """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
+    Counted is what capture itself keeps, without the device's own tickets."""
+    there.submit = lambda tensor, known=None: None  # type: ignore[assignment, method-assign]
+    there.collect = lambda tickets: Collected(  # type: ignore[method-assign]
+        columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
+    )
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(50)))
+    kinds = ("input", "output", "grad_output", "param_grad")
+    with tt.capture(model, tmp_path / "run", kinds=kinds) as tap:
+        for _ in range(2):
+            gc.collect()
+            gc.disable()  # what is made on the way must be counted, not collected
+            try:
+                before = len(gc.get_objects())
+                model(torch.ones(2, 4)).sum().backward()
+                gc.collect(0)  # lets go of plain tuples
+                left = len(gc.get_objects()) - before
+            finally:
+                gc.enable()
+            tap.step()
+            tap.flush()
+    records = len(tt.open(tmp_path / "run")) / 2
+    assert records > 200
+    assert left / records < 5
+
+
+def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsWorkshop) -> None:
+    def watched() -> int:
+        return sum(type(each) is torch_reading._StorageAlive for each in gc.get_objects())
+
+    model = nn.Linear(3, 2)
+    with tt.capture(model, tmp_path / "run") as tap:
+        model(torch.ones(1, 3)).sum().backward()
+        assert watched() > 0
+        tap.step()
+        assert watched() == 0
+        model(torch.ones(1, 3))
+    assert watched() == 0
+
+
+def test_a_tensor_is_known_again_while_its_memory_and_version_last() -> None:
+    framework = Torch()
+
+    def identity(tensor: torch.Tensor) -> Identity:
+        found = framework.identity(tensor)
+        assert found is not None
+        return found
+
+    tensor = torch.ones(4, 6)
+    first = identity(tensor)
+    assert first == identity(tensor) == identity(tensor.detach())
+    others = tensor.view(6, 4), tensor[:3], tensor.t(), tensor.view(torch.int32), torch.ones(4, 6)
+    assert all(identity(other) != first for other in others)
+    tensor.add_(1)
+    assert identity(tensor) != first
+    view = tensor[0]
+    del tensor, others
+    assert first.alive()  # a part of it is still in use
+    del view
+    assert not first.alive()
 
 
 def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: Path, there: OpsWorkshop) -> None:

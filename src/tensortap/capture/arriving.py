@@ -1,38 +1,21 @@
 """Tensors that were looked at on a device: rows of the index, once what was found there has arrived.
 
 No object is made for a record here: a step of a large model has thousands, and the interpreter that would make them is
-the one that launches the step.
+the one that launches the step. Worse, objects that live until the step ends grow old for the garbage collector, which
+then soon goes through all that the program holds. So there are columns, of numbers, strings and plain tuples of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
-from tensortap.frameworks.base import Workshop
+from tensortap.frameworks.base import Identity, Workshop
 from tensortap.records import Key, Location
 
-__all__ = ["Arriving", "Sighting"]
+__all__ = ["Arriving"]
 
-
-@dataclass(slots=True, eq=False)
-class Sighting:
-    """A tensor as it was met."""
-
-    key: Key
-    seq: int
-    cls: str
-    dtype: str
-    shape: tuple[int, ...]
-    ticket: Any
-    before: Sighting | None
-    """An earlier sighting of what should be the same tensor."""
-    tensor: int = -1
-    """Its number, known once it has arrived."""
-    location: Location | None = None
-    borrowed: bool = False
-    """Whether the location is that of the sighting before."""
+_AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
 
 
 class Arriving:
@@ -42,35 +25,78 @@ class Arriving:
         self.workshop = workshop
         self._numbers = numbers
         self._changed_unseen = changed_unseen
-        self.sightings: list[Sighting] = []
+        self._rows: list[tuple[Any, ...]] = []
+        """What is known at once, as `_AT_ONCE` names it."""
+        self._shapes: list[tuple[int, ...]] = []
+        self.tickets: list[Any] = []
+        self._before: list[int | None] = []
+        """The row of an earlier sighting of what should be the same tensor."""
+        self._locations: dict[int, Location] = {}
+        self._borrowed: set[int] = set()
+        """Rows whose location is that of the row before."""
+        self._known: dict[Hashable, int] = {}
+        """By token, the row of a tensor that may be met again."""
+        self._alive: dict[int, Callable[[], bool]] = {}
 
     def __len__(self) -> int:
-        return len(self.sightings)
+        return len(self._rows)
+
+    def row_of(self, identity: Identity | None) -> int | None:
+        """Where this very tensor was met before."""
+        row = self._known.get(identity.token) if identity is not None else None
+        return row if row is not None and self._alive[row]() else None
+
+    def location(self, row: int | None) -> Location | None:
+        return self._locations.get(row) if row is not None else None
+
+    def append(self, row: tuple[Any, ...], shape: tuple[int, ...], ticket: Any, before: int | None) -> None:
+        """A tensor was met: its key, seq, cls and dtype in a row. `before` is the number of the row where it was met
+        before."""
+        self._rows.append(row)
+        self._shapes.append(shape)
+        self.tickets.append(ticket)
+        self._before.append(before)
+
+    def keep(self, location: Location, borrowed: bool) -> None:
+        """Where the newest row's bytes are; borrowed are those of the row before it."""
+        row = len(self._rows) - 1
+        self._locations[row] = location
+        if borrowed:
+            self._borrowed.add(row)
+
+    def remember(self, identity: Identity) -> None:
+        """The newest row is the one that later sightings of the tensor refer to."""
+        row = len(self._rows) - 1
+        self._known[identity.token] = row
+        self._alive[row] = identity.alive
+
+    def forget(self) -> None:
+        """No tensor is known again from here on."""
+        self._known.clear()
+        self._alive.clear()
 
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
-        sightings = self.sightings
-        found, unchanged = self.workshop.collect([seen.ticket for seen in sightings])
+        found, unchanged = self.workshop.collect(self.tickets)
         columns: dict[str, Any] = dict(found)
-        for place, name in enumerate(Key._fields):
-            columns[name] = [seen.key[place] for seen in sightings]
-        columns["seq"] = [seen.seq for seen in sightings]
-        columns["cls"] = [seen.cls for seen in sightings]
-        columns["dtype"] = [seen.dtype for seen in sightings]
-        columns["shape"] = [seen.shape for seen in sightings]
-        for seen, same in zip(sightings, unchanged, strict=True):
-            seen.tensor = seen.before.tensor if same and seen.before is not None else next(self._numbers)
-        columns["tensor"] = [seen.tensor for seen in sightings]
-        locations = list(self._locations(unchanged))
+        for place, name in enumerate(_AT_ONCE):
+            columns[name] = [row[place] for row in self._rows]
+        columns["shape"] = self._shapes
+        tensors: list[int] = []
+        for before, same in zip(self._before, unchanged, strict=True):
+            tensors.append(tensors[before] if same and before is not None else next(self._numbers))
+        columns["tensor"] = tensors
+        locations = list(self._found_locations(unchanged))
         columns["file"] = [location and location.file for location in locations]
         columns["offset"] = [location and location.offset for location in locations]
         columns["nbytes"] = [location and location.nbytes for location in locations]
         return columns
 
-    def _locations(self, unchanged: Any) -> Iterator[Location | None]:
-        for seen, same in zip(self.sightings, unchanged, strict=True):
-            if seen.borrowed and not same:
-                self._changed_unseen.add(seen.key.module)
+    def _found_locations(self, unchanged: Any) -> Iterator[Location | None]:
+        module = _AT_ONCE.index("module")
+        for row, same in enumerate(unchanged):
+            if row in self._borrowed and not same:
+                self._changed_unseen.add(self._rows[row][module])
                 yield None
             else:
-                yield seen.location
+                yield self._locations.get(row)

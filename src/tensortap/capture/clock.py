@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tensortap.frameworks.base import Edge, Identity
@@ -28,8 +28,8 @@ class Call:
     """Whether this is itself a repetition."""
     replayed: bool = False
     """Whether it has been repeated."""
-    inputs: Mapping[int, int] = field(default_factory=dict)
-    """Version of each input tensor by its address, to see whether one of them comes out again as it is."""
+    inputs: Sequence[tuple[int, int]] = ()
+    """Address and version of each input tensor, to see whether one of them comes out again as it is."""
     edges: Sequence[tuple[str, Edge]] = ()
     """Where each input's gradient arrives, by path."""
     mark: int = 0
@@ -66,7 +66,8 @@ class Clock:
         self.step += 1
         self._forwards = self._order = 0
         self._numbers.clear()
-        self._past.clear()
+        for calls in self._past.values():
+            calls.clear()
         self._open.clear()
         self._cursor = -1
         self._backward_micro = None

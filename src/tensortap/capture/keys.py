@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensortap.records import Key
 
 __all__ = ["Keys"]
@@ -10,10 +12,13 @@ _MOST = 100_000
 
 
 class Keys:
-    """The identities that a step has used up."""
+    """The identities that a step has used up.
+
+    They are kept as plain tuples: the garbage collector soon lets go of those, but of no class of one's own.
+    """
 
     def __init__(self) -> None:
-        self._used: set[Key] = set()
+        self._used: set[tuple[Any, ...]] = set()
         self._most = _MOST
 
     def clear(self) -> None:
@@ -26,8 +31,8 @@ class Keys:
         while key in self._used:
             number += 1
             key = key._replace(path=f"{path}~{number}")
-        self._used.add(key)
+        self._used.add(tuple(key))
         if len(self._used) > self._most:  # a loop that never ends its step must not be remembered for ever
-            self._used = {known for known in self._used if known.micro >= key.micro - 1}
+            self._used = {known for known in self._used if Key(*known).micro >= key.micro - 1}
             self._most = max(_MOST, 2 * len(self._used))
         return key

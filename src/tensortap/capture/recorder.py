@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import dtypes
-from tensortap.capture.arriving import Arriving, Sighting
+from tensortap.capture.arriving import Arriving
 from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
@@ -31,14 +31,13 @@ _MANY = 4096
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A tensor that was met before in this step: in host memory with its summary, on a device with its sighting."""
+    """A tensor in host memory that was met before in this step."""
 
     identity: Identity | None
-    probe: bytes = b""
-    number: int = -1
-    summary: Summary | None = None
+    probe: bytes
+    number: int
+    summary: Summary
     location: Location | None = None
-    there: Sighting | None = None
 
     def alive(self) -> bool:
         return self.identity is not None and self.identity.alive()
@@ -81,8 +80,11 @@ class Recorder:
         """Let what the devices have found travel, and into the index when it has arrived."""
         for workshop in self._workshops:
             workshop.end_step()
-        self._known.clear()  # results that lie on a device may be written over now
-        self._hand_on()
+        self._known.clear()
+        if self._arriving is not None:
+            self._arriving.forget()  # results that lie on a device may be written over now
+            self._writer.append_rows(self._arriving)
+            self._arriving = None
 
     def close(self) -> None:
         """Let go of the devices."""
@@ -98,7 +100,6 @@ class Recorder:
             self._remember(known)
         if keep == "tensors" and known.location is None:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
-        assert known.summary is not None
         self._writer.append(
             Record(
                 key=self._keys.unique(key),
@@ -116,31 +117,32 @@ class Recorder:
     def _record_there(
         self, workshop: Workshop, tensor: Any, identity: Identity | None, key: Key, site: Site, keep: Keep
     ) -> None:
+        arriving = self._arriving
+        if arriving is None or arriving.workshop is not workshop or len(arriving) == _MANY:
+            arriving = self._arrive_from(workshop)
+        before = arriving.row_of(identity)
+        dtype, shape = self._framework.described(tensor)
+        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before])
+        location, newly = None, False
+        if keep == "tensors":
+            location = arriving.location(before)
+            if newly := location is None:
+                parts = workshop.parts(tensor)
+                location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
+        arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
+        if location is not None:
+            arriving.keep(location, borrowed=not newly)
+        if identity is not None and (before is None or newly):
+            arriving.remember(identity)
+
+    def _arrive_from(self, workshop: Workshop) -> Arriving:
+        """Rows that can be added to; what another device has found goes on its way."""
         if workshop not in self._workshops:
             self._workshops.append(workshop)
-        if self._arriving is None or self._arriving.workshop is not workshop or len(self._arriving) == _MANY:
-            if self._arriving is not None:
-                self.send()
-            self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)
-        known = self._seen_before(identity)
-        before = known.there if known is not None else None
-        dtype, shape = self._framework.described(tensor)
-        ticket = workshop.submit(tensor, before.ticket if before is not None else None)
-        seen = Sighting(self._keys.unique(key), self._seq, site.cls, dtype, shape, ticket, before)
-        if keep == "tensors":
-            if before is not None and before.location is not None:
-                seen.location, seen.borrowed = before.location, True
-            else:
-                parts = workshop.parts(tensor)
-                seen.location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
-        if before is None or (seen.location is not None and not seen.borrowed):
-            self._remember(_Known(identity, there=seen))
-        self._arriving.sightings.append(seen)
-
-    def _hand_on(self) -> None:
         if self._arriving is not None:
-            self._writer.append_rows(self._arriving)
-            self._arriving = None
+            self.send()
+        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)
+        return self._arriving
 
     def _seen_before(self, identity: Identity | None) -> _Known | None:
         known = self._known.get(identity.token) if identity is not None else None

@@ -10,14 +10,14 @@ from tensortap import kernels
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.observer import Observer
 from tensortap.capture.recorder import Recorder
-from tensortap.capture.selection import Keep, Selection
+from tensortap.capture.selection import Selection
 from tensortap.capture.surroundings import surroundings
-from tensortap.capture.tree import Site, Tree
+from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
-from tensortap.records import Key, shown
+from tensortap.records import shown
 from tensortap.store.writer import RunWriter
 
 __all__ = ["Options", "Tap"]
@@ -64,9 +64,7 @@ class RunSink:
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank)
-
-    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        self._recorder.record(tensor, key, site, keep)
+        self.record = self._recorder.record
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()

@@ -13,7 +13,7 @@ from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.shares import Shares
 from tensortap.capture.tree import Site, Tree
-from tensortap.frameworks.base import Edge, Framework, Remove
+from tensortap.frameworks.base import Edge, Framework, Gradient, Identity, Remove
 from tensortap.records import Key, shown
 
 __all__ = ["Watcher"]
@@ -46,11 +46,18 @@ class Watcher:
         self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self._armed = False
-        self._guard: Guard = lambda hook: hook
+        self._parameters_seen: dict[tuple[str, str], Gradient] = {}
+        self._use(lambda hook: hook)
+
+    def _use(self, guard: Guard) -> None:
+        self._guard = guard
+        # Guarded once and not for every tensor: what is made for each of a step's gradients, the step waits for.
+        self._on_gradient = guard(self._gradient)
+        self._on_parameter_gradient = guard(self._parameter_gradient)
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
         """Put hooks on the chosen modules, and on the root, whose forwards count the micro steps."""
-        self._guard = guard
+        self._use(guard)
         undo.callback(self.drop)
         for site in self._tree.sites:
             if (site.name in self._sites and site.inside is None) or site.name == "":
@@ -86,7 +93,7 @@ class Watcher:
         autograd = framework.records_gradients()
         replaying = framework.replaying()
         # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
-        started_from = []
+        started_from: Sequence[Identity] = ()
         if replaying or not autograd:
             started_from = [i for _, t in opened.tensors if (i := framework.identity(t)) is not None]
         call = (self._clock.enter_again if replaying else self._clock.enter)(site.name, started_from)
@@ -95,7 +102,7 @@ class Watcher:
             self._record_pieces()
         if site.name not in self._sites:
             return call
-        call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
+        call.inputs = [(id(tensor), framework.version(tensor)) for _, tensor in opened.tensors]
         if "grad_input" in self._kinds and autograd:
             call.mark = framework.mark()
             call.edges = self._edges(site, opened)
@@ -119,13 +126,10 @@ class Watcher:
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
         if call.edges:
-            inputs = [
-                (edge, self._guard(partial(self._gradient, site, call, "grad_input", path)))
-                for path, edge in call.edges
-            ]
+            inputs = [(edge, partial(self._on_gradient, site, call, "grad_input", path)) for path, edge in call.edges]
             outputs = [tensor for _, tensor in opened.tensors]
             self._passing += self._shares.watch(inputs, outputs, call.mark, partial(self._lost, site, call.edges))
-            call.edges = ()  # the call is remembered for the step, but must not keep the graph alive
+        call.inputs = call.edges = ()  # the call is remembered for the step, but must not keep the graph alive
 
     def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
         for path, tensor in opened.tensors:
@@ -137,12 +141,12 @@ class Watcher:
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: Call, opened: Opened) -> None:
         for path, tensor in opened.tensors:
-            if call.inputs.get(id(tensor)) == self._framework.version(tensor):
+            if (id(tensor), self._framework.version(tensor)) in call.inputs:
                 # The gradient of this tensor is the sum over everybody who used the input: not this module's.
                 self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
                 self._book.alias(site.name)
                 continue
-            seen = self._guard(partial(self._gradient, site, call, "grad_output", path))
+            seen = partial(self._on_gradient, site, call, "grad_output", path)
             if (remove := self._framework.on_gradient(tensor, seen)) is not None:
                 self._passing.append(remove)
 
@@ -194,7 +198,9 @@ class Watcher:
         if "param_grad" not in self._kinds:
             return
         for site, name, parameter in self._own("param"):
-            seen = self._guard(partial(self._parameter_gradient, site, name))
+            if (seen := self._parameters_seen.get((site.name, name))) is None:
+                seen = partial(self._on_parameter_gradient, site, name)
+                self._parameters_seen[site.name, name] = seen
             if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
                 self._passing.append(remove)
 

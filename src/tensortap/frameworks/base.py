@@ -45,7 +45,7 @@ Exchange = Callable[[Any], "npt.NDArray[np.generic] | None"]
 """Called with a gradient on its way back; may return the values that go on in its place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every sighting, and that would take twice as long
 class Identity:
     """Says that two sightings are of the very same tensor, unchanged in between."""
 

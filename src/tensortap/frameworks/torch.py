@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.hooks import unserializable_hook
 
 from tensortap.errors import UsageError
 from tensortap.frameworks import torch_environment
@@ -26,6 +25,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
+from tensortap.frameworks.torch_tensors import PLAIN, is_shared_out
 
 __all__ = ["Torch"]
 
@@ -165,12 +165,7 @@ class Torch(Reading, Replacing):
             return None
         base = _base_of(tensor)
         if base is None or base.grad_fn is None:
-
-            @unserializable_hook
-            def hook(gradient: torch.Tensor) -> None:
-                seen(gradient)
-
-            return tensor.register_hook(hook).remove
+            return tensor.register_hook(_TensorHook(seen)).remove
 
         # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
         # gradient of the value before the change then arrives at the base.
@@ -179,7 +174,6 @@ class Torch(Reading, Replacing):
         shape = tensor.shape
         self._views.append((weakref.ref(tensor), tensor._version, changed))
 
-        @unserializable_hook
         def at_tensor(gradient: torch.Tensor) -> None:
             arrived.append(None)
             seen(gradient)
@@ -190,7 +184,7 @@ class Torch(Reading, Replacing):
             elif changed and gradients[0] is not None:  # unchanged, the view was just never used
                 seen(gradients[0].reshape(shape))
 
-        handles = tensor.register_hook(at_tensor), base.grad_fn.register_prehook(at_base)
+        handles = tensor.register_hook(_TensorHook(at_tensor)), base.grad_fn.register_prehook(at_base)
 
         def remove() -> None:
             for handle in handles:
@@ -199,9 +193,11 @@ class Torch(Reading, Replacing):
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if type(parameter) in PLAIN:
+            return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
-        if not hasattr(parameter, "to_local"):
+        if not is_shared_out(parameter):
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
             return None
@@ -288,6 +284,19 @@ class Torch(Reading, Replacing):
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
+
+
+class _TensorHook:
+    """Stands on a tensor, which may be saved meanwhile: without it, and without a warning."""
+
+    __slots__ = ("_seen",)
+    __torch_unserializable__ = True
+
+    def __init__(self, seen: Gradient) -> None:
+        self._seen = seen
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self._seen(gradient)
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,39 +40,44 @@ _SLOTS = 1024
 _PARTIALS = 12 << 20
 
 
-class CudaTicket:
+class CudaTicket(NamedTuple):
     """A summary that is on its way."""
 
-    __slots__ = ("address", "batch", "elements", "known", "lane", "number", "probed")
+    batch: _Batch
+    number: int
+    """Its place in the batch."""
+    elements: int
+    known: CudaTicket | None
 
-    def __init__(
-        self, batch: _Batch, lane: _Lane, address: int, elements: int, known: CudaTicket | None, probed: bool
-    ) -> None:
-        self.batch = batch
-        self.number = len(batch.tickets)
-        self.lane = lane
-        self.address = address
+    @property
+    def address(self) -> int:
         """Of its result on the device, while the step lasts."""
-        self.elements = elements
-        self.known = known
-        self.probed = probed
-        """Whether a few elements were compared with `known` first; if not, all were read."""
+        return self.batch.address + self.number * RESULT.itemsize
+
+    @property
+    def probed(self) -> bool:
+        """Whether a few elements were compared with `known` first; if not, all were read. In another stream `known` may
+        not have been finished yet."""
+        return self.known is not None and self.known.batch.lane is self.batch.lane
 
 
 class _Batch:
     """Results that travel together."""
 
-    def __init__(self, lane: _Lane) -> None:
-        self._lane = lane
-        self.tickets: list[CudaTicket] = []
+    def __init__(self, lane: _Lane, results: torch.Tensor) -> None:
+        self.lane = lane
+        self.size = 0
+        """So many have been submitted."""
+        self.address: int = results.data_ptr()
+        self._results = results
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
         self._rows: npt.NDArray[Any] | None = None
         self.unchanged: list[bool] = []
 
-    def send(self, results: torch.Tensor, host: torch.Tensor) -> None:
-        nbytes = len(self.tickets) * RESULT.itemsize
-        host[:nbytes].copy_(results[:nbytes], non_blocking=True)
+    def send(self, host: torch.Tensor) -> None:
+        nbytes = self.size * RESULT.itemsize
+        host[:nbytes].copy_(self._results[:nbytes], non_blocking=True)
         self._host = host
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
@@ -83,11 +88,10 @@ class _Batch:
             assert self._event is not None and self._host is not None
             driver.allow_captures()
             self._event.synchronize()
-            self._rows = self._host.numpy()[: len(self.tickets) * RESULT.itemsize].view(RESULT).copy()
+            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].view(RESULT).copy()
             self.unchanged = self._rows["unchanged"].astype(bool).tolist()
-            self._lane.give_back(self._host)
+            self.lane.give_back(self._host)
             self._host = None
-            self.tickets = []  # they hold this batch
         return self._rows
 
 
@@ -97,9 +101,11 @@ class _Lane:
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int) -> None:
         self._gpu = gpu
         self._weights = weights
+        self._weights_at = weights.data_ptr()
         self._device = device
         self._stream = stream
         self._partials = torch.empty(max(_PARTIALS, gpu.most_blocks * PARTIAL_BYTES), dtype=torch.uint8, device=device)
+        self._partials_at = self._partials.data_ptr()
         self._most = self._partials.numel() // PARTIAL_BYTES
         self._used = 0
         self._pending: list[Pending] = []
@@ -108,52 +114,48 @@ class _Lane:
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
         # Page-locking memory holds the device up, so enough for the steps under way is locked beforehand.
         self._free = deque(_new_host() for _ in range(4))
-        self._batch = _Batch(self)
+        self._batch: _Batch | None = None
 
     def submit(self, tensor: torch.Tensor, layout: Layout, known: CudaTicket | None) -> CudaTicket:
-        probed = known is not None and known.lane is self  # in another stream it may not have been finished yet
-        if len(self._batch.tickets) == _SLOTS:
+        if self._batch is not None and self._batch.size == _SLOTS:
             self.send()
             self._current += 1
-        if self._current == len(self._results):
-            size = _SLOTS * RESULT.itemsize
-            self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+        batch = self._batch or self._open_batch()
         elements = tensor.numel()
         blocks = self._gpu.blocks(elements)
         if self._used + blocks > self._most or len(self._pending) == MOST_FINISHED:
-            self._finish()
-        slot = len(self._batch.tickets)
-        address = self._results[self._current].data_ptr() + slot * RESULT.itemsize
+            self._finish(batch)
+        ticket = CudaTicket(batch, batch.size, elements, known)
         self._gpu.summarize(
             NAMES[tensor.dtype],
             tensor.data_ptr(),
             elements,
             layout,
             blocks,
-            weights=self._weights.data_ptr(),
-            partials=self._partials.data_ptr() + self._used * PARTIAL_BYTES,
-            result=address,
-            known=known.address if known is not None and probed else 0,
+            weights=self._weights_at,
+            partials=self._partials_at + self._used * PARTIAL_BYTES,
+            result=ticket.address,
+            known=known.address if known is not None and ticket.probed else 0,
             stream=self._stream,
         )
-        self._pending.append(Pending(self._used, blocks, slot))
+        self._pending.append(Pending(self._used, blocks, batch.size))
         self._used += blocks
-        ticket = CudaTicket(self._batch, self, address, elements, known, probed)
-        self._batch.tickets.append(ticket)
+        batch.size += 1
         return ticket
 
     def send(self) -> None:
         """Let what was submitted so far travel to the host."""
-        if not self._batch.tickets:
+        batch = self._batch
+        if batch is None or not batch.size:
             return
         if self._free:
             host = self._free.popleft()
         else:
             host = _new_host()
         with torch.cuda.stream(_stream(self._stream, self._device)):
-            self._finish()
-            self._batch.send(self._results[self._current], host)
-        self._batch = _Batch(self)
+            self._finish(batch)
+            batch.send(host)
+        self._batch = None
 
     def end_step(self) -> None:
         self.send()
@@ -162,10 +164,16 @@ class _Lane:
     def give_back(self, host: torch.Tensor) -> None:
         self._free.append(host)
 
-    def _finish(self) -> None:
+    def _open_batch(self) -> _Batch:
+        if self._current == len(self._results):
+            size = _SLOTS * RESULT.itemsize
+            self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+        self._batch = _Batch(self, self._results[self._current])
+        return self._batch
+
+    def _finish(self, batch: _Batch) -> None:
         if self._pending:
-            results = self._results[self._current].data_ptr()
-            self._gpu.finish(self._pending, self._partials.data_ptr(), results, self._stream)
+            self._gpu.finish(self._pending, self._partials_at, batch.address, self._stream)
             self._pending.clear()
             self._used = 0
 
@@ -199,7 +207,7 @@ class CudaWorkshop:
 
     def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None) -> CudaTicket:
         tensor = dense(tensor)
-        if (index := tensor.get_device()) == torch.cuda.current_device():
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
             return self._submit(tensor, index, known)
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, index, known)

@@ -30,6 +30,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class OpsTicket:
     """A row of the step's results."""
 
+    __slots__ = ("elements", "known", "number", "step")
+
     def __init__(self, step: _Step, elements: int, known: OpsTicket | None) -> None:
         self.step = step
         self.number = len(step.rows)

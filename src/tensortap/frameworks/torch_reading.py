@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensortap.frameworks.base import Identity, Workshop
-from tensortap.frameworks.torch_tensors import BITS, NAMES, dense
+from tensortap.frameworks.torch_tensors import BITS, NAMES, PLAIN, dense, is_shared_out
 from tensortap.sending import Pinning
 
 __all__ = ["Reading"]
@@ -29,7 +28,7 @@ class Reading:
         return isinstance(value, torch.Tensor)
 
     def unreadable(self, tensor: torch.Tensor) -> str:
-        if type(tensor) in _PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
+        if type(tensor) in PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
             # By far the most common case, and asked for every tensor of a step.
             if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return _WRAPPED
@@ -44,7 +43,7 @@ class Reading:
             return _WRAPPED
         if tensor.dtype not in NAMES:
             return f"dtype {_name(tensor.dtype)} is not supported"
-        if is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "to_local"):
+        if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
             return f"a {type(tensor).__name__} has no elements of its own"
         return _unreadable_on_device(tensor) if tensor.is_cuda else ""
 
@@ -57,22 +56,21 @@ class Reading:
             NotImplementedError,
         ):  # inference tensors have no version, sparse ones no storage
             return None
-        # While the weak reference exists, no other storage can get this address.
-        reference = StorageWeakRef(storage)
+        # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
         token = (
             storage._cdata,
             tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
             tensor.dtype,
             version,
             tensor.is_conj() or tensor.is_neg(),
+            *tensor.shape,
+            *tensor.stride(),
         )
-        return Identity(token, lambda: not reference.expired())
+        return Identity(token, _StorageAlive(storage))
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
-        plain = type(tensor) in _PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
+        plain = type(tensor) in PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
         if plain and tensor.is_cpu and not tensor.is_neg():
             return tensor.numpy()
         tensor = dense(tensor)
@@ -93,7 +91,7 @@ class Reading:
         return self._workshops[kind]
 
     def described(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        if hasattr(tensor, "to_local"):
+        if is_shared_out(tensor):
             tensor = tensor.to_local()
         return NAMES[tensor.dtype], tuple(tensor.shape)
 
@@ -105,10 +103,28 @@ class Reading:
         return CudaPinning()
 
 
+class _StorageAlive:
+    """Whether a storage is still there. While this exists, no other storage can get its address."""
+
+    __slots__ = ("_reference",)
+
+    _expired = torch.UntypedStorage._expired
+    _free = torch.UntypedStorage._free_weak_ref  # at hand also when torch has been torn down at exit
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._reference: int = storage._weak_ref()
+
+    def __call__(self) -> bool:
+        return not self._expired(self._reference)
+
+    def __del__(self) -> None:
+        self._free(self._reference)
+
+
 def _unreadable_on_device(tensor: torch.Tensor) -> str:
     if torch.cuda.is_current_stream_capturing():
         return _CAPTURING
-    if tensor.layout is torch.strided and not hasattr(tensor, "to_local") and not tensor.data_ptr() and tensor.numel():
+    if tensor.layout is torch.strided and not is_shared_out(tensor) and not tensor.data_ptr() and tensor.numel():
         return "its memory has been given back"
     return ""
 
@@ -143,7 +159,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
 _WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
 _CAPTURING = (

@@ -11,7 +11,9 @@ import torch
 
 from tensortap import dtypes
 
-__all__ = ["BITS", "NAMES", "dense", "tensor_of"]
+__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_shared_out", "tensor_of"]
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)
@@ -26,9 +28,14 @@ BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
 }
 
 
+def is_shared_out(tensor: torch.Tensor) -> bool:
+    """Whether each rank has a share of its own of the tensor."""
+    return type(tensor) not in PLAIN and hasattr(tensor, "to_local")  # asking for what is not there takes long
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's share of a distributed tensor, all elements of a sparse one."""
-    if hasattr(tensor, "to_local"):
+    if is_shared_out(tensor):
         tensor = tensor.to_local()
         if type(tensor).__name__ == "AsyncCollectiveTensor":  # still on its way from other ranks
             tensor = tensor.wait()
