@@ -84,7 +84,9 @@ def aims(facts: dict[str, Any]) -> list[Text]:
         if cuda:
             rows.append(("tensors: GPU memory over plain", signed(tensors["memory"]["allocated"]), "under 2 GiB"))
     if habit := ways.get("np.save"):
-        rows.append(("np.save in hooks: ratio to the plain step", f"{habit['ratio']:.1f}×", ""))
+        done, all_of_it = habit["stats"]["bytes"], habit["stats"]["bytes_of_all"]
+        source = f", projected from {signed(done)} of {signed(all_of_it)}" if done < all_of_it else ""
+        rows.append(("np.save in hooks: ratio to the plain step", f"{habit['ratio']:.1f}×{source}", ""))
         if tensors:
             times = habit["seconds"] / tensors["seconds"]
             rows.append(("np.save in hooks: ratio to tensors", f"{times:.1f}×", ""))

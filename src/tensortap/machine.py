@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 __all__ = ["cores", "memory", "neighbours"]
+
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def cores() -> int:
@@ -16,11 +20,16 @@ def cores() -> int:
 
 
 def memory() -> int:
-    """Bytes of main memory that the machine has; 0 where it does not say."""
+    """Bytes of main memory that this process may use: fewer than the machine has in a container; 0 where nobody
+    says."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+    for path in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # no container, or "max"
+            most = min(most, int(path.read_text()))
+    return most
 
 
 def neighbours() -> int:

@@ -21,8 +21,9 @@ class Incoming(Protocol):
 
 
 class Pinning(Protocol):
-    """Makes host memory such that a device can write into it by itself."""
+    """Makes host memory such that a device can write into it by itself. May be asked by several threads at once."""
 
-    def pin(self, slab: npt.NDArray[np.uint8]) -> None: ...
+    def pin(self, memory: npt.NDArray[np.uint8]) -> None: ...
 
-    def unpin(self, slab: npt.NDArray[np.uint8]) -> None: ...
+    def unpin(self, memory: npt.NDArray[np.uint8]) -> None:
+        """The same memory, as a whole."""

@@ -12,11 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensortap.bench import Options, measure  # noqa: E402
+from tensortap.bench import Options, measure, measuring  # noqa: E402
+from tensortap.bench.habits import _Saver, saved  # noqa: E402
+from tensortap.bench.memory import available  # noqa: E402
 from tensortap.bench.model import SIZES, Llama  # noqa: E402
 from tensortap.bench.trainer import Trainer, is_leaf  # noqa: E402
 from tensortap.bench.verdict import Floor, floors, limit  # noqa: E402
+from tensortap.bench.writing import warm_page_cache  # noqa: E402
 from tensortap.errors import MissingDependency, UsageError  # noqa: E402
+from tensortap.machine import memory as machine_memory  # noqa: E402
 
 SHORT = {"device": "cpu", "model": "llama-tiny", "rounds": 2, "steps": 2}
 
@@ -69,7 +73,57 @@ def test_what_is_tapped_is_counted(facts: dict[str, Any]) -> None:
 def test_the_habit_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
     stats = facts["ways"]["np.save"]["stats"]
     assert stats["files"] == 2 * 24  # each leaf's output and its gradient; the rotary has two outputs and no gradient
-    assert stats["bytes"] > 0
+    assert stats["bytes_of_all"] == stats["bytes"] > 0
+
+
+def test_the_habit_ends_in_time_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(measuring, "saved", lambda trainer, folder: saved(trainer, folder, patience=0.0))
+    found = measure(Options(**SHORT, keep=("summary",), out=tmp_path, habit=True))
+    stats = found["ways"]["np.save"]["stats"]
+    assert stats["files"] == 1
+    assert 0 < stats["bytes"] < stats["bytes_of_all"] == facts["ways"]["np.save"]["stats"]["bytes"]
+    assert found["left_out"] == ["a part of np.save in hooks: its figures are projected from 0.0 of 0.0 GB"]
+    rate = found["ways"]["np.save"]["bytes_per_second"]
+    assert rate == pytest.approx(stats["bytes_of_all"] / found["ways"]["np.save"]["seconds"])
+
+
+def test_a_part_stands_for_all_by_its_bytes(tmp_path: Path) -> None:
+    saver = _Saver(tmp_path, patience=20.0)
+    saver.saving, saver.removing, saver.written, saver.met = 20.0, 1.0, 10, 40
+    assert saver.projected(25.0) == 4.0 + 4 * 20.0
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "expected"),
+    [
+        (1 << 40, 1 << 40, 3 * 1000 << 20),
+        ((1 << 30) + (700 << 20), 1 << 40, 700 << 20),
+        (1 << 40, 1000 << 20, 750 << 20),
+        (1 << 30, 1 << 40, 0),
+    ],
+)
+def test_so_much_memory_is_warmed_as_a_block_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, memory: int, expected: int
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free, 0, free))
+    monkeypatch.setattr(measuring, "available", lambda: memory)
+    warmed, said = [], []
+    monkeypatch.setattr(measuring, "warm_page_cache", lambda folder, nbytes: warmed.append(nbytes))
+    trainer = Trainer(SIZES["llama-tiny"], "cpu")
+    bench = measuring._Bench(Options(**SHORT), trainer, tmp_path, lambda doing, share: said.append(doing))
+    bench._warm(1000 << 20)
+    assert warmed == [expected]
+    assert said == [f"writing and removing {expected / 1e9:.1f} GB, so that memory is at hand"]
+
+
+def test_warming_leaves_nothing(tmp_path: Path) -> None:
+    warm_page_cache(tmp_path, 0)
+    warm_page_cache(tmp_path, 40 << 20)
+    assert not list(tmp_path.iterdir())
+    assert 0 < available() <= machine_memory()
 
 
 def test_limits_and_leak(facts: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ import safetensors
 from storing import record
 
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.store import RunWriter, open_run
+from tensortap.store import RunWriter, index, open_run
+from tensortap.store.format import encode
 
 
 def threads() -> list[str]:
@@ -215,6 +216,44 @@ def test_many_rows_wait_for_their_bytes(tmp_path, monkeypatch):
         assert early == 0
         writer.flush()
         assert len(open_run(tmp_path / "a")) == 300
+
+
+class Together:
+    """Rows that come together, as those of a device do."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def columns(self):
+        batch = encode(self.records, [True] * len(self))
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        return columns | {"sketch": [record.summary.sketch for record in self.records]}
+
+
+def test_rows_that_come_together_wait_for_the_end_of_their_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "AGE", 1e6)
+    monkeypatch.setattr(index, "MOST_AHEAD", 100)
+    with RunWriter(tmp_path / "a", info={}, writers=2) as writer:
+        for step in range(3):
+            for first in range(0, 60, 20):
+                arrays = [np.full(50, first + number, np.int32) for number in range(20)]
+                places = [writer.put("x", array, step=step) for array in arrays]
+                seqs = range(60 * step + first, 60 * step + first + 20)
+                writer.append_rows(
+                    Together([record(s, a, p, step=step) for s, a, p in zip(seqs, arrays, places, strict=True)])
+                )
+            assert any(shard._slab is not None for shard in writer._shards), "nobody has asked for the bytes"
+            writer.end_step(step)
+            writer.flush()
+            assert len(open_run(tmp_path / "a")) == 60 * (step + 1)
+        for first in range(1000, 1300, 20):  # more than may wait: the step goes on all the same
+            writer.append_rows(Together([record(number, step=3) for number in range(first, first + 20)]))
+    run = open_run(tmp_path / "a")
+    assert len(run) == 180 + 300
+    assert all(set(run.load(found).tolist()) == {found.seq % 60} for found in run if found.location)
 
 
 def test_an_interrupted_put_leaves_no_hole(tmp_path):

@@ -80,6 +80,34 @@ def test_favour_and_refusal():
     assert not Route(possible=False, favour=8).past()
 
 
+def test_of_many_writes_at_a_time_one_tries():
+    route = Route(possible=True, favour=2)
+    assert [route.past() for _ in range(12)].count(True) == 1
+    for _ in range(11):
+        route.took(False, 1 << 20, 0.01, abreast=11)
+    assert not any(route.past() for _ in range(12)), "the first has not come back yet"
+    route.took(True, 1 << 20, 0.01)
+    tries = 0
+    for _ in range(1000):
+        ways = [route.past() for _ in range(12)]
+        tries += ways.count(True)
+        assert ways.count(True) <= 1
+        for past in ways:
+            route.took(past, 1 << 20, 0.01, abreast=ways.count(past))
+    assert 1 <= tries <= 12_000 // 256
+
+
+def test_what_counts_is_what_all_do_together():
+    """A disk that gives one writer as much as a cache does, and twelve no more than one."""
+    route = Route(possible=True, favour=2)
+    route.took(True, 1 << 20, 0.01)
+    route.took(False, 1 << 20, 0.01, abreast=12)
+    assert not route.past()
+    with pytest.raises(OSError, match="full"), route.timed(True, 1 << 30):
+        raise OSError("full")
+    assert not route.past(), "what failed teaches nothing"
+
+
 def test_small_writes_teach_nothing():
     route = Route(possible=True, favour=1)
     route.took(True, BLOCK, 1.0)

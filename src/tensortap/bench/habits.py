@@ -16,34 +16,40 @@ from tensortap.bench.memory import Meter
 from tensortap.bench.steps import Block, timed
 from tensortap.bench.trainer import Trainer, is_leaf
 
-__all__ = ["saved"]
+__all__ = ["PATIENCE", "saved"]
+
+PATIENCE = 20.0
 
 
-def saved(trainer: Trainer, steps: int, folder: Path) -> Block:
-    """A file for each tensor, removed once it is written, so that no disk is too small; removing is not counted."""
+def saved(trainer: Trainer, folder: Path, patience: float = PATIENCE) -> Block:
+    """One step, a file for each tensor, removed once it is written, so that no disk is too small; removing is not
+    counted. After `patience` seconds of saving no more is saved, and the time is what all of it would have taken."""
     folder.mkdir(parents=True)
-    saver = _Saver(folder)
+    saver = _Saver(folder, patience)
     meter = Meter(trainer.device)
     try:
         with ExitStack() as undo:
             for name, module in trainer.model.named_modules():
                 if is_leaf(name, module):
                     undo.callback(module.register_forward_hook(saver.hook).remove)
-            seconds, each = timed(trainer, steps)
+            seconds, each = timed(trainer, 1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    stats = {"bytes": saver.written, "files": saver.files}
-    removing = saver.removing / steps
-    return Block(steps, seconds - removing, each - removing, meter.read(), stats)
+    stats = {"bytes": saver.written, "bytes_of_all": saver.met, "files": saver.files}
+    return Block(1, saver.projected(seconds), saver.projected(each), meter.read(), stats)
 
 
 class _Saver:
     """Saves what the hooks hand to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience: float) -> None:
         self._folder = folder
+        self._patience = patience
+        self.met = 0
+        """Bytes that there were to save."""
         self.written = 0
         self.files = 0
+        self.saving = 0.0
         self.removing = 0.0
 
     def hook(self, module: Any, args: Any, output: Any) -> None:
@@ -52,12 +58,23 @@ class _Saver:
             if tensor.requires_grad:
                 tensor.register_hook(self._save)
 
+    def projected(self, seconds: float) -> float:
+        """A step's time, as if all had been saved and nothing removed."""
+        return seconds - self.removing + self.saving * (self.met / self.written - 1)
+
     def _save(self, tensor: torch.Tensor) -> None:
-        path = self._folder / f"{self.files}.npy"
         # NumPy has no bfloat16: whoever saves such a tensor makes it a float32 first.
-        np.save(path, (tensor.detach().float() if tensor.is_floating_point() else tensor).cpu().numpy())
-        self.files += 1
-        self.written += path.stat().st_size
+        floats = tensor.is_floating_point()
+        nbytes = tensor.numel() * (4 if floats else tensor.element_size())
+        self.met += nbytes
+        if self.files and self.saving > self._patience:
+            return
+        path = self._folder / f"{self.files}.npy"
         started = time.perf_counter()
+        np.save(path, (tensor.detach().float() if floats else tensor).cpu().numpy())
+        done = time.perf_counter()
         path.unlink()
-        self.removing += time.perf_counter() - started
+        self.files += 1
+        self.written += nbytes
+        self.saving += done - started
+        self.removing += time.perf_counter() - done

@@ -31,9 +31,9 @@ import torch
 import tensortap
 from tensortap import dtypes
 from tensortap.bench import limits
-from tensortap.bench.habits import saved
+from tensortap.bench.habits import PATIENCE, saved
 from tensortap.bench.kernel import summary_kernel_speed
-from tensortap.bench.memory import device_held, resident
+from tensortap.bench.memory import available, device_held, resident
 from tensortap.bench.model import size_of
 from tensortap.bench.options import Options
 from tensortap.bench.steps import KINDS, Block, plain, tapped
@@ -46,6 +46,8 @@ from tensortap.machine import cores
 __all__ = ["measured"]
 
 _SPARE = 1 << 30
+_BUFFERS = 4 << 30
+"""Host memory that a tap takes at most for tensors of a device."""
 _LONGEST = 6.0
 """Seconds that a block may take: a way that is very slow gets fewer steps in a row."""
 
@@ -76,22 +78,21 @@ class _Bench:
         self._on_progress = on_progress
         self._started = time.perf_counter()
         self._left_out: list[str] = []
-        self._ahead = options.rounds + 3 + options.habit + bool(options.leak_steps)
+        self._ahead = options.rounds + 3 + ("tensors" in options.keep) + options.habit + bool(options.leak_steps)
         self._behind = 0
 
     def figures(self) -> dict[str, Any]:
         self._doing("looking at what a step has")
         content = self._content()
+        if "tensors" in self._options.keep:
+            self._warm(content["bytes"])
         self._doing("measuring the machine")
         found = self._limits(content["bytes"])
         kernel = summary_kernel_speed() if self._options.kernel and self._trainer.device == "cuda" else None
         blocks = self._rounds(content["bytes"])
         leak = self._leak()
-        if self._options.habit and self._late(1.25):
-            self._left_out.append("np.save in hooks, for want of time")
-        elif self._options.habit:
-            self._doing("np.save in hooks")
-            blocks["np.save"] = [saved(self._trainer, 1, self._folder / "habit")]
+        if self._options.habit:
+            blocks |= self._habit()
         return {
             "tapped": content,
             "limits": found,
@@ -113,12 +114,20 @@ class _Bench:
         once = {r.tensor: r.summary.elements * dtypes.numpy_dtype(r.dtype).itemsize for r in records}
         return {"records": len(records), "tensors": len(once), "bytes": sum(once.values())}
 
+    def _warm(self, nbytes: int) -> None:
+        """Have the memory handed out that a block with whole tensors will need: for the step before the clock runs, for
+        the timed ones, and for what waits to be written. A good share of what is free stays so."""
+        needed = (1 + self._options.tensor_steps) * nbytes + (_BUFFERS if self._trainer.device == "cuda" else 0)
+        size = min(needed, self._room(), available() * 3 // 4)
+        self._doing(f"writing and removing {size / 1e9:.1f} GB, so that memory is at hand")
+        warm_page_cache(self._folder, size)
+
+    def _room(self) -> int:
+        return max(0, shutil.disk_usage(self._folder).free - _SPARE)
+
     def _limits(self, nbytes: int) -> dict[str, Any]:
         cuda = self._trainer.device == "cuda"
-        room = max(0, shutil.disk_usage(self._folder).free - _SPARE)
-        if "tensors" in self._options.keep:
-            warm_page_cache(self._folder, min(nbytes, room // 2))
-        size = min(max(4 * nbytes, 64 << 20), 8 << 30, room // 2)
+        size = min(max(4 * nbytes, 64 << 20), 8 << 30, self._room() // 2)
         files = min(12, max(2, cores()))
         return {
             "device_read": limits.device_read() if cuda else None,
@@ -157,11 +166,11 @@ class _Bench:
 
     def _fitting_steps(self, nbytes: int) -> int:
         """How many steps' tensors have room at once, as many as asked for at most."""
-        free = shutil.disk_usage(self._folder).free - _SPARE
+        free = self._room()
         steps = min(self._options.tensor_steps, int(free / (1.05 * nbytes)))
         if steps < 1:
             raise UsageError(
-                f"{self._folder.parent} has {max(free, 0) / 1e9:.1f} GB to spare, and the tensors of one step are "
+                f"{self._folder.parent} has {free / 1e9:.1f} GB to spare, and the tensors of one step are "
                 f"{nbytes / 1e9:.1f} GB: choose another place with --out, or measure with --keep summary"
             )
         return steps
@@ -190,6 +199,20 @@ class _Bench:
         grown = {name: after[name] - before[name] for name in after}
         return {"steps": done, "from_step": settled} | grown
 
+    def _habit(self) -> dict[str, list[Block]]:
+        """It is slow but ends in time, so it may begin later than all else."""
+        if self._late(1.5):
+            self._left_out.append("np.save in hooks, for want of time")
+            return {}
+        self._doing(f"np.save in hooks, {PATIENCE:.0f} s at most")
+        block = saved(self._trainer, self._folder / "habit")
+        done, all_of_it = block.stats["bytes"] / 1e9, block.stats["bytes_of_all"] / 1e9
+        if done < all_of_it:
+            self._left_out.append(
+                f"a part of np.save in hooks: its figures are projected from {done:.1f} of {all_of_it:.1f} GB"
+            )
+        return {"np.save": [block]}
+
     def _held(self) -> dict[str, int]:
         self._trainer.synchronize()
         allocated = torch.cuda.memory_allocated() if self._trainer.device == "cuda" else 0
@@ -205,7 +228,7 @@ class _Bench:
             if name == "tensors":
                 way["bytes_per_second"] = content["bytes"] / way["seconds"]
             elif name == "np.save":
-                way["bytes_per_second"] = way["stats"]["bytes"] / way["steps"] / way["seconds"]
+                way["bytes_per_second"] = way["stats"]["bytes_of_all"] / way["seconds"]
             if name in self._options.keep:
                 slowest = floors(name, self._trainer.device, content["bytes"], content["tensors"], found)[0]
                 hooks = float(way["stats"].get("seconds_in_hooks", 0.0)) / way["steps"]

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Memory", "Meter", "device_held", "resident"]
+from tensortap.machine import memory
+
+__all__ = ["Memory", "Meter", "available", "device_held", "resident"]
 
 _STATUS = Path("/proc/self/status")
+_MACHINE = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Meter:
 
     def read(self) -> Memory:
         """While the tap is still open: what it holds counts."""
-        host = max(0, _status("VmHWM") - self._before)
+        host = max(0, _said(_STATUS, "VmHWM") - self._before)
         if self._device != "cuda":
             return Memory(0, 0, 0, host)
         free, total = torch.cuda.mem_get_info()
@@ -52,7 +55,12 @@ class Meter:
 
 def resident() -> int:
     """This process's bytes in host memory now."""
-    return _status("VmRSS")
+    return _said(_STATUS, "VmRSS")
+
+
+def available() -> int:
+    """Bytes that this machine could still hand out without swapping; 0 where it does not say."""
+    return min(_said(_MACHINE, "MemAvailable"), memory())
 
 
 def device_held(device: str) -> int:
@@ -63,9 +71,9 @@ def device_held(device: str) -> int:
     return int(total - free)
 
 
-def _status(word: str) -> int:
+def _said(file: Path, word: str) -> int:
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:  # not on Linux
         return 0
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(word)), 0)

@@ -11,16 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from tensortap.machine import cores
+
 __all__ = ["direct_write", "page_cache_write", "warm_page_cache"]
 
 _BLOCK = 16 << 20
 _PATIENCE = 4.0
+_PATIENCE_TO_WARM = 30.0
 
 
 def warm_page_cache(folder: Path, nbytes: int) -> None:
     """Write and remove files: a virtual machine gets memory from its host at the first touch, many times slower than
-    ever after, and whoever writes first would pay for it."""
-    _write(folder, nbytes, files=4, flags=0, patience=15.0)
+    ever after, and whoever writes first would pay for it. What was touched once stays with the machine when the files
+    are gone, so `nbytes` should be all that will be in use at a time. Each core has its memory handed out beside the
+    others, hence a file for each."""
+    files = max(1, min(cores(), nbytes // _BLOCK))
+    _write(folder, nbytes, files, flags=0, patience=_PATIENCE_TO_WARM)
 
 
 def page_cache_write(folder: Path, nbytes: int, files: int) -> float:

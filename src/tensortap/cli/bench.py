@@ -28,7 +28,8 @@ def bench(
 ) -> None:
     """Train a standard model plain and tapped, in turns; say what a tap costs here and what limits it.
 
-    Takes a minute or two. Nothing is left on disk; the tensors of a step of llama-0.95b need some 20 GB while it runs.
+    Takes some minutes. Nothing is left on disk; while it runs, the tensors of a step of llama-0.95b need some 25 GB
+    there, and up to 75 GB are used where there is room.
 
     \b
     Example:

@@ -35,20 +35,26 @@ class _Region(NamedTuple):
 class _Part:
     """Some bytes in the ring."""
 
-    def __init__(self, nbytes: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    def __init__(self, nbytes: torch.Tensor, stream: torch.cuda.Stream, events: list[torch.cuda.Event]) -> None:
         self.size = nbytes.numel()
         self._bytes = nbytes
         self._stream = stream
+        self._events = events
 
     def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
         with torch.cuda.stream(self._stream):
             torch.from_numpy(target).copy_(self._bytes[start : start + target.size], non_blocking=True)
-        arrived = torch.cuda.Event(blocking=True)
+        events = self._events
+        try:
+            arrived = events.pop()
+        except IndexError:
+            arrived = torch.cuda.Event(blocking=True)
         arrived.record(self._stream)
 
         def wait() -> None:
             driver.allow_captures()
             arrived.synchronize()
+            events.append(arrived)  # nobody else waits for it: it may be recorded again
 
         return wait
 
@@ -63,6 +69,8 @@ class CudaSending:
         self._part = min(part, ring // 4)
         self._next = 0
         self._regions: deque[_Region] = deque()
+        self._events: list[torch.cuda.Event] = []
+        """Those that were waited for. Each slab needs one, and making one takes longer than recording it."""
         self._freed: torch.cuda.Event | None = None
         """When the youngest region that is being written over had left. Any stream may come to write there."""
 
@@ -78,7 +86,7 @@ class CudaSending:
                 ready.record()
             self._stream.wait_event(ready)
             try:
-                yield _Part(self._ring[region.start : region.stop], self._stream)
+                yield _Part(self._ring[region.start : region.stop], self._stream, self._events)
             finally:
                 region.gone.record(self._stream)
 
@@ -125,15 +133,15 @@ class CudaPinning:
     def __init__(self) -> None:
         self._pinned: set[int] = set()
 
-    def pin(self, slab: npt.NDArray[np.uint8]) -> None:
+    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
         # Where it is refused, copies into the memory work too: they wait.
         try:
-            if driver.pin(slab.ctypes.data, slab.nbytes):
-                self._pinned.add(slab.ctypes.data)
+            if driver.pin(memory.ctypes.data, memory.nbytes):
+                self._pinned.add(memory.ctypes.data)
         except driver.CudaError:  # a device of another make
             pass
 
-    def unpin(self, slab: npt.NDArray[np.uint8]) -> None:
-        if slab.ctypes.data in self._pinned:
-            self._pinned.remove(slab.ctypes.data)
-            driver.unpin(slab.ctypes.data)
+    def unpin(self, memory: npt.NDArray[np.uint8]) -> None:
+        if memory.ctypes.data in self._pinned:
+            self._pinned.remove(memory.ctypes.data)
+            driver.unpin(memory.ctypes.data)

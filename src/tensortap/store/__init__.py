@@ -2,7 +2,8 @@
 
     format.py   what is in the files: version, columns, names
     folder.py   which folder a run may use, and what may be deleted there
-    writer.py   RunWriter: over shard.py (tensors; pool.py, pieces.py, header.py), index.py (records)
+    writer.py   RunWriter: over shard.py (tensors; pieces.py, header.py, pool.py over arena.py, route.py) and index.py
+                (records)
     reader.py   Run: over table.py (the index), select.py (filters), span.py (tensors' bytes)
 
 Importing this package costs nothing: pyarrow is loaded by the first name that is asked for.

@@ -77,16 +77,22 @@ class IndexWriter:
                 self._due.notify_all()
 
     def append_rows(self, rows: Rows) -> None:
-        """As append, for rows that come together. Who is many such ahead of the disk waits."""
+        """As append, for rows that come together. Who is many such ahead of the disk waits.
+
+        They do not hurry: they come right before their step ends, and its end sends them out. Sooner, they would have
+        slabs written that are still being filled.
+        """
         state = self._state
         with state.changed:
             if state.failure is not None or self.appended - self.written >= MOST_AHEAD:
+                self.hurry()
                 state.stall_for(lambda: self.appended - self.written < MOST_AHEAD)
             self._rows.append(rows)
             self.appended += len(rows)
-            self._urgent = True
-            self._start()
-            self._due.notify_all()
+            if len(self._rows) == 1:
+                self._oldest = time.monotonic()
+                self._start()
+                self._due.notify_all()
 
     def hurry(self) -> None:
         """Let what waits go out now; does not wait for it."""

@@ -1,14 +1,18 @@
-"""Through the page cache or past it: which way a shard's bytes reach the disk sooner.
+"""Through the page cache or past it: which way a writer's bytes reach the disk sooner.
 
 Past it (O_DIRECT) the disk fetches the bytes by itself and no core is kept busy, which matters when training needs
 them all; and where memory is handed out slowly, as to a virtual machine, the cache's own pages cost more than the disk.
 A slow disk is better served through the cache, as long as that has room. Nobody can tell beforehand, so both are tried,
-and the loser again now and then.
+and the loser again now and then: by one write, while the others take the better way.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["BLOCK", "Route", "can_go_past"]
@@ -21,31 +25,62 @@ _TRY_AGAIN = 256
 
 
 class Route:
-    """Decides for one shard. `favour` is how much slower the way past the cache may be, and still be taken."""
+    """Decides for all shards of a writer. `favour` is how much slower the way past the cache may be, and still be
+    taken."""
 
     def __init__(self, possible: bool, favour: float) -> None:
         self._possible = possible
         self._favour = favour
+        self._lock = threading.Lock()
         self._rates: dict[bool, float] = {}
+        self._abreast = {True: 0, False: 0}
         self._turns = 0
+        """Writes since one way or the other was tried."""
+        self._trying: bool | None = None
+        """The way that a write under way tries out."""
 
     def past(self) -> bool:
         """Whether the next write should go past the cache."""
-        if not self._possible or True not in self._rates:
-            return self._possible
-        if False not in self._rates:
-            return False
-        best = self._rates[True] * self._favour >= self._rates[False]
-        # The worse it was, the less often it is tried again.
-        rest = _TRY_AGAIN * max(1, round(self._rates[best] / self._rates[not best]))
-        return best if self._turns % rest else not best
+        with self._lock:
+            if not self._possible:
+                return False
+            best, rest = False, 0
+            if self._rates.keys() == {True, False}:
+                best = self._rates[True] * self._favour >= self._rates[False]
+                # The worse it was, the less often it is tried again.
+                rest = _TRY_AGAIN * max(1, round(self._rates[best] / self._rates[not best]))
+            elif True in self._rates:
+                return False
+            if self._trying is not None or self._turns < rest:
+                return best
+            self._trying = not best
+            return not best
 
-    def took(self, past: bool, nbytes: int, seconds: float) -> None:
-        """Learn from a write."""
-        if nbytes >= _WORTH_TIMING:
-            self._turns += 1
-            rate = nbytes / max(seconds, 1e-9)
-            self._rates[past] = (self._rates.get(past, rate) + rate) / 2
+    @contextmanager
+    def timed(self, past: bool, nbytes: int) -> Iterator[None]:
+        """Around a write: learns from it, if it succeeds."""
+        with self._lock:
+            self._abreast[past] += 1
+            abreast = self._abreast[past]
+        started = time.perf_counter()
+        try:
+            yield
+            self.took(past, nbytes, time.perf_counter() - started, abreast)
+        finally:
+            with self._lock:
+                self._abreast[past] -= 1
+
+    def took(self, past: bool, nbytes: int, seconds: float, abreast: int = 1) -> None:
+        """Learn from a write, one of so many that went the same way at a time. What counts is what they do together:
+        a disk that is quick with one may be no quicker with twelve, while a cache is."""
+        with self._lock:
+            if self._trying is past:
+                self._trying = None
+                self._turns = 0
+            if nbytes >= _WORTH_TIMING:
+                self._turns += 1
+                rate = abreast * nbytes / max(seconds, 1e-9)
+                self._rates[past] = (self._rates.get(past, rate) + rate) / 2
 
     def give_up(self) -> None:
         """The file system refused."""

@@ -1,4 +1,4 @@
-"""One writer of tensors: a stream of safetensors files, a pool of slabs, and the thread that writes them out.
+"""One writer of tensors: a stream of safetensors files, a share of the slabs, and the thread that writes them out.
 
 The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed since
 someone waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route for a
@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,9 +22,10 @@ import numpy.typing as npt
 
 from tensortap.records import Location
 from tensortap.sending import Incoming
+from tensortap.store.arena import Slab
 from tensortap.store.format import PARTIAL
 from tensortap.store.header import Header, room_for
-from tensortap.store.pool import Slab, SlabPool
+from tensortap.store.pool import Share
 from tensortap.store.route import BLOCK, Route
 from tensortap.store.state import State
 
@@ -63,7 +63,7 @@ class Shard:
         self,
         folder: Path,
         new_name: Callable[[int], str],
-        pool: SlabPool,
+        slabs: Share,
         state: State,
         route: Route | None,
     ) -> None:
@@ -72,7 +72,7 @@ class Shard:
         self._folder = folder
         self._new_name = new_name
         self._state = state
-        self.pool = pool
+        self._slabs = slabs
         self._entry = threading.Lock()
         self._file: _File | None = None
         self._slab: Slab | None = None
@@ -195,7 +195,7 @@ class Shard:
         at = 0
         while at < part.size:
             if self._slab is None:
-                self._slab = self.pool.take()
+                self._slab = self._slabs.take()
                 self._fill = self._carried = self._left_over
             count = min(self._slab.size - self._fill, part.size - at)
             target = self._slab[self._fill : self._fill + count]
@@ -245,7 +245,8 @@ class Shard:
             self._run(job.act)
             if job.slab is not None:
                 with self._state.changed:
-                    self.pool.give(job.slab)
+                    self._slabs.give(job.slab)
+                    self._state.changed.notify_all()
             return
         with self._due:
             self._jobs.append(job)
@@ -277,7 +278,7 @@ class Shard:
                 self.done += 1
                 self.pending -= job.nbytes
                 if job.slab is not None:
-                    self.pool.give(job.slab)
+                    self._slabs.give(job.slab)
                 changed.notify_all()
         self._close()
 
@@ -305,26 +306,24 @@ class Shard:
         view, past = slab.data[:count], 0
         if count >= BLOCK and offset % BLOCK == 0 and self._route.past():
             past = self._write_past(view[: count - count % BLOCK], offset)
-        started = time.perf_counter()
-        self._write_all(view[past:], offset + past)
-        self._route.took(False, count - past, time.perf_counter() - started)
+        if past < count:
+            with self._route.timed(False, count - past):
+                self._write_all(view[past:], offset + past)
         self.written += count
 
     def _write_past(self, view: memoryview, offset: int) -> int:
-        """Past the page cache. Returns how many bytes went that way: none, for good, if the file system refuses."""
-        started = time.perf_counter()
+        """Past the page cache. Returns how many bytes went that way: not all, for good, if the file system refuses."""
         written = 0
         try:
-            if self._direct < 0:
-                self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
-            while written < len(view):
-                written += os.pwrite(self._direct, view[written:], offset + written)
+            with self._route.timed(True, len(view)):
+                if self._direct < 0:
+                    self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
+                while written < len(view):
+                    written += os.pwrite(self._direct, view[written:], offset + written)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             self._route.give_up()
-            return written
-        self._route.took(True, written, time.perf_counter() - started)
         return written
 
     def _do_finish(self, name: str, header: Header, end: int) -> None:

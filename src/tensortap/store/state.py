@@ -84,7 +84,8 @@ class State:
 
     def stall_for(self, ready: Callable[[], bool]) -> None:
         """As wait_for, for a caller that the disk holds up: counts the time, and raises the failure."""
-        since = time.monotonic()
-        self.wait_for(ready)
-        self.stalled += time.monotonic() - since
+        if self.failure is None and not ready():
+            since = time.monotonic()
+            self.wait_for(ready)
+            self.stalled += time.monotonic() - since
         self.check()

@@ -45,7 +45,7 @@ from tensortap.store.state import State, write_error
 __all__ = ["RunWriter"]
 
 DEFAULT_BUFFER = 256 << 20
-_MOST_PINNED = 1 << 30
+_MOST_PINNED = 4 << 30
 
 
 class RunWriter:
@@ -97,15 +97,10 @@ class RunWriter:
         past = can_go_past(self._folder)
         # Beside a run that needs every core, a thread that keeps one busy costs more than it saves.
         threaded = past or not crowded
+        route = Route(past, favour=8 if crowded else 2) if threaded else None
+        self._pool = SlabPool(buffer, count, self._state, pinning)
         self._shards = [
-            Shard(
-                self._folder,
-                self._new_name,
-                SlabPool(buffer // count, self._state, pinning),
-                self._state,
-                Route(past, favour=8 if crowded else 2) if threaded else None,
-            )
-            for _ in range(count)
+            Shard(self._folder, self._new_name, self._pool.share(), self._state, route) for _ in range(count)
         ]
         self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
         self._closing = threading.Lock()
@@ -120,9 +115,8 @@ class RunWriter:
             raise UsageError(
                 f"{name}: dtype {array.dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}."
             ) from None
-        shard = self._pick(step)
-        parts = pieces(array, shard.pool.slab_bytes)
-        return shard.put(step, name, dtype, array.shape, array.nbytes, parts)
+        parts = pieces(array, self._pool.slab_bytes)
+        return self._pick(step).put(step, name, dtype, array.shape, array.nbytes, parts)
 
     def put_incoming(
         self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
@@ -192,7 +186,7 @@ class RunWriter:
             "files": sum(shard.files for shard in self._shards),
             "stalled_seconds": self._state.stalled,
             "queued": sum(shard.depth for shard in self._shards),
-            "peak_buffer_bytes": sum(shard.pool.peak for shard in self._shards),
+            "peak_buffer_bytes": self._pool.peak,
         }
 
     def close(self, status: str = "finished", reason: str = "") -> None:
@@ -211,7 +205,7 @@ class RunWriter:
                 shard.stop()
             for shard in self._shards:
                 shard.join()
-                shard.pool.release()
+            self._pool.release()
         failure = self._state.failure
         try:
             self._write_status(*(("failed", str(write_error(*failure))) if failure else (status, reason)))
@@ -291,7 +285,7 @@ def _default_writers(from_device: bool) -> int:
 
 
 def _default_buffer(from_device: bool) -> int:
-    """A device fills buffers much faster than a disk empties them, and each of many writers needs some."""
+    """A device fills buffers much faster than a disk empties them, and great tensors have to wait side by side."""
     return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32 // neighbours())) if from_device else DEFAULT_BUFFER
 
 
