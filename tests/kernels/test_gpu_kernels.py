@@ -11,7 +11,7 @@ import torch
 
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.kernels import reference
+from tensortap.kernels import reference, summarize
 from tensortap.kernels.gpu import FLAT, Layout, lay_out
 from tensortap.records import Summary
 
@@ -42,7 +42,10 @@ def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:
 
 
 def check(workshop: Any, tensor: torch.Tensor) -> None:
-    found, true = summary_of(workshop, tensor), reference.summarize(Torch().host(tensor))
+    agree(summary_of(workshop, tensor), reference.summarize(Torch().host(tensor)))
+
+
+def agree(found: Summary, true: Summary) -> None:
     for name in ("elements", "nan", "posinf", "neginf", "zeros", "digest"):
         assert getattr(found, name) == getattr(true, name), name
     for name in ("min", "max"):
@@ -132,6 +135,21 @@ def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> 
         check(workshop, values.to(dtype).to(device))
     check(workshop, broken)
     check(workshop, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("elements", [20_004_999, (1 << 26) + 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_that_keep_all_processors_busy(dtype: torch.dtype, elements: int) -> None:
+    workshop, _ = cuda()
+    numbers = torch.randn(elements, device="cuda").to(dtype)
+    numbers[elements // 3 :: 1001] = 0.0
+    found, true = summary_of(workshop, numbers), summarize(Torch().host(numbers))
+    agree(found, true)
+    numbers[-1] = math.nan
+    numbers[elements // 2] = -math.inf
+    agree(summary_of(workshop, numbers), summarize(Torch().host(numbers)))
 
 
 @pytest.mark.parametrize("make", WORKSHOPS)

@@ -128,7 +128,7 @@ class _Bench:
     def _limits(self, nbytes: int) -> dict[str, Any]:
         cuda = self._trainer.device == "cuda"
         size = min(max(4 * nbytes, 64 << 20), 8 << 30, self._room() // 2)
-        files = min(12, max(2, cores()))
+        files = max(2, cores())
         return {
             "device_read": limits.device_read() if cuda else None,
             "device_to_host": limits.device_to_host() if cuda else None,

@@ -37,7 +37,7 @@ from tensortap.sending import Incoming
 __all__ = ["CudaTicket", "CudaWorkshop"]
 
 _SLOTS = 1024
-_PARTIALS = 12 << 20
+_PARTIALS = 28 << 20
 
 
 class CudaTicket(NamedTuple):

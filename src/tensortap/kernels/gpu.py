@@ -78,14 +78,20 @@ _THREADS = 256
 _BLOCKS_EACH = 2
 _BATCH = 8
 """Rows that half a block takes together."""
-_RING = 32 << 10
-"""Shared memory for rows that arrive. More in flight would let some processors run far ahead of others."""
+_GREAT = 1 << 26
+"""From so many elements on a tensor is read in larger parts."""
+_PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
+"""Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
+run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
 _BUCKETS_BYTES = 9 * 4 * _THREADS
 _MOST_LAYOUTS = 1024
 _MOST_DIMS = 6
 _WORK = struct.Struct("<6Q4I")
 _LAYOUT = struct.Struct(f"<{_MOST_DIMS}I{_MOST_DIMS}q")
 _SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
+_Variant = tuple[str, int, bool]
+"""A kernel for a dtype, a layout, and whether the tensor is great."""
+_FINISH: _Variant = ("finish", 0, False)
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
@@ -163,7 +169,7 @@ class Gpu:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._wave = device.processors * _BLOCKS_EACH - 1  # and one for the probe
-        self._kernels: dict[tuple[str, int], Kernel] = {}
+        self._kernels: dict[_Variant, Kernel] = {}
         self._works: dict[Layout, Parameter] = {}
         """One for each layout that was met: most tensors lie alike, and the layout need not be written each time."""
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
@@ -191,7 +197,8 @@ class Gpu:
 
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
-        kernel = self._kernels.get((dtype, layout.code)) or self._compile(dtype, layout.code)
+        variant = dtype, layout.code, elements >= _GREAT
+        kernel = self._kernels.get(variant) or self._compile(variant)
         work = self._works.get(layout) or self._new_work(layout)
         seen = result + _PROBE_OFFSET
         expected = known + _PROBE_OFFSET if known else 0
@@ -206,7 +213,7 @@ class Gpu:
 
     def finish(self, pending: Sequence[Pending], partials: int, results: int, stream: int) -> None:
         """Add up partial results, each into the slot of its result. At most `MOST_FINISHED` at a time."""
-        kernel = self._kernels.get(("finish", 0)) or self._compile("finish", 0)
+        kernel = self._kernels.get(_FINISH) or self._compile(_FINISH)
         struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
         flat = [number for item in pending for number in (item.first, item.blocks, item.slot, 0)]
         struct.pack_into(f"<{len(flat)}I", self._batch.memory, 16, *flat)
@@ -224,28 +231,35 @@ class Gpu:
         """How many share a tensor and leave a partial result each: all run at once, none has too little to do."""
         return min(self._wave, -(-elements // (2 * _BATCH * ROW))) or 1
 
-    def _compile(self, name: str, layout: int) -> Kernel:
-        kernel = self._kernels[name, layout] = _kernel(self._device, name, layout)
+    def _compile(self, variant: _Variant) -> Kernel:
+        kernel = self._kernels[variant] = _kernel(self._device, variant)
         return kernel
 
 
-_compiled: dict[tuple[Device, str, int], Kernel] = {}
+_compiled: dict[tuple[Device, _Variant], Kernel] = {}
 _compiling = threading.Lock()
 
 
-def _kernel(device: Device, name: str, layout: int) -> Kernel:
+def _kernel(device: Device, variant: _Variant) -> Kernel:
     """Compiled once in a process."""
     with _compiling:
-        if (kernel := _compiled.get((device, name, layout))) is None:
-            file = "finish" if name == "finish" else "summarize"
-            packed = name in ("bfloat16", "float16") and layout == 0 and device.capability >= (9, 0)
-            shared = 0 if name == "finish" else _RING if packed else _BUCKETS_BYTES
-            options = [f"-DLAYOUT={layout}", f"-DELEMENT={_ELEMENTS.get(name, 0)}", f"-DBLOCKS_EACH={_BLOCKS_EACH}"]
-            options.append(f"-DRING={_RING}")
-            image = compile_kernel(_source(file), file, device.capability, options, device.toolkit)
-            threads = 512 if name == "finish" else _THREADS
-            kernel = _compiled[device, name, layout] = Kernel(image, file, threads, shared)
+        if (kernel := _compiled.get((device, variant))) is None:
+            kernel = _compiled[device, variant] = _finish(device) if variant == _FINISH else _summarize(device, variant)
         return kernel
+
+
+def _finish(device: Device) -> Kernel:
+    return Kernel(compile_kernel(_source("finish"), "finish", device.capability, (), device.toolkit), "finish", 512)
+
+
+def _summarize(device: Device, variant: _Variant) -> Kernel:
+    name, layout, great = variant
+    rows, ring = _PARTS[great]
+    options = {"LAYOUT": layout, "ELEMENT": _ELEMENTS[name], "BLOCKS_EACH": _BLOCKS_EACH, "PART": rows, "RING": ring}
+    flags = [f"-D{option}={value}" for option, value in options.items()]
+    image = compile_kernel(_source("summarize"), "summarize", device.capability, flags, device.toolkit)
+    arriving = name in ("bfloat16", "float16") and layout == 0 and device.capability >= (9, 0)
+    return Kernel(image, "summarize", _THREADS, ring if arriving else _BUCKETS_BYTES)
 
 
 def _source(file: str) -> str:

@@ -278,9 +278,9 @@ def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
 
 def _default_writers(from_device: bool) -> int:
     """On a small machine one, where more would take cores from the run, and a few on a large one. A run whose work is
-    done by a device leaves most cores to the writers."""
+    done by a device leaves all but one core to the writers."""
     if from_device:
-        return max(1, cores() * 3 // 4 // neighbours())
+        return max(1, (cores() - 1) // neighbours())
     return max(1, min(4, cores() // 4))
 
 

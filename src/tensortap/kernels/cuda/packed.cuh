@@ -1,15 +1,11 @@
-// The way for 16-bit floats, two to a word, which the tensor cores add up.
+// The way for 16-bit floats, two to a word: what can be is done on both at once.
 
 #if PACKED
 #if ELEMENT == BF16
 #define PAIRS "bf16x2"
-#define NUMBERS "bf16"
-#define ONE 0x3F80u
 #define LARGEST 0x7F7F7F7Fu
 #else
 #define PAIRS "f16x2"
-#define NUMBERS "f16"
-#define ONE 0x3C00u
 #define LARGEST 0x7BFF7BFFu
 #endif
 
@@ -35,22 +31,12 @@ __device__ __forceinline__ u32 pair_times(u32 a, u32 b) {
     return a;
 }
 
-// c += A B. Of the words of all threads, words 0 and 2 of threads 4 i to 4 i + 3 are row i of A, 16 x 16, words 1 and 3 row
-// i + 8. B is 16 x 8, here of ones. c is 16 x 8, so all its columns are the sums of A's rows; a thread has rows lane / 4 and
-// lane / 4 + 8.
-__device__ __forceinline__ void add_products(float *c, const u32 *a, const u32 *b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBERS "." NUMBERS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// What is added up of a few rows, before it is carried on in float64. The tensor cores cut off where others round.
+// What is added up of a few rows, before it is carried on in float64.
 struct Few {
-    float sums[4], squares, l1;
+    float sum, squares, l1;
 };
 
 struct Packed {
-    u32 ones[2];
     u32 low, high;  // pairs
     float sketch[8];
     u32 zeros;
@@ -65,7 +51,6 @@ __device__ __forceinline__ void add_packed(const u32 *w, uint4 fact, const u32 *
     p.digest += weighed * (fact.x | u64(fact.y) << 32);
     least = pair_least(least, pair_times(w[0], w[1]));
     least = pair_least(least, pair_times(w[2], w[3]));
-    add_products(few.sums, w, p.ones);
     u32 signs = signs_of(fact.w, slot) & 255;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -76,16 +61,17 @@ __device__ __forceinline__ void add_packed(const u32 *w, uint4 fact, const u32 *
         u32 turned = w[k] ^ (moved & 0x80008000u);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float x = fast_value(&turned, j);
-            p.sketch[2 * k + j] += x;
+            float x = fast_value(w + k, j);
+            few.sum += x;
             few.squares = fmaf(x, x, few.squares);
             few.l1 += fabsf(x);
+            p.sketch[2 * k + j] += fast_value(&turned, j);
         }
     }
 }
 
 __device__ __forceinline__ void carry(const Few &few, Packed &p) {
-    p.sum += double(few.sums[0] + few.sums[2]);
+    p.sum += double(few.sum);
     p.squares += double(few.squares);
     p.l1 += double(few.l1);
 }
@@ -99,8 +85,7 @@ __device__ __forceinline__ u32 count_zeros(const u32 *w) {
     return count;
 }
 
-// Where rows come from, a few at a time.
-#define PART 4
+// Where rows come from, PART at a time.
 #define PARTS_EACH (BATCH / PART)
 
 #if LAYOUT == 0
@@ -201,11 +186,7 @@ struct Source {
 // All whole rows. False if what it met needs more care.
 __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, RowFacts *facts, u32 slot, Sums &s) {
     const Rows &rows = source.rows;
-    u32 lane = threadIdx.x & 31;
     Packed p;
-#pragma unroll
-    for (int k = 0; k < 2; ++k)  // the compiler must not know that both are alike, or it moves them about
-        asm volatile("mov.b32 %0, %1;" : "=r"(p.ones[k]) : "r"(ONE | ONE << 16));
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
     p.sum = p.squares = p.l1 = 0;
@@ -256,18 +237,16 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
         carry(few, p);
     }
     float low = fminf(fast_value(&p.low, 0), fast_value(&p.low, 1)), high = fmaxf(fast_value(&p.high, 0), fast_value(&p.high, 1));
-    // Whether float32 was enough, of the whole warp; four neighbours have their sum together, and each of them has it.
+    // Whether float32 was enough, of the whole warp.
     float all = float(p.sum), squares = float(p.squares);
 #pragma unroll
-    for (int d = 16; d > 2; d >>= 1) all += __shfl_xor_sync(~0u, all, d);
-#pragma unroll
-    for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
+    for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d), squares += __shfl_xor_sync(~0u, squares, d);
     float spread = squares - all * (all / (256.0f * float(whole_rows(rows))));
     bool lost = !(squares < 1e37f) || (squares < 1e-24f && low != high) || !(spread * 16 >= squares);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) s.sketch[j] = p.sketch[j];
-    s.sum = lane % 4 == 0 ? p.sum : 0.0, s.squares = p.squares, s.l1 = p.l1;
+    s.sum = p.sum, s.squares = p.squares, s.l1 = p.l1;
     s.low = low, s.high = high;
     s.digest = p.digest;
     s.zeros = p.zeros;

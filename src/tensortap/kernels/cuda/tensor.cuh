@@ -1,7 +1,7 @@
 // A tensor's elements, rows and groups: how they are found in memory, and what is hashed of them.
 //
-// Compiled at run time with ELEMENT (a code below) and LAYOUT (0 rows as they lie in memory, 1 whole groups at strides,
-// 2 single elements at strides).
+// Compiled at run time with ELEMENT (a code below), LAYOUT (0 rows as they lie in memory, 1 whole groups at strides, 2 single
+// elements at strides), BLOCKS_EACH (at a time on one processor), and PART and RING (see `packed.cuh`).
 
 #define BF16 0
 #define F16 1
