@@ -17,7 +17,7 @@ import torch
 
 from tensortap.frameworks.base import Collected
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import NAMES, dense
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense
 from tensortap.kernels.cuda import driver
 from tensortap.kernels.gpu import (
     FLAT,
@@ -27,7 +27,7 @@ from tensortap.kernels.gpu import (
     Device,
     Gpu,
     Layout,
-    Pending,
+    Plan,
     columns,
     lay_out,
 )
@@ -38,6 +38,8 @@ __all__ = ["CudaTicket", "CudaWorkshop"]
 
 _SLOTS = 1024
 _PARTIALS = 28 << 20
+_RESULT_BYTES = RESULT.itemsize
+_MOST_PLANS = 4096
 
 
 class CudaTicket(NamedTuple):
@@ -52,7 +54,7 @@ class CudaTicket(NamedTuple):
     @property
     def address(self) -> int:
         """Of its result on the device, while the step lasts."""
-        return self.batch.address + self.number * RESULT.itemsize
+        return self.batch.address + self.number * _RESULT_BYTES
 
     @property
     def probed(self) -> bool:
@@ -108,7 +110,9 @@ class _Lane:
         self._partials_at = self._partials.data_ptr()
         self._most = self._partials.numel() // PARTIAL_BYTES
         self._used = 0
-        self._pending: list[Pending] = []
+        self._pending: list[int] = []
+        """Partial results that wait to be added up, as `Gpu.finish` takes them."""
+        self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
@@ -116,31 +120,23 @@ class _Lane:
         self._free = deque(_new_host() for _ in range(4))
         self._batch: _Batch | None = None
 
-    def submit(self, tensor: torch.Tensor, layout: Layout, known: CudaTicket | None) -> CudaTicket:
-        if self._batch is not None and self._batch.size == _SLOTS:
-            self.send()
-            self._current += 1
-        batch = self._batch or self._open_batch()
+    def submit(self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None) -> CudaTicket:
+        # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
+        batch = self._batch
+        if batch is None or batch.size == _SLOTS:
+            batch = self._next_batch()
         elements = tensor.numel()
-        blocks = self._gpu.blocks(elements)
-        if self._used + blocks > self._most or len(self._pending) == MOST_FINISHED:
+        kind = tensor.dtype, elements, layout
+        plan = self._plans.get(kind) or self._new_plan(*kind)
+        if self._used + plan.blocks > self._most or len(self._pending) == 4 * MOST_FINISHED:
             self._finish(batch)
-        ticket = CudaTicket(batch, batch.size, elements, known)
-        self._gpu.summarize(
-            NAMES[tensor.dtype],
-            tensor.data_ptr(),
-            elements,
-            layout,
-            blocks,
-            weights=self._weights_at,
-            partials=self._partials_at + self._used * PARTIAL_BYTES,
-            result=ticket.address,
-            known=known.address if known is not None and ticket.probed else 0,
-            stream=self._stream,
-        )
-        self._pending.append(Pending(self._used, blocks, batch.size))
-        self._used += blocks
-        batch.size += 1
+        used, number = self._used, batch.size
+        ticket = CudaTicket(batch, number, elements, known)
+        expected = known.address if known is not None and ticket.probed else 0
+        plan.read(address, self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES, expected)
+        self._pending += (used, plan.blocks, number, 0)
+        self._used = used + plan.blocks
+        batch.size = number + 1
         return ticket
 
     def send(self) -> None:
@@ -164,7 +160,17 @@ class _Lane:
     def give_back(self, host: torch.Tensor) -> None:
         self._free.append(host)
 
-    def _open_batch(self) -> _Batch:
+    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
+        if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
+            self._plans.clear()
+        plan = self._gpu.plan(NAMES[dtype], elements, layout, weights=self._weights_at, stream=self._stream)
+        self._plans[dtype, elements, layout] = plan
+        return plan
+
+    def _next_batch(self) -> _Batch:
+        if self._batch is not None:
+            self.send()
+            self._current += 1
         if self._current == len(self._results):
             size = _SLOTS * RESULT.itemsize
             self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
@@ -206,7 +212,8 @@ class CudaWorkshop:
         self._sending: dict[int, CudaSending] = {}
 
     def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None) -> CudaTicket:
-        tensor = dense(tensor)
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+            tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
             return self._submit(tensor, index, known)
         with torch.cuda.device(index):  # kernels are launched in the context that is current
@@ -217,19 +224,19 @@ class CudaWorkshop:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
-        address = tensor.data_ptr()
-        layout = FLAT
+        address, layout = tensor.data_ptr(), FLAT
         if address % 16 or not tensor.is_contiguous():
             found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
             if found is None:
                 tensor = tensor.contiguous()
+                address = tensor.data_ptr()
             else:
                 layout = found
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
         if lane is None:
             lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        return lane.submit(tensor, layout, known)
+        return lane.submit(tensor, address, layout, known)
 
     def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         tensor = dense(tensor)

@@ -85,7 +85,7 @@ class Reading:
     def workshop(self, tensor: torch.Tensor) -> Workshop | None:
         if tensor.is_cpu:
             return None
-        kind = tensor.device.type
+        kind = "cuda" if tensor.is_cuda else tensor.device.type  # making a device and its name takes longer
         if kind not in self._workshops:
             self._workshops[kind] = _workshop_for(kind, tensor.device)
         return self._workshops[kind]

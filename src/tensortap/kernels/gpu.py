@@ -1,8 +1,8 @@
 """Summaries of tensors in a GPU's memory: one read each, nothing allocated, nobody waits.
 
 A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
-and room for results. `Gpu.summarize` launches the one read and leaves partial results; `Gpu.finish` adds up those of
-many tensors; `columns` reads the results once they are in host memory.
+and room for results. `Gpu.plan` is made once for tensors of one kind; `Plan.read` launches the one read and leaves
+partial results; `Gpu.finish` adds up those of many tensors; `columns` reads the results once they are in host memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "Device",
     "Gpu",
     "Layout",
-    "Pending",
+    "Plan",
     "columns",
     "lay_out",
 ]
@@ -84,9 +84,9 @@ _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
 """Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
 run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
 _BUCKETS_BYTES = 9 * 4 * _THREADS
-_MOST_LAYOUTS = 1024
 _MOST_DIMS = 6
 _WORK = struct.Struct("<6Q4I")
+_ADDRESSES = struct.Struct("<5Q")
 _LAYOUT = struct.Struct(f"<{_MOST_DIMS}I{_MOST_DIMS}q")
 _SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
 _Variant = tuple[str, int, bool]
@@ -116,14 +116,6 @@ class Layout(NamedTuple):
 
 FLAT = Layout(0, (), ())
 """As they lie."""
-
-
-class Pending(NamedTuple):
-    """Partial results that wait to be added up."""
-
-    first: int
-    blocks: int
-    slot: int
 
 
 def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int) -> Layout | None:
@@ -163,76 +155,63 @@ def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
     return sizes, steps
 
 
+class Plan:
+    """How tensors of one kind are read on one stream: all but their addresses."""
+
+    __slots__ = ("_launch", "_memory", "_weights", "blocks")
+
+    def __init__(
+        self, kernel: Kernel, elements: int, layout: Layout, blocks: int, *, weights: int, stream: int
+    ) -> None:
+        parameter = Parameter(_WORK.size + _LAYOUT.size)
+        batches, left = divmod(elements // (_BATCH * ROW), 2 * blocks)
+        sizes = blocks, batches, left, len(layout.sizes)
+        _WORK.pack_into(parameter.memory, 0, 0, 0, weights, 0, 0, elements, *sizes)
+        padding = (0,) * (_MOST_DIMS - len(layout.sizes))
+        _LAYOUT.pack_into(parameter.memory, _WORK.size, *layout.sizes, *padding, *layout.strides, *padding)
+        self._memory = parameter.memory
+        self._weights = weights
+        self._launch = kernel.prepared(blocks + 1, parameter, stream)
+        self.blocks = blocks
+        """So many partial results there will be."""
+
+    def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
+        """Read a tensor once. Addresses are of the tensor, of room for partial results, and of one result.
+
+        With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
+        """
+        expected = known + _PROBE_OFFSET if known else 0
+        _ADDRESSES.pack_into(self._memory, 0, address, partials, self._weights, result + _PROBE_OFFSET, expected)
+        self._launch()
+
+
 class Gpu:
     """The kernels of one device. Each is compiled when it is first needed, in under a second."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._wave = device.processors * _BLOCKS_EACH - 1  # and one for the probe
+        self.most_blocks = device.processors * _BLOCKS_EACH - 1  # and one for the probe
+        """The most partial results that one tensor leaves."""
         self._kernels: dict[_Variant, Kernel] = {}
-        self._works: dict[Layout, Parameter] = {}
-        """One for each layout that was met: most tensors lie alike, and the layout need not be written each time."""
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
 
-    @property
-    def most_blocks(self) -> int:
-        """The most partial results that one tensor leaves."""
-        return self._wave
+    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> Plan:
+        """For tensors of that kind. All blocks run at once, and none has too little to do."""
+        blocks = min(self.most_blocks, -(-elements // (2 * _BATCH * ROW))) or 1
+        kernel = self._kernel(dtype, layout.code, elements >= _GREAT)
+        return Plan(kernel, elements, layout, blocks, weights=weights, stream=stream)
 
-    def summarize(
-        self,
-        dtype: str,
-        address: int,
-        elements: int,
-        layout: Layout,
-        blocks: int,
-        *,
-        weights: int,
-        partials: int,
-        result: int,
-        known: int = 0,
-        stream: int,
-    ) -> None:
-        """Read a tensor once. Addresses are of the tensor, the weights, `blocks` partial results and one result.
-
-        With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
-        """
-        variant = dtype, layout.code, elements >= _GREAT
-        kernel = self._kernels.get(variant) or self._compile(variant)
-        work = self._works.get(layout) or self._new_work(layout)
-        seen = result + _PROBE_OFFSET
-        expected = known + _PROBE_OFFSET if known else 0
-        batches, left = divmod(elements // (_BATCH * ROW), 2 * blocks)
-        _WORK.pack_into(
-            work.memory,
-            0,
-            *(address, partials, weights, seen, expected, elements),
-            *(blocks, batches, left, len(layout.sizes)),
-        )
-        kernel.launch(blocks + 1, work, stream)
-
-    def finish(self, pending: Sequence[Pending], partials: int, results: int, stream: int) -> None:
-        """Add up partial results, each into the slot of its result. At most `MOST_FINISHED` at a time."""
-        kernel = self._kernels.get(_FINISH) or self._compile(_FINISH)
+    def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
+        """Add up partial results. Of each tensor: the number of the first, how many there are, the slot of its result,
+        and a zero; at most `MOST_FINISHED` tensors at a time."""
         struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
-        flat = [number for item in pending for number in (item.first, item.blocks, item.slot, 0)]
-        struct.pack_into(f"<{len(flat)}I", self._batch.memory, 16, *flat)
-        kernel.launch(4 * len(pending), self._batch, stream)
+        struct.pack_into(f"<{len(pending)}I", self._batch.memory, 16, *pending)
+        self._kernel(*_FINISH).launch(len(pending), self._batch, stream)
 
-    def _new_work(self, layout: Layout) -> Parameter:
-        if len(self._works) > _MOST_LAYOUTS:
-            self._works.clear()
-        work = self._works[layout] = Parameter(_WORK.size + _LAYOUT.size)
-        padding = (0,) * (_MOST_DIMS - len(layout.sizes))
-        _LAYOUT.pack_into(work.memory, _WORK.size, *layout.sizes, *padding, *layout.strides, *padding)
-        return work
-
-    def blocks(self, elements: int) -> int:
-        """How many share a tensor and leave a partial result each: all run at once, none has too little to do."""
-        return min(self._wave, -(-elements // (2 * _BATCH * ROW))) or 1
-
-    def _compile(self, variant: _Variant) -> Kernel:
-        kernel = self._kernels[variant] = _kernel(self._device, variant)
+    def _kernel(self, name: str, layout: int, great: bool) -> Kernel:
+        variant = name, layout, great
+        if (kernel := self._kernels.get(variant)) is None:
+            kernel = self._kernels[variant] = _kernel(self._device, variant)
         return kernel
 
 

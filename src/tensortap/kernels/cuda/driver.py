@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
@@ -45,14 +45,23 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self._function, _MOST_SHARED, shared))
         self._threads = threads
         self._shared = shared
-        self._launch = _driver().cuLaunchKernel
+        self._call = _driver()["cuLaunchKernel"]  # one of its own: what it is given needs no conversion
 
     def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
-        code = self._launch(
-            self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, parameter.pointers, None
-        )
-        if code:
-            _check(code)
+        self.prepared(blocks, parameter, stream)()
+
+    def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
+        """Launches each time it is called, with what the parameter holds then. Converting eleven numbers takes the
+        interpreter longer than the driver takes to launch, so it is done once."""
+        sizes = [c_uint(size) for size in (blocks, 1, 1, self._threads, 1, 1, self._shared)]
+        arguments = self._function, *sizes, c_void_p(stream), parameter.pointers, None
+        call = self._call
+
+        def launch() -> None:
+            if code := call(*arguments):
+                _check(code)
+
+        return launch
 
 
 def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> bytes:
@@ -99,7 +108,6 @@ def _driver() -> ctypes.CDLL:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CudaError(f"there is no CUDA driver: {error}") from error
-    library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     library.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     library.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
     library.cuFuncSetAttribute.argtypes = [c_void_p, c_int, c_int]
