@@ -111,18 +111,9 @@ def test_the_caller_may_change_the_array_at_once(tmp_path):
     assert [set(run.load(found).tolist()) for found in run] == [{n} for n in range(50)]
 
 
-def test_put_raw(tmp_path):
-    with RunWriter(tmp_path / "a", info={}) as writer:
-        where = writer.put_raw("x", "bfloat16", (2, 3), bytearray(range(12)), step=0)
-        with pytest.raises(UsageError, match="12 bytes, not 5"):
-            writer.put_raw("x", "bfloat16", (2, 3), b"12345", step=0)
-        with pytest.raises(UsageError, match="float4"):
-            writer.put_raw("x", "float4", (2,), b"1", step=0)
-        with pytest.raises(UsageError, match="datetime64"):
-            writer.put("x", np.zeros(2, "datetime64[s]"), step=0)
-        writer.append(record(0, None, where, dtype="bfloat16", shape=(2, 3)))
-    run = open_run(tmp_path / "a")
-    assert bytes(run.bytes_of(next(iter(run)))) == bytes(range(12))
+def test_what_cannot_be_stored_is_said(tmp_path):
+    with RunWriter(tmp_path / "a", info={}) as writer, pytest.raises(UsageError, match="datetime64"):
+        writer.put("x", np.zeros(2, "datetime64[s]"), step=0)
 
 
 def test_records_come_back_whole(tmp_path):

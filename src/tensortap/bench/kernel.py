@@ -43,9 +43,10 @@ def _enqueue() -> Callable[[list[Any]], object] | None:
     under_way: list[Any] = []
 
     def summarize(tensors: list[Any]) -> None:
-        if under_way:  # it has arrived long ago; collecting it gives its memory back
-            workshop.collect(under_way)
-        under_way[:] = [workshop.submit(tensor) for tensor in tensors]
+        tickets = [workshop.submit(tensor) for tensor in tensors]
         workshop.end_step()
+        if under_way:  # it has arrived long ago; collecting it gives its memory back, while the device is busy
+            workshop.collect(under_way)
+        under_way[:] = tickets
 
     return summarize

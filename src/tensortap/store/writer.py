@@ -125,25 +125,6 @@ class RunWriter:
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
         return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
 
-    def put_raw(
-        self,
-        name: str,
-        dtype: str,
-        shape: Sequence[int],
-        buffer: bytes | bytearray | memoryview,
-        *,
-        step: int,
-    ) -> Location:
-        """As put, for bytes in C order and little-endian that are no array (yet)."""
-        view = memoryview(buffer)
-        if dtype not in dtypes.NAMES:
-            raise UsageError(f"{name}: dtype {dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}.")
-        expected = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
-        if view.nbytes != expected:
-            raise UsageError(f"{name}: {dtype} of shape {tuple(shape)} is {expected} bytes, not {view.nbytes}.")
-        parts = [np.frombuffer(view.cast("B"), np.uint8)] if expected else []
-        return self._pick(step).put(step, name, dtype, shape, expected, parts)
-
     def append(self, record: Record) -> None:
         """Queue an index row. It goes out with others, after the bytes it refers to."""
         self._check_open()
