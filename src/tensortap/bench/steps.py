@@ -1,7 +1,7 @@
 """The ways a step can run: plain, tapped, and with np.save in hooks. Each runs a block of steps and says what it took.
 
-A block begins with a step or two that are not timed, in which buffers are made. Then the clock runs from an idle device until
-the last step's last byte is with the operating system: nothing that was put off is left out.
+A block begins with a step or two that are not timed, in which buffers are made. Then the clock runs from an idle device
+until the last step's last byte is with the operating system: nothing that was put off is left out.
 """
 # mypy: allow-untyped-calls
 
