@@ -6,10 +6,8 @@
 // and in a fixed order, so the same tensor always gives the same bits.
 //
 // There are three ways through a block's rows, and each leaves what it cannot do to the next:
-//   packed  16-bit floats, two to a word. Signs, zeros, lowest and highest are found on both at once, and a thread's four
-//           words are just its part of a 16 x 16 matrix as the tensor cores want it, so these add up the sketch (times the
-//           identity) and the sum (times ones). Fails on what is not finite, over- or underflows, or is far from 0 compared
-//           with its spread.
+//   packed  16-bit floats, two to a word, in float32 about 0; their rows come by themselves into shared memory. Fails on what
+//           is not finite, over- or underflows, or is far from 0 compared with its spread.
 //   fast    float32 sums of a few rows about a value near the thread's own elements, carried on in float64. Fails on what
 //           is not finite, over- or underflows.
 //   slow    element by element in float64. Never fails.
