@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.compare.verdict import Place, place_of
-from tensortap.records import Difference, Finding, Key
+from tensortap.compare.verdict import Case, Place, place_of
+from tensortap.records import Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
 
@@ -161,15 +161,11 @@ class _Faults:
 
 
 def isolated_findings(
-    judgement: Judgement,
-    structure: Structure,
+    case: Case,
     isolation: Isolation,
     rows: npt.NDArray[np.int64],
     lost: Collection[Key],
     explained: bool,
-    key: Callable[[int], Key],
-    cls: Callable[[int], str],
-    difference: Callable[[int], Difference | None],
 ) -> dict[int, Finding]:
     """For each module at fault, on each rank, the earliest pair that shows it.
 
@@ -179,18 +175,18 @@ def isolated_findings(
     numbers = rows.tolist()
     forced = np.array([row in isolation.forced for row in numbers], bool)
     own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
-    faults = _Faults(judgement, structure, isolation, forced, own, lost, explained)
+    structure = case.structure
+    faults = _Faults(case.judgement, structure, isolation, forced, own, lost, explained)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
-    for row in sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row])):
+    for row in case.births():
         if faults.follows(row):
             continue
         place = faults.place(row)
-        module = structure.module[row] if place.container is None else place.container
-        rank = structure.scope[row][0]
+        module, rank = case.blamed(row, place), structure.scope[row][0]
         stepped = structure.kind[row] == "param" and structure.number[row] > 0
         if (rank, module) in known or (stepped and rank in optimizers):
             continue
@@ -199,19 +195,7 @@ def isolated_findings(
         if stepped:  # the optimizer is one thing, whichever parameters it moves wrongly
             optimizers.add(rank)
         known.add((rank, module))
-        found[row] = Finding(
-            key=key(row),
-            rank=rank,
-            cls=cls(row),
-            status=judgement.status[row],
-            difference=difference(row),
-            tolerance=float(judgement.tolerance[row]),
-            row_tolerance=float(judgement.row_tolerance[row]),
-            rule=judgement.rule[row],
-            inputs_matched=place.inputs_matched,
-            container=place.container if place.container != structure.module[row] else None,
-            inputs_rel_l2=judgement.sources_error[row],
-        )
+        found[row] = case.finding(row, place, row)
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
 from tensortap.records import Difference, Finding, Key
 
-__all__ = ["Place", "findings", "place_of"]
+__all__ = ["Case", "Place", "findings", "place_of"]
 
 _MOST = 1000
 
@@ -20,6 +20,45 @@ class Place:
 
     container: str | None
     inputs_matched: bool | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was judged, and how findings tell of it. The functions take a pair."""
+
+    judgement: Judgement
+    structure: Structure
+    key: Callable[[int], Key]
+    cls: Callable[[int], str]
+    difference: Callable[[int], Difference | None]
+    theirs: Mapping[str, str] = field(default_factory=dict)
+    """The candidate's names of modules, where they differ."""
+
+    def births(self) -> list[int]:
+        """The earliest first."""
+        structure = self.structure
+        return sorted(self.judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
+
+    def blamed(self, row: int, place: Place) -> str:
+        return self.structure.module[row] if place.container is None else place.container
+
+    def finding(self, row: int, place: Place, born: int) -> Finding:
+        """Told of one row, though it may have been born in another."""
+        judgement = self.judgement
+        return Finding(
+            key=self.key(row),
+            rank=self.structure.scope[row][0],
+            cls=self.cls(row),
+            status=judgement.status[row],
+            difference=self.difference(row),
+            tolerance=float(judgement.tolerance[row]),
+            row_tolerance=float(judgement.row_tolerance[row]),
+            rule=judgement.rule[row],
+            inputs_matched=place.inputs_matched,
+            container=place.container if place.container != self.structure.module[row] else None,
+            inputs_rel_l2=judgement.sources_error[born],
+            counterpart=self.theirs.get(self.blamed(row, place)),
+        )
 
 
 def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
@@ -87,41 +126,21 @@ def _common(modules: list[str], parents: list[Call | None]) -> str:
     return ".".join(shared) if len(modules) > 1 else names[0]
 
 
-def findings(
-    judgement: Judgement,
-    structure: Structure,
-    key: Callable[[int], Key],
-    cls: Callable[[int], str],
-    difference: Callable[[int], Difference | None],
-    theirs: Mapping[str, str],
-) -> dict[int, Finding]:
-    """All births by their row, the earliest first. `theirs` has the candidate's names of modules, where they differ."""
-    rows = sorted(judgement.born, key=lambda row: (structure.scope[row][1], structure.seq[row]))
+def findings(case: Case) -> dict[int, Finding]:
+    """All births by their row, the earliest first."""
+    structure = case.structure
     found = {}
     culprits: dict[tuple[int, int, int], list[str]] = {}
-    for born in rows[:_MOST]:
+    for born in case.births()[:_MOST]:
         at_root = structure.at_root(born) if structure.kind[born] == "grad_output" else None
         row = born if at_root is None else at_root
-        place = place_of(row, structure, judgement)
-        module = structure.module[row] if place.container is None else place.container
+        place = place_of(row, structure, case.judgement)
         if structure.kind[row] == "grad_output":
             # What a module sends back to the code around it is recorded only further on: that code is not to blame.
+            module = case.blamed(row, place)
             known = culprits.setdefault(structure.scope[row], [])
             if any(culprit != module and _within(culprit, module) for culprit in known):
                 continue
             known.append(module)
-        found[row] = Finding(
-            key=key(row),
-            rank=structure.scope[row][0],
-            cls=cls(row),
-            status=judgement.status[row],
-            difference=difference(row),
-            tolerance=float(judgement.tolerance[row]),
-            row_tolerance=float(judgement.row_tolerance[row]),
-            rule=judgement.rule[row],
-            inputs_matched=place.inputs_matched,
-            container=place.container if place.container != structure.module[row] else None,
-            inputs_rel_l2=judgement.sources_error[born],
-            counterpart=theirs.get(module),
-        )
+        found[row] = case.finding(row, place, born)
     return found
