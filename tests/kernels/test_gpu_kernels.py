@@ -121,6 +121,7 @@ def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> 
     numbers = torch.randn((300, 1024), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     spiky = numbers.clone()
     spiky[:, 7] *= 300
+    groups = numbers[0, :128].sign().repeat_interleave(8)
     small = 1e-7 if dtype == torch.float16 else 1e-24
     large = 1e4 if dtype == torch.float16 else 1e25
     for values in (
@@ -131,6 +132,8 @@ def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> 
         numbers.relu(),
         numbers * 0,
         numbers * 0 + 3,
+        (numbers > -1.4) / 0.92,
+        small * groups,
     ):
         check(workshop, values.to(dtype).to(device))
     check(workshop, broken)
@@ -150,6 +153,8 @@ def test_tensors_that_keep_all_processors_busy(dtype: torch.dtype, elements: int
     numbers[-1] = math.nan
     numbers[elements // 2] = -math.inf
     agree(summary_of(workshop, numbers), summarize(Torch().host(numbers)))
+    strided = numbers[: 1 << 24].view(64, 512, 8, 64).transpose(1, 2)
+    agree(summary_of(workshop, strided), summarize(Torch().host(strided.contiguous())))
 
 
 @pytest.mark.parametrize("make", WORKSHOPS)

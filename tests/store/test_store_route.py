@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_what_counts_is_what_all_do_together():
     with pytest.raises(OSError, match="full"), route.timed(True, 1 << 30):
         raise OSError("full")
     assert not route.past(), "what failed teaches nothing"
+
+
+def test_a_write_that_tries_the_cache_counts_for_all_that_would_go_there():
+    """Twelve writers go past a cache that was slow for a while: one of them is enough to see that it no longer is."""
+    route = Route(possible=True, favour=2)
+    route.took(True, 1 << 30, 1.0, abreast=12)
+    route.took(False, 1 << 30, 60.0, abreast=12)
+    assert route.past()
+    with ExitStack() as others:
+        for _ in range(11):
+            others.enter_context(route.timed(True, 0))
+        with route.timed(False, 1 << 30):
+            pass
+    assert not route.past()
 
 
 def test_small_writes_teach_nothing():

@@ -70,6 +70,8 @@ class _Saver:
         if self.files and self.saving > self._patience:
             return
         path = self._folder / f"{self.files}.npy"
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # saving begins when the tensor is there
         started = time.perf_counter()
         np.save(path, (tensor.detach().float() if floats else tensor).cpu().numpy())
         done = time.perf_counter()

@@ -39,7 +39,7 @@ from tensortap.bench.options import Options
 from tensortap.bench.steps import KINDS, Block, plain, tapped
 from tensortap.bench.trainer import Trainer, device_of, is_leaf
 from tensortap.bench.verdict import floors, limit
-from tensortap.bench.writing import direct_write, page_cache_write, warm_page_cache
+from tensortap.bench.writing import BLOCK, direct_write, page_cache_write, warm_page_cache
 from tensortap.errors import UsageError
 from tensortap.machine import cores
 
@@ -84,12 +84,13 @@ class _Bench:
     def figures(self) -> dict[str, Any]:
         self._doing("looking at what a step has")
         content = self._content()
-        if "tensors" in self._options.keep:
-            self._warm(content["bytes"])
+        fitting = self._fitting_steps(content["bytes"]) if "tensors" in self._options.keep else 0
+        if fitting:
+            self._warm(content["bytes"], fitting)
         self._doing("measuring the machine")
         found = self._limits(content["bytes"])
         kernel = summary_kernel_speed() if self._options.kernel and self._trainer.device == "cuda" else None
-        blocks = self._rounds(content["bytes"])
+        blocks = self._rounds(fitting)
         leak = self._leak()
         if self._options.habit:
             blocks |= self._habit()
@@ -114,10 +115,10 @@ class _Bench:
         once = {r.tensor: r.summary.elements * dtypes.numpy_dtype(r.dtype).itemsize for r in records}
         return {"records": len(records), "tensors": len(once), "bytes": sum(once.values())}
 
-    def _warm(self, nbytes: int) -> None:
-        """Have the memory handed out that a block with whole tensors will need: for the step before the clock runs, for
-        the timed ones, and for what waits to be written. A good share of what is free stays so."""
-        needed = (1 + self._options.tensor_steps) * nbytes + (_BUFFERS if self._trainer.device == "cuda" else 0)
+    def _warm(self, nbytes: int, steps: int) -> None:
+        """Have the memory handed out that a block of whole tensors will need: for the timed steps, one more that may be
+        on its way out, and what waits to be written. A good share of what is free stays so."""
+        needed = (1 + steps) * nbytes + (_BUFFERS if self._trainer.device == "cuda" else 0)
         size = min(needed, self._room(), available() * 3 // 4)
         self._doing(f"writing and removing {size / 1e9:.1f} GB, so that memory is at hand")
         warm_page_cache(self._folder, size)
@@ -128,7 +129,7 @@ class _Bench:
     def _limits(self, nbytes: int) -> dict[str, Any]:
         cuda = self._trainer.device == "cuda"
         size = min(max(4 * nbytes, 64 << 20), 8 << 30, self._room() // 2)
-        files = max(2, cores())
+        files = max(2, min(cores(), size // BLOCK))
         return {
             "device_read": limits.device_read() if cuda else None,
             "device_to_host": limits.device_to_host() if cuda else None,
@@ -140,7 +141,7 @@ class _Bench:
             "direct_write": direct_write(self._folder, size // 2),
         }
 
-    def _rounds(self, nbytes: int) -> dict[str, list[Block]]:
+    def _rounds(self, fitting: int) -> dict[str, list[Block]]:
         """All ways in turns, so that a busy machine disturbs them alike; before them a step of each, to warm up and to
         know its pace."""
         options, trainer, folder = self._options, self._trainer, self._folder
@@ -150,7 +151,7 @@ class _Bench:
             ways["summary"] = lambda steps: tapped(trainer, steps, folder / "run", "summary")
         if "tensors" in options.keep:
             ways["tensors"] = lambda steps: tapped(trainer, steps, folder / "run", "tensors")
-            most["tensors"] = self._fitting_steps(nbytes)
+            most["tensors"] = fitting
         self._doing("warming up")
         paces = {name: way(1).seconds for name, way in ways.items()}
         steps = {name: max(1, min(most[name], int(_LONGEST / pace))) for name, pace in paces.items()}

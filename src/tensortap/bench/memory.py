@@ -60,7 +60,7 @@ def resident() -> int:
 
 def available() -> int:
     """Bytes that this machine could still hand out without swapping; 0 where it does not say."""
-    return min(_said(_MACHINE, "MemAvailable"), memory())
+    return min(_said(_MACHINE, "MemAvailable"), max(0, memory() - resident()))
 
 
 def device_held(device: str) -> int:

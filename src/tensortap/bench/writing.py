@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tensortap.machine import cores
 
-__all__ = ["direct_write", "page_cache_write", "warm_page_cache"]
+__all__ = ["BLOCK", "direct_write", "page_cache_write", "warm_page_cache"]
 
-_BLOCK = 16 << 20
+BLOCK = 16 << 20
 _PATIENCE = 4.0
 _PATIENCE_TO_WARM = 30.0
 
@@ -25,8 +25,8 @@ def warm_page_cache(folder: Path, nbytes: int) -> None:
     ever after, and whoever writes first would pay for it. What was touched once stays with the machine when the files
     are gone, so `nbytes` should be all that will be in use at a time. Each core has its memory handed out beside the
     others, hence a file for each."""
-    files = max(1, min(cores(), nbytes // _BLOCK))
-    _write(folder, nbytes, files, flags=0, patience=_PATIENCE_TO_WARM)
+    if files := min(cores(), nbytes // BLOCK):
+        _write(folder, nbytes, files, flags=0, patience=_PATIENCE_TO_WARM)
 
 
 def page_cache_write(folder: Path, nbytes: int, files: int) -> float:
@@ -49,7 +49,7 @@ def _write(folder: Path, nbytes: int, files: int, flags: int, patience: float = 
     """Stops when all is written or patience ends, whichever comes first."""
     place = folder / "writing"
     place.mkdir(parents=True)
-    rounds = max(1, nbytes // files // _BLOCK)
+    rounds = max(1, nbytes // files // BLOCK)
     started = time.perf_counter()
 
     def write(number: int) -> int:
@@ -81,8 +81,8 @@ class _aligned:  # noqa: N801 - used like a function
     """A block at a page's beginning, with bytes that no file system takes for a hole."""
 
     def __enter__(self) -> mmap.mmap:
-        self._map = mmap.mmap(-1, _BLOCK)
-        self._map.write(os.urandom(1 << 20) * (_BLOCK >> 20))
+        self._map = mmap.mmap(-1, BLOCK)
+        self._map.write(os.urandom(1 << 20) * (BLOCK >> 20))
         return self._map
 
     def __exit__(self, *error: object) -> None:

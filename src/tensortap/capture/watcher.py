@@ -54,6 +54,7 @@ class Watcher:
         # Guarded once and not for every tensor: what is made for each of a step's gradients, the step waits for.
         self._on_gradient = guard(self._gradient)
         self._on_parameter_gradient = guard(self._parameter_gradient)
+        self._parameters_seen.clear()
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
         """Put hooks on the chosen modules, and on the root, whose forwards count the micro steps."""

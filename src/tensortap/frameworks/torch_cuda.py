@@ -228,7 +228,7 @@ class CudaWorkshop:
         if address % 16 or not tensor.is_contiguous():
             found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
             if found is None:
-                tensor = tensor.contiguous()
+                tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
                 address = tensor.data_ptr()
             else:
                 layout = found

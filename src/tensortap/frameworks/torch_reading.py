@@ -117,6 +117,9 @@ class _StorageAlive:
     def __call__(self) -> bool:
         return not self._expired(self._reference)
 
+    def __deepcopy__(self, memo: object) -> _StorageAlive:
+        return self  # the reference is given back once
+
     def __del__(self) -> None:
         self._free(self._reference)
 
@@ -136,7 +139,8 @@ def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
 
         try:
             workshop = CudaWorkshop()
-            workshop.submit(torch.zeros(1, device=device))
+            for dtype in (torch.float32, torch.bfloat16):  # the kernels of 16-bit floats ask more of the device
+                workshop.submit(torch.zeros(1, dtype=dtype, device=device))
             workshop.end_step()
         except CudaError as error:
             warnings.warn(

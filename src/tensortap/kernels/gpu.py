@@ -198,7 +198,8 @@ class Gpu:
     def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> Plan:
         """For tensors of that kind. All blocks run at once, and none has too little to do."""
         blocks = min(self.most_blocks, -(-elements // (2 * _BATCH * ROW))) or 1
-        kernel = self._kernel(dtype, layout.code, elements >= _GREAT)
+        great = elements >= _GREAT and self._device.capability < (12, 0)  # some later ones have less shared memory
+        kernel = self._kernel(dtype, layout.code, great)
         return Plan(kernel, elements, layout, blocks, weights=weights, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:

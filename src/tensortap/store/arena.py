@@ -15,6 +15,7 @@ __all__ = ["Arena", "Slab"]
 Slab = npt.NDArray[np.uint8]
 
 _HUGE = 2 << 20
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python does not name
 
 
 class Arena:
@@ -41,12 +42,11 @@ def _plain(nbytes: int) -> Slab:
 def _huge(nbytes: int) -> Slab:
     """Memory in huge pages where the system has them: they are handed out, locked and found by a device many times
     faster. Only private mappings get them, as a rule. A private mapping must not be shared with a forked process, or
-    the next to touch it gets a copy, while the device goes on with the original."""
+    the next to touch it gets a copy, while the device goes on with the original: that process finds it empty."""
     region = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
-        if hasattr(mmap, advice):
-            with suppress(OSError):  # a system without huge pages
-                region.madvise(getattr(mmap, advice))
+    for advice in (_WIPE_ON_FORK, getattr(mmap, "MADV_HUGEPAGE", 0)):
+        with suppress(OSError, AttributeError):  # a system that knows none
+            region.madvise(advice)
     whole = np.frombuffer(region, np.uint8)
     first = -whole.ctypes.data % _HUGE
     return whole[first : first + nbytes]

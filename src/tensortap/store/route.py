@@ -61,7 +61,8 @@ class Route:
         """Around a write: learns from it, if it succeeds."""
         with self._lock:
             self._abreast[past] += 1
-            abreast = self._abreast[past]
+            # Where one write tries the cache out, all others under way would share it, too.
+            abreast = self._abreast[True] if past else sum(self._abreast.values())
         started = time.perf_counter()
         try:
             yield
@@ -71,8 +72,8 @@ class Route:
                 self._abreast[past] -= 1
 
     def took(self, past: bool, nbytes: int, seconds: float, abreast: int = 1) -> None:
-        """Learn from a write, one of so many that went the same way at a time. What counts is what they do together:
-        a disk that is quick with one may be no quicker with twelve, while a cache is."""
+        """Learn from a write, one of so many that go, or would go, the same way at a time. What counts is what they do
+        together: a disk that is quick with one may be no quicker with twelve, while a cache is."""
         with self._lock:
             if self._trying is past:
                 self._trying = None

@@ -4,9 +4,11 @@
 #if ELEMENT == BF16
 #define PAIRS "bf16x2"
 #define LARGEST 0x7F7F7F7Fu
+#define FARTHEST 16.0f  // the mean of squares over the variance, up to which sums about 0 are good enough
 #else
 #define PAIRS "f16x2"
 #define LARGEST 0x7BFF7BFFu
+#define FARTHEST 4.0f  // squares have 22 bits, so that adding them up rounds
 #endif
 
 __device__ __forceinline__ u32 pair_min(u32 a, u32 b) {
@@ -242,7 +244,7 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
 #pragma unroll
     for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d), squares += __shfl_xor_sync(~0u, squares, d);
     float spread = squares - all * (all / (256.0f * float(whole_rows(rows))));
-    bool lost = !(squares < 1e37f) || (squares < 1e-24f && low != high) || !(spread * 16 >= squares);
+    bool lost = !(squares < 1e37f) || (squares < 1e-24f && (low != 0 || high != 0)) || !(spread * FARTHEST >= squares);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) s.sketch[j] = p.sketch[j];

@@ -22,40 +22,39 @@ __device__ __forceinline__ void move(Sums &s, double count) {
     s.sum -= count * s.about;
 }
 
-// Rows from `row` on, of which the last may be cut off.
-__device__ __noinline__ void add_slowly(const Work &work, const u32 *weights, u32 slot, u32 row, u32 count, Sums &s) {
-    u32 w[WORDS];
-    double sketch[8];
-    for (int j = 0; j < 8; ++j) sketch[j] = s.sketch[j];
-    for (u32 end = row + count; row < end; ++row) {
-        u32 group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
-        int elements = 8;
-        if ((u64(row) + 1) * ROW <= work.elements) load(work, row, group, w);
-        else elements = load_cut(work, row, group, w);
-        if (!elements) continue;
-        s.digest += weigh(w, weights, group) * row_hash(u64(row) * BYTES + (WORDS * group) / 256);
-        u32 signs = sign_bits(row, group);
+// One row, which the tensor's end may cut off.
+__device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights, u32 slot, u32 row, double *sketch, Sums &s) {
+    u32 w[WORDS], group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
+    int elements = 8;
+    if ((u64(row) + 1) * ROW <= work.elements) load(work, row, group, w);
+    else elements = load_cut(work, row, group, w);
+    if (!elements) return;
+    s.digest += weigh(w, weights, group) * row_hash(u64(row) * BYTES + (WORDS * group) / 256);
+    u32 signs = sign_bits(row, group);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            if (j >= elements) continue;
-            double x = value(w, j);
-            if (x != x) { ++s.nan; continue; }
-            if (x == INF) { ++s.posinf; continue; }
-            if (x == -INF) { ++s.neginf; continue; }
-            double d = x - s.about;
-            s.sum += d;
-            s.squares += d * d;
-            s.l1 += fabs(x);
-            s.low = x < s.low ? x : s.low;
-            s.high = x > s.high ? x : s.high;
-            s.zeros += x == 0;
-            sketch[j] += signs >> j & 1 ? -x : x;
-        }
+    for (int j = 0; j < 8; ++j) {
+        if (j >= elements) continue;
+        double x = value(w, j);
+        if (x != x) { ++s.nan; continue; }
+        if (x == INF) { ++s.posinf; continue; }
+        if (x == -INF) { ++s.neginf; continue; }
+        double d = x - s.about;
+        s.sum += d;
+        s.squares += d * d;
+        s.l1 += fabs(x);
+        s.low = x < s.low ? x : s.low;
+        s.high = x > s.high ? x : s.high;
+        s.zeros += x == 0;
+        sketch[j] += signs >> j & 1 ? -x : x;
     }
-    for (int j = 0; j < 8; ++j) s.sketch[j] = float(sketch[j]);
 }
 
-__device__ __forceinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, const Rows &rows, Sums &s) {
-    for (u32 batch = 0; batch < rows.batches; ++batch) add_slowly(work, weights, slot, first_row(rows, batch), BATCH, s);
-    if (rows.rest) add_slowly(work, weights, slot, rows.first, rows.rest, s);
+// All rows, or only the one that is cut off.
+__device__ __noinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, const Rows &rows, bool all, Sums &s) {
+    double sketch[8];
+    for (int j = 0; j < 8; ++j) sketch[j] = s.sketch[j];
+    for (u32 k = 0, count = all ? whole_rows(rows) : 0; k < count; ++k)
+        add_slowly(work, weights, slot, first_row(rows, k / BATCH) + k % BATCH, sketch, s);
+    if (rows.cut) add_slowly(work, weights, slot, u32(work.elements / ROW), sketch, s);
+    for (int j = 0; j < 8; ++j) s.sketch[j] = float(sketch[j]);
 }

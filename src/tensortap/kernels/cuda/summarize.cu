@@ -86,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #if FAST
     if (!done) done = go_fast(work, weights, facts[warp], slot, rows, s);
 #endif
-    if (!done) go_slowly(work, weights, slot, rows, s);
-    if (rows.cut) add_slowly(work, weights, slot, u32(work.elements / ROW), 1, s);
+    if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, s);
 
     float (*buckets)[9] = (float (*)[9])room;  // 9: no two threads of a warp in one bank
     __syncthreads();
