@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.records import Difference
+from tensortap.records import Difference, Statistics
 
 __all__ = ["TOO_LARGE", "Detail", "Element", "Histogram", "Needed", "TensorFacts", "TileMap", "Ulps", "Window"]
 
@@ -19,24 +19,12 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorFacts(Statistics):
     """What is known of one tensor: its summary without the sketch. Of one that was read in another layout to be
     compared, as it was read if its elements were, else as it lies."""
 
     dtype: str
     shape: tuple[int, ...]
-    elements: int
-    nan: int
-    posinf: int
-    neginf: int
-    zeros: int
-    min: float
-    max: float
-    mean: float
-    std: float
-    l1: float
-    l2: float
-    digest: int
 
 
 @dataclass(frozen=True, slots=True)

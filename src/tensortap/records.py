@@ -29,6 +29,7 @@ __all__ = [
     "PairStatus",
     "Phase",
     "Record",
+    "Statistics",
     "Status",
     "Summary",
     "Trouble",
@@ -88,12 +89,9 @@ def shown(module: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Summary:
-    """What is known of a tensor whose bytes were not kept. `kernels.reference` defines every field.
-
-    The moments are over the finite elements; where there is none, min, max, mean and std are NaN. A complex tensor
-    counts as its real and imaginary parts side by side.
-    """
+class Statistics:
+    """Counts and moments of a tensor. The moments are over the finite elements; where there is none, min, max, mean and
+    std are NaN. A complex tensor counts as its real and imaginary parts side by side."""
 
     elements: int
     nan: int
@@ -107,7 +105,6 @@ class Summary:
     l1: float
     l2: float
     digest: int
-    sketch: npt.NDArray[np.float32]
 
     @property
     def nonfinite(self) -> int:
@@ -116,6 +113,13 @@ class Summary:
     @property
     def finite(self) -> int:
         return self.elements - self.nonfinite
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary(Statistics):
+    """What is known of a tensor whose bytes were not kept. `kernels.reference` defines every field."""
+
+    sketch: npt.NDArray[np.float32]
 
 
 class Location(NamedTuple):

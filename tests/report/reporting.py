@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def summary(**changes: Any) -> Summary:
 def record(seq: int = 0, module: str = "fc1", **changes: Any) -> Record:
     key = {"step": 0, "micro": 0, "phase": "forward", "module": module, "call": 0, "kind": "output", "path": "0"}
     key |= {name: changes.pop(name) for name in list(changes) if name in key}
-    numbers = {name: changes.pop(name) for name in list(changes) if name in Summary.__slots__}
+    numbers = {name: changes.pop(name) for name in list(changes) if name in {field.name for field in fields(Summary)}}
     values: dict[str, Any] = {"rank": 0, "cls": "Linear", "dtype": "float32", "shape": (3, 4), "tensor": seq}
     return Record(key=Key(**key), seq=seq, summary=summary(**numbers), **{**values, **changes})
 

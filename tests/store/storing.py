@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +64,5 @@ def same(left: Record, right: Record) -> bool:
     plain = ("key", "rank", "seq", "cls", "dtype", "shape", "tensor", "location")
     if any(getattr(left, name) != getattr(right, name) for name in plain):
         return False
-    names = Summary.__slots__
+    names = [field.name for field in fields(Summary)]
     return all(np.array_equal(getattr(left.summary, n), getattr(right.summary, n), equal_nan=True) for n in names)

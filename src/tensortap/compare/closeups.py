@@ -152,13 +152,13 @@ def facts_of(side: Side, row: int) -> TensorFacts:
     """What the index of a run says of one record's tensor."""
     counts = {name: int(getattr(side, name)[row]) for name in _COUNTS}
     moments = {name: float(getattr(side, name)[row]) for name in _MOMENTS}
-    return TensorFacts(side.dtype[row], side.shape(row), **counts, **moments)  # type: ignore[arg-type]
+    return TensorFacts(**counts, **moments, dtype=side.dtype[row], shape=side.shape(row))  # type: ignore[arg-type]
 
 
 def _facts_as_read(dtype: str, array: npt.NDArray[Any]) -> TensorFacts:
     summary = summarize(array)
     known = {name: getattr(summary, name) for name in (*_COUNTS, *_MOMENTS)}
-    return TensorFacts(dtype, array.shape, **known)
+    return TensorFacts(**known, dtype=dtype, shape=array.shape)
 
 
 def folded_values(array: npt.NDArray[Any], window: Window) -> tuple[tuple[int, int], Window, npt.NDArray[np.float64]]:
