@@ -53,6 +53,7 @@ def test_every_way_is_measured(facts: dict[str, Any]) -> None:
     for way in facts["ways"].values():
         assert way["seconds"] > 0
         assert way["each"] > 0
+        assert way["launching"] > 0
         assert way["ratio"] > 0
     assert facts["ways"]["plain"]["ratio"] == 1
     assert [facts["ways"][name]["rounds"] for name in facts["ways"]] == [2, 2, 2, 1]
@@ -219,11 +220,15 @@ def test_the_faster_way_to_the_disk_counts() -> None:
 
 
 def test_what_runs_beside_the_step_is_held_against_all_of_it() -> None:
-    beside = limit(1.0, 0.2, 0.1, Floor("PCIe", 0.7, beside=True))
+    beside = limit(1.0, 0.2, Floor("PCIe", 0.7, beside=True))
     assert beside["said"] == "PCIe: 70% of the step is that alone"
-    on_top = limit(1.0, 0.2, 0.1, Floor("reading memory", 0.4))
+    on_top = limit(1.0, 0.2, Floor("reading memory", 0.4))
     assert on_top["said"] == "reading memory: 50% of the time over the plain step is that alone"
-    own = limit(1.0, 0.2, 0.6, Floor("launches", 0.04))
+    own = limit(1.0, 0.2, Floor("launches", 0.04), launching=0.6)
     assert own["said"].startswith("tensortap's own work: even launches, the slowest part, needs only 5%")
-    assert own["said"].endswith("600 ms")
-    assert limit(1.001, 1.0, 0.0, Floor("launches", 0.04))["said"].startswith("nothing to speak of")
+    assert limit(1.001, 1.0, Floor("launches", 0.04))["said"].startswith("nothing to speak of")
+
+
+def test_a_host_that_is_busy_all_the_time_is_named() -> None:
+    busy = limit(1.0, 0.2, Floor("launches", 0.04), launching=0.97)
+    assert busy["said"] == "the host: launching takes 97% of the step, and the device waits for it"

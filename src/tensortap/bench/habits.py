@@ -32,11 +32,12 @@ def saved(trainer: Trainer, folder: Path, patience: float = PATIENCE) -> Block:
             for name, module in trainer.model.named_modules():
                 if is_leaf(name, module):
                     undo.callback(module.register_forward_hook(saver.hook).remove)
-            seconds, each = timed(trainer, 1)
+            times = timed(trainer, 1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     stats = {"bytes": saver.written, "bytes_of_all": saver.met, "files": saver.files}
-    return Block(1, saver.projected(seconds), saver.projected(each), meter.read(), stats)
+    seconds, each, launching = map(saver.projected, times)
+    return Block(1, seconds, each, launching, meter.read(), stats)
 
 
 class _Saver:

@@ -5,8 +5,9 @@ model     name, parameters, leaf modules, batch, length, dtype
 tapped    a step's records, tensors among them that are different ones, and their bytes
 limits    bytes a second (None: not here), files of page_cache_write_many, seconds of device_launch
 ways      plain, summary, tensors, np.save, each with: seconds a step to the last byte; the same without the wait
-          at the end (each); medians of their ratios to plain, taken within a round; rounds, steps in a row; memory
-          over plain and peaks; the tap's stats over the last block; what limits it
+          at the end (each); the host's seconds for a step (launching), which a GPU may outlast; medians of their
+          ratios to plain, taken within a round; rounds, steps in a row; memory over plain and peaks; the tap's stats
+          over the last block; what limits it
 kernel    of the summary alone, see bench/kernel.py; None without one
 leak      what host and device held more at the end of many steps than after the first few
 left_out  what there was no time or no space for, in words
@@ -232,8 +233,9 @@ class _Bench:
                 way["bytes_per_second"] = way["stats"]["bytes_of_all"] / way["seconds"]
             if name in self._options.keep:
                 slowest = floors(name, self._trainer.device, content["bytes"], content["tensors"], found)[0]
-                hooks = float(way["stats"].get("seconds_in_hooks", 0.0)) / way["steps"]
-                way["limit"] = limit(way["seconds"], ways["plain"]["seconds"], hooks, slowest)
+                alone = name == "summary" and self._trainer.device == "cuda"  # whole tensors may wait for memory
+                launching = way["launching"] if alone else None
+                way["limit"] = limit(way["seconds"], ways["plain"]["seconds"], slowest, launching)
             ways[name] = way
         return ways
 
@@ -253,6 +255,7 @@ def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
     return {
         "seconds": statistics.median(block.seconds for block in blocks),
         "each": statistics.median(block.each for block in blocks),
+        "launching": statistics.median(block.launching for block in blocks),
         "ratio": statistics.median(block.seconds / other.seconds for block, other in paired),
         "ratio_each": statistics.median(block.each / other.each for block, other in paired),
         "rounds": len(blocks),

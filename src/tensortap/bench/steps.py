@@ -36,6 +36,8 @@ class Block:
     """A step, with its share of what was waited for at the end."""
     each: float
     """The median of the single steps, from one's end to the next one's, without the wait at the end."""
+    launching: float
+    """How long the host was busy with the first one; on a GPU, which it does not wait for, less than the step takes."""
     memory: Memory
     stats: Mapping[str, Any] = field(default_factory=dict)
     """Of the tap, for the timed steps: counts are differences."""
@@ -45,8 +47,8 @@ def plain(trainer: Trainer, steps: int) -> Block:
     """Nothing but training."""
     meter = Meter(trainer.device)
     trainer.step()
-    seconds, each = timed(trainer, steps)
-    return Block(steps, seconds, each, meter.read())
+    times = timed(trainer, steps)
+    return Block(steps, *times, meter.read())
 
 
 def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
@@ -60,11 +62,11 @@ def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
                 tap.flush()
                 remove_tensors(folder)
             before = tap.stats()
-            seconds, each = timed(trainer, steps, tap.step, tap.flush)
+            times = timed(trainer, steps, tap.step, tap.flush)
             after, memory = tap.stats(), meter.read()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Block(steps, seconds, each, memory, _between(before, after))
+    return Block(steps, *times, memory, _between(before, after))
 
 
 def timed(
@@ -72,20 +74,23 @@ def timed(
     steps: int,
     after_each: Callable[[], None] = lambda: None,
     at_end: Callable[[], None] = lambda: None,
-) -> tuple[float, float]:
-    """Seconds a step, with and without the wait at the end."""
+) -> tuple[float, float, float]:
+    """Seconds a step, with and without the wait at the end, and those of launching the first."""
     marks = [_Mark(trainer.device) for _ in range(steps + 1)]
     trainer.synchronize()
     started = time.perf_counter()
     marks[0].set()
+    launching = 0.0
     for mark in marks[1:]:
         trainer.step()
         after_each()
+        launching = launching or time.perf_counter() - started
         mark.set()
     at_end()
     trainer.synchronize()
     seconds = (time.perf_counter() - started) / steps
-    return seconds, statistics.median(later.since(earlier) for earlier, later in pairwise(marks))
+    each = statistics.median(later.since(earlier) for earlier, later in pairwise(marks))
+    return seconds, each, launching
 
 
 def remove_tensors(folder: Path) -> None:

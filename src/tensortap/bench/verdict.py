@@ -10,6 +10,8 @@ __all__ = ["Floor", "floors", "limit"]
 
 _MOST = 0.5
 """A floor explains what a tap costs if it is at least this share of it."""
+_BUSY = 0.9
+"""The host holds the device up if launching a step takes at least this share of it."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ def floors(keep: str, device: str, nbytes: int, tensors: int, limits: Mapping[st
     return sorted(found, key=lambda floor: -floor.seconds)
 
 
-def limit(seconds: float, plain: float, hooks: float, slowest: Floor) -> dict[str, Any]:
-    """In words and numbers: what a tapped step's time went to. `hooks` are seconds a step on the host."""
+def limit(seconds: float, plain: float, slowest: Floor, launching: float | None = None) -> dict[str, Any]:
+    """In words and numbers: what a tapped step's time went to. `launching` are the host's seconds a step, where it does
+    not wait for a device."""
     over = seconds - plain
     whole, said_of = (seconds, "the step") if slowest.beside else (over, "the time over the plain step")
     share = min(1.0, slowest.seconds / whole) if whole > 0 else 1.0
@@ -52,8 +55,8 @@ def limit(seconds: float, plain: float, hooks: float, slowest: Floor) -> dict[st
         said = "nothing to speak of: it is within a hundredth of the plain step"
     elif share >= _MOST:
         said = f"{slowest.name}: {share:.0%} of {said_of} is that alone"
+    elif launching is not None and launching >= _BUSY * seconds:
+        said = f"the host: launching takes {launching / seconds:.0%} of the step, and the device waits for it"
     else:
         said = f"tensortap's own work: even {slowest.name}, the slowest part, needs only {share:.0%} of {said_of}"
-        if hooks >= _MOST * over:
-            said += f"; its hooks keep the host busy for {hooks * 1e3:.0f} ms"
     return {"name": slowest.name, "floor_seconds": slowest.seconds, "share": share, "said": said}
