@@ -9,10 +9,9 @@ from tensortap.records import Comparison, Key
 from tensortap.report import pairs
 from tensortap.report.facts import ran_on
 from tensortap.report.html import static
-from tensortap.report.html.blocks import json_block
-from tensortap.report.html.columns import entries, packed
+from tensortap.report.html.assembly import DETAILS, assembled
 from tensortap.report.html.definitions import PAIRS
-from tensortap.report.html.detail_data import detail_object, fitting
+from tensortap.report.html.detail_data import detail_object
 from tensortap.report.html.markup import join
 from tensortap.report.html.page import Page
 from tensortap.report.html.pairs_data import PairsData
@@ -21,8 +20,6 @@ from tensortap.report.wording import clean, plural
 
 __all__ = ["DETAILS", "detail_document", "page", "write"]
 
-DETAILS = 48
-"""How many tensors a page shows closely: more than that is for `tensortap view`."""
 _VERDICTS = {"match": "=", "diverged": "✖", "incomparable": "?"}
 
 
@@ -31,14 +28,13 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 
 
 def page(comparison: Comparison) -> Page:
-    """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
+    """See `assembled`."""
     data = PairsData(comparison)
-    columns, words = data.columns()
-    details = fitting((detail, detail_document(comparison, detail)) for detail in comparison.details)
-    blocks = {row: block.id for detail, block in details for row in detail.rows}
-    return Page(
-        kind="comparison",
-        title=f"{comparison.verdict}: {clean(comparison.candidate)} against {clean(comparison.reference)}",
+    return assembled(
+        "comparison",
+        f"{comparison.verdict}: {clean(comparison.candidate)} against {clean(comparison.reference)}",
+        data,
+        ((detail, detail_document(comparison, detail)) for detail in comparison.details),
         before=join([_header(comparison), _banner(data), static.notes(comparison.notes)]),
         after=join(
             [
@@ -49,8 +45,6 @@ def page(comparison: Comparison) -> Page:
                 static.definitions(PAIRS),
             ]
         ),
-        head=json_block("head", data.head(words, entries(columns), blocks)),
-        blocks=[*packed(columns), *(block for _, block in details)],
     )
 
 

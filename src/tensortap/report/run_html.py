@@ -8,10 +8,9 @@ from tensortap.details import Detail
 from tensortap.records import TROUBLES, Examination, Key
 from tensortap.report.facts import RunFacts, ran_on
 from tensortap.report.html import static
-from tensortap.report.html.blocks import json_block
-from tensortap.report.html.columns import entries, packed
+from tensortap.report.html.assembly import DETAILS, assembled
 from tensortap.report.html.definitions import RUN
-from tensortap.report.html.detail_data import detail_object, fitting
+from tensortap.report.html.detail_data import detail_object
 from tensortap.report.html.markup import join
 from tensortap.report.html.page import Page
 from tensortap.report.html.run_data import RunData
@@ -20,7 +19,6 @@ from tensortap.report.wording import clean, count, plural
 
 __all__ = ["DETAILS", "detail_document", "page", "write"]
 
-DETAILS = 48
 _SIGNS = {"healthy": "=", "suspicious": "✖", "empty": "?"}
 _GLYPHS = dict(zip(TROUBLES, "·✖▲○▽", strict=True))
 
@@ -30,14 +28,13 @@ def write(facts: RunFacts, examination: Examination, file: BinaryIO) -> None:
 
 
 def page(facts: RunFacts, examination: Examination) -> Page:
-    """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
+    """See `assembled`."""
     data = RunData(facts, examination)
-    columns, words = data.columns()
-    details = fitting((detail, detail_document(examination, detail)) for detail in examination.details)
-    blocks = {row: block.id for detail, block in details for row in detail.rows}
-    return Page(
-        kind="run",
-        title=f"{examination.verdict}: {clean(examination.path)}",
+    return assembled(
+        "run",
+        f"{examination.verdict}: {clean(examination.path)}",
+        data,
+        ((detail, detail_document(examination, detail)) for detail in examination.details),
         before=join([_header(facts, examination), _banner(data), static.notes(data.notes)]),
         after=join(
             [
@@ -47,8 +44,6 @@ def page(facts: RunFacts, examination: Examination) -> Page:
                 static.definitions(RUN),
             ]
         ),
-        head=json_block("head", data.head(words, entries(columns), blocks)),
-        blocks=[*packed(columns), *(block for _, block in details)],
     )
 
 

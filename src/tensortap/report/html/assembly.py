@@ -1,0 +1,42 @@
+"""From what a page tells to the page: its data packed, and as many close looks as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tensortap.details import Detail
+from tensortap.report.html.blocks import json_block
+from tensortap.report.html.columns import Column, entries, packed
+from tensortap.report.html.detail_data import fitting
+from tensortap.report.html.page import Page
+
+__all__ = ["DETAILS", "assembled"]
+
+DETAILS = 48
+"""How many tensors a page shows closely: more than that is for `tensortap view`."""
+
+
+class _Data(Protocol):
+    """What scripts draw."""
+
+    def columns(self) -> tuple[list[Column], dict[str, list[str]]]: ...
+
+    def head(self, words: Mapping[str, Sequence[str]], columns: Sequence[Any], details: Mapping[int, str]) -> Any: ...
+
+
+def assembled(
+    kind: str,
+    title: str,
+    data: _Data,
+    documents: Iterable[tuple[Detail, dict[str, Any]]],
+    *,
+    before: str,
+    after: str,
+) -> Page:
+    """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
+    columns, words = data.columns()
+    details = fitting(documents)
+    blocks = {row: block.id for detail, block in details for row in detail.rows}
+    head = json_block("head", data.head(words, entries(columns), blocks))
+    return Page(kind, title, before, after, head, [*packed(columns), *(block for _, block in details)])
