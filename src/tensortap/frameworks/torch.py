@@ -25,7 +25,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
-from tensortap.frameworks.torch_tensors import PLAIN, is_shared_out
+from tensortap.frameworks.torch_tensors import is_shared_out
 
 __all__ = ["Torch"]
 
@@ -127,7 +127,7 @@ class Torch(Reading, Replacing):
             return "the replicas that DataParallel makes on other devices are not tapped"
         if type(module).__name__ == "DistributedDataParallel":
             return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
-        if any(hasattr(parameter, "to_local") for parameter in module._parameters.values()):
+        if any(parameter is not None and is_shared_out(parameter) for parameter in module._parameters.values()):
             return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
@@ -193,8 +193,6 @@ class Torch(Reading, Replacing):
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
-        if type(parameter) in PLAIN:
-            return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
         if not is_shared_out(parameter):

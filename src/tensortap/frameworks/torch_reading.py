@@ -139,8 +139,8 @@ def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
 
         try:
             workshop = CudaWorkshop()
-            for dtype in (torch.float32, torch.bfloat16):  # the kernels of 16-bit floats ask more of the device
-                workshop.submit(torch.zeros(1, dtype=dtype, device=device))
+            # Of all kernels, those of 16-bit floats ask most of a device.
+            workshop.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
             workshop.end_step()
         except CudaError as error:
             warnings.warn(

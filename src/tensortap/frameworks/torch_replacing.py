@@ -11,7 +11,7 @@ import torch
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.frameworks.base import Exchange, Remove
-from tensortap.frameworks.torch_tensors import tensor_of
+from tensortap.frameworks.torch_tensors import is_shared_out, tensor_of
 
 __all__ = ["Replacing"]
 
@@ -20,7 +20,7 @@ class Replacing:
     """The part of `Torch` that changes what flows."""
 
     def forced(self, tensor: torch.Tensor, values: npt.NDArray[np.generic], exchange: Exchange) -> torch.Tensor | None:
-        if hasattr(tensor, "to_local") or tensor.layout != torch.strided:
+        if is_shared_out(tensor) or tensor.layout != torch.strided:
             return None
 
         def fresh() -> torch.Tensor:

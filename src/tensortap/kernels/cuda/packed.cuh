@@ -11,27 +11,17 @@
 #define FARTHEST 4.0f  // squares have 22 bits, so that adding them up rounds
 #endif
 
-__device__ __forceinline__ u32 pair_min(u32 a, u32 b) {
-    asm("min." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
-    return a;
-}
+// An instruction that takes two pairs and does the same with both of their elements.
+#define ON_PAIRS(name, instruction)                                                                      \
+    __device__ __forceinline__ u32 name(u32 a, u32 b) {                                                  \
+        asm(instruction "." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));                            \
+        return a;                                                                                        \
+    }
 
-__device__ __forceinline__ u32 pair_max(u32 a, u32 b) {
-    asm("max." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
-    return a;
-}
-
-// The lesser magnitudes; what their signs are is no matter.
-__device__ __forceinline__ u32 pair_least(u32 a, u32 b) {
-    asm("min.xorsign.abs." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
-    return a;
-}
-
-// As long as no product underflows, zero only where one of the two is.
-__device__ __forceinline__ u32 pair_times(u32 a, u32 b) {
-    asm("mul." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
-    return a;
-}
+ON_PAIRS(pair_min, "min")
+ON_PAIRS(pair_max, "max")
+ON_PAIRS(pair_least, "min.xorsign.abs")  // the lesser magnitudes; what their signs are is no matter
+ON_PAIRS(pair_times, "mul")              // as long as nothing underflows, zero only where one of the two is
 
 // What is added up of a few rows, before it is carried on in float64.
 struct Few {
