@@ -287,12 +287,13 @@ def _machine(device: str) -> dict[str, Any]:
 @contextmanager
 def _scratch(out: Path | None) -> Iterator[Path]:
     """A folder of its own that is removed again."""
-    if out is not None:
-        try:
+    try:
+        if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--out {out}: {error.strerror or error}") from error
-    folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=out))
+        folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=out))
+    except OSError as error:
+        place = f"--out {out}" if out is not None else "the folder for temporary files"
+        raise UsageError(f"{place}: {error.strerror or error}; name a folder to write to with --out") from error
     try:
         yield folder
     finally:
