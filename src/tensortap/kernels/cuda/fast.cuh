@@ -96,7 +96,8 @@ __device__ FAST_CALL bool go_fast(const Work &work, const u32 *weights, RowFacts
         for (u32 k = 0; k < rows.rest; ++k) add_rows<1>(work, weights, slot, rows.first + k, facts + k, q);
     }
     u32 count = 8 * whole_rows(rows);
-    bool lost = !(q.many_squares < 1e300) || (q.many_squares < 1e-26 && q.low != q.high);
+    bool moved = q.low != q.about || q.high != q.about;
+    bool lost = !(q.many_squares < 1e300) || (q.many_squares < 1e-26 && moved);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) s.sketch[j] = q.sketch[j];
