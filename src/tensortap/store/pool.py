@@ -10,7 +10,7 @@ from tensortap.store.state import State
 __all__ = ["Share", "SlabPool"]
 
 _LARGEST = 4 << 20
-_LARGEST_PINNED = 16 << 20
+_LARGEST_PINNED = 32 << 20
 _LARGEST_ARENA = 256 << 20
 _SMALLEST = 64
 _RIGHT = 2
