@@ -186,3 +186,77 @@ def test_a_tensor_that_crosses_streams_is_still_the_same(tmp_path: Path) -> None
     assert records["0", "output"].location == records["1", "input"].location is not None
     assert records["0", "output"].tensor == records["1", "input"].tensor
     assert not tap.notices
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_read_together_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    runs = []
+    for name, gather in (("once", False), ("together", True)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width + 8) for width in range(1000, 1064, 8)))
+        model = model.to("cuda", dtype)
+        with tt.capture(model, tmp_path / name, gather=gather) as tap:
+            for _ in range(4):
+                model(torch.randn(3000, 1000, device="cuda", dtype=dtype)).square().mean().backward()
+                model.zero_grad()
+                tap.step()
+                tap.flush()
+        assert not tap.notices
+        runs.append(tt.open(tmp_path / name))
+    for one, other in zip(*runs, strict=True):
+        a, b = one.summary, other.summary
+        assert one.key == other.key and a.digest == b.digest and a.sketch.tobytes() == b.sketch.tobytes()
+        assert (a.mean, a.std, a.min, a.max, a.l1, a.l2) == (b.mean, b.std, b.min, b.max, b.l1, b.l2)
+
+
+def test_gradients_that_wait_to_be_read_are_not_copied_for_it(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(8))).cuda()
+    x = torch.randn(64, 1024, device="cuda")
+    peaks = []
+    for gather in (False, True):
+        with tt.capture(model, tmp_path / str(gather), gather=gather, kinds="param_grad") as tap:
+            for _ in range(4):
+                torch.cuda.reset_peak_memory_stats()
+                model(x).sum().backward()
+                torch.cuda.synchronize()
+                peak = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+                model.zero_grad()
+                tap.step()
+                tap.flush()
+            peaks.append(peak)
+    assert peaks[0] == peaks[1]
+
+
+def test_a_tensor_that_waits_may_be_freed_or_changed(tmp_path: Path) -> None:
+    class Hasty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = torch.nn.ModuleList(torch.nn.Linear(1024, 1024, bias=False) for _ in range(8))
+            self.change = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number, step in enumerate(self.steps):
+                y = step(x)
+                x = y * 0.5
+                if number == 5:
+                    y.data.fill_(-7)
+                if number == 3 and self.change:
+                    y.fill_(-7)
+                del y
+            return x
+
+    digests = []
+    for name, gather in (("once", False), ("together", True)):
+        torch.manual_seed(0)
+        model = Hasty().cuda()
+        with tt.capture(model, tmp_path / name, kinds="output", classes="Linear", gather=gather) as tap:
+            for number in range(5):
+                model.change = number == 3
+                model(torch.randn(4096, 1024, device="cuda"))
+                tap.step()
+                tap.flush()
+        digests.append({record.key: record.summary.digest for record in tt.open(tmp_path / name)})
+    once, together = digests
+    assert [(key.step, key.module) for key in once if key not in together] == [(3, "steps.3")]
+    assert all(once[key] == digest for key, digest in together.items())
+    assert len(tap.notices) == 1 and "steps.3" in tap.notices[0]

@@ -108,7 +108,7 @@ def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, th
 def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop) -> None:
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
     Counted is what capture itself keeps, without the device's own tickets."""
-    there.submit = lambda tensor, known=None: None  # type: ignore[assignment, method-assign]
+    there.submit = lambda tensor, known=None, later=False: None  # type: ignore[assignment, method-assign]
     there.collect = lambda tickets: Collected(  # type: ignore[method-assign]
         columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
     )

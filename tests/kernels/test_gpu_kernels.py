@@ -37,7 +37,7 @@ WORKSHOPS = [pytest.param(cuda, marks=needs_gpu), ops]
 def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:
     ticket = workshop.submit(tensor)
     workshop.end_step()
-    columns, _ = workshop.collect([ticket])
+    columns, *_ = workshop.collect([ticket])
     return Summary(**{name: column[0] for name, column in columns.items()})
 
 
@@ -184,7 +184,7 @@ def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make
     tensor.data.mul_(2)
     third = workshop.submit(tensor, first)
     workshop.end_step()
-    columns, unchanged = workshop.collect([first, second, third])
+    columns, unchanged, _ = workshop.collect([first, second, third])
     assert list(unchanged) == [False, True, False]
     assert columns["l2"][0] == columns["l2"][1]
     assert columns["l2"][2] == pytest.approx(2 * columns["l2"][0])
@@ -200,7 +200,7 @@ def test_more_tensors_than_there_is_room_for_at_a_time() -> None:
     tickets.append(workshop.submit(tensors[-1]))
     again = workshop.submit(tensors[7], tickets[7])
     workshop.end_step()
-    columns, unchanged = workshop.collect([*tickets, again])
+    columns, unchanged, _ = workshop.collect([*tickets, again])
     assert columns["max"][:2500].tolist() == list(range(2500))
     assert columns["l1"][2500] == 200 << 20
     assert unchanged[-1] and columns["max"][-1] == 7
@@ -213,3 +213,38 @@ def test_a_layout_is_as_simple_as_the_strides_allow() -> None:
     assert lay_out((2, 4, 8), (8, 16, 1), 2, 256) == Layout(1, (1, 4, 2), (8, 16, 8))
     assert lay_out((3, 2), (1, 3), 4, 256) == Layout(2, (2, 3), (3, 1))
     assert lay_out((2,) * 7, (7, 13, 1, 29, 3, 53, 101), 4, 256) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32])
+def test_tensors_read_together_give_the_bits_that_each_gives_alone(dtype: torch.dtype) -> None:
+    workshop, _ = cuda()
+    counts = [1 << 24, 1, 5, 1023, 8192, 20_004_999, (1 << 20) + 3, 2048, 100_000, 16384 * 300, 33, 8192 * 527]
+    tensors = [random((count,), "cuda", dtype) for count in counts]
+    if dtype.is_floating_point:
+        tensors[0][5] = math.nan
+        tensors[5][77] = math.inf
+        tensors[6][:8192] = 0
+        tensors[9] += 1000
+    alone = [workshop.submit(tensor) for tensor in tensors]
+    together = [workshop.submit(tensor, later=True) for tensor in tensors]
+    workshop.end_step()
+    one, other = (workshop.collect(tickets).columns for tickets in (alone, together))
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes() -> None:
+    workshop, _ = cuda()
+    steady, changed = random((64, 1024), "cuda", torch.float32), random((65, 1024), "cuda", torch.float32)
+    first = workshop.submit(steady, later=True)
+    second = workshop.submit(steady, first)
+    third = workshop.submit(changed, later=True)
+    fourth = workshop.submit(changed, third)
+    changed.mul_(2)
+    workshop.end_step()
+    columns, unchanged, missed = workshop.collect([first, second, third, fourth])
+    assert list(unchanged[:2]) == [False, True] and missed == {2, 3}
+    agree(Summary(**{name: column[1] for name, column in columns.items()}), reference.summarize(Torch().host(steady)))

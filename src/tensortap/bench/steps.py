@@ -1,7 +1,7 @@
 """The ways a step can run: plain, tapped, and with np.save in hooks. Each runs a block of steps and says what it took.
 
-A block begins with a step or two that are not timed, in which buffers are made. Then the clock runs from an idle device
-until the last step's last byte is with the operating system: nothing that was put off is left out.
+A block begins with one or two steps that are not timed, in which buffers are made. Then the clock runs from an idle
+device until the last step's last byte is with the operating system: nothing that was put off is left out.
 """
 # mypy: allow-untyped-calls
 
@@ -56,7 +56,8 @@ def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
     meter = Meter(trainer.device)
     try:
         with tensortap.capture(trainer.model, folder, keep=keep, kinds=KINDS, modules=is_leaf) as tap:
-            for _ in range(2 if keep == "tensors" else 1):  # the memory that tensors wait in grows while it is short
+            # The memory that tensors wait in grows while it is short; a tap learns which may be read together.
+            for _ in range(2):
                 trainer.step()
                 tap.step()
                 tap.flush()

@@ -29,6 +29,7 @@ def capture(
     on_error: str = "raise",
     compiled: str = "boundary",
     max_buffer: int | None = None,
+    gather: bool = True,
 ) -> Tap:
     """Tap a torch `nn.Module` or a paddle `nn.Layer`; write what flows through it to the folder `path`.
 
@@ -44,6 +45,8 @@ def capture(
     on_error: "raise" stops with an error at the end of the step; "warn" switches the tap off and lets training go on.
     compiled: "boundary" looks at compiled modules from outside; "eager" runs them uncompiled and sees everything.
     max_buffer: bytes of host memory that may wait for the disk.
+    gather: on a GPU, read several tensors together, a little after they are seen, where that has proved to be the same.
+        False reads each at once.
 
     Nothing in the training changes, and nothing stays behind after the block or `close()`.
 
@@ -57,5 +60,5 @@ def capture(
     from tensortap.capture.tap import Options, Tap  # loads the writer: not before it is needed
 
     selection = Selection(keep, kinds, modules, classes, steps, ranks)
-    options = Options(overwrite, on_error, compiled, max_buffer)
+    options = Options(overwrite, on_error, compiled, max_buffer, gather)
     return Tap(model, path, selection, options, optimizer)

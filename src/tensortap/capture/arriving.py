@@ -7,9 +7,11 @@ then soon goes through all that the program holds. So there are columns, of numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from itertools import compress
 from typing import Any
 
+from tensortap.capture.steadiness import Place, Steadiness
 from tensortap.frameworks.base import Identity, Workshop
 from tensortap.records import Key, Location
 
@@ -21,10 +23,13 @@ _AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
 class Arriving:
     """Rows of one device, in the order in which the tensors came."""
 
-    def __init__(self, workshop: Workshop, numbers: Iterator[int], changed_unseen: set[str]) -> None:
+    def __init__(
+        self, workshop: Workshop, numbers: Iterator[int], changed_unseen: set[str], steadiness: Steadiness
+    ) -> None:
         self.workshop = workshop
         self._numbers = numbers
         self._changed_unseen = changed_unseen
+        self._steadiness = steadiness
         self._rows: list[tuple[Any, ...]] = []
         """What is known at once, as `_AT_ONCE` names it."""
         self._shapes: list[tuple[int, ...]] = []
@@ -37,6 +42,10 @@ class Arriving:
         self._known: dict[Hashable, int] = {}
         """By token, the row of a tensor that may be met again."""
         self._alive: dict[int, Callable[[], bool]] = {}
+        self._put_off: dict[int, Place] = {}
+        """Rows that are read later than they were met."""
+        self._twice: dict[int, tuple[Place, Any]] = {}
+        """Rows that were read at once and are read again, with the second ticket."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,6 +79,14 @@ class Arriving:
         self._known[identity.token] = row
         self._alive[row] = identity.alive
 
+    def put_off(self, place: Place) -> None:
+        """The newest row is read later."""
+        self._put_off[len(self._rows) - 1] = place
+
+    def read_again(self, place: Place, ticket: Any) -> None:
+        """The newest row was read at once, and is read later again."""
+        self._twice[len(self._rows) - 1] = place, ticket
+
     def forget(self) -> None:
         """No tensor is known again from here on."""
         self._known.clear()
@@ -77,20 +94,38 @@ class Arriving:
 
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
-        found, unchanged = self.workshop.collect(self.tickets)
+        found, unchanged, missed = self.workshop.collect(self.tickets)
+        self._judge(found["digest"], missed)
         columns: dict[str, Any] = dict(found)
         for place, name in enumerate(_AT_ONCE):
             columns[name] = [row[place] for row in self._rows]
         columns["shape"] = self._shapes
         tensors: list[int] = []
-        for before, same in zip(self._before, unchanged, strict=True):
-            tensors.append(tensors[before] if same and before is not None else next(self._numbers))
+        for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
+            if row in missed:
+                tensors.append(-1)
+            else:
+                tensors.append(tensors[before] if same and before is not None else next(self._numbers))
         columns["tensor"] = tensors
         locations = list(self._found_locations(unchanged))
         columns["file"] = [location and location.file for location in locations]
         columns["offset"] = [location and location.offset for location in locations]
         columns["nbytes"] = [location and location.nbytes for location in locations]
+        if missed:
+            kept = [row not in missed for row in range(len(self._rows))]
+            columns = {name: list(compress(column, kept)) for name, column in columns.items()}
         return columns
+
+    def _judge(self, digests: Any, missed: Collection[int]) -> None:
+        """Learn for later steps which tensors can be put off."""
+        for row in missed:
+            if row in self._put_off:  # or else it was met again before it was read
+                self._steadiness.missed(self._put_off[row])
+        if self._twice:
+            again = self.workshop.collect([ticket for _, ticket in self._twice.values()])
+            for number, (row, (place, _)) in enumerate(self._twice.items()):
+                same = number not in again.missed and again.columns["digest"][number] == digests[row]
+                self._steadiness.compared(place, bool(same))
 
     def _found_locations(self, unchanged: Any) -> Iterator[Location | None]:
         module = _AT_ONCE.index("module")

@@ -16,6 +16,7 @@ from tensortap import dtypes
 from tensortap.capture.arriving import Arriving
 from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
+from tensortap.capture.steadiness import Steadiness
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Identity, Workshop
 from tensortap.kernels import summarize
@@ -46,7 +47,7 @@ class _Known:
 class Recorder:
     """Writes records of tensors into a run."""
 
-    def __init__(self, framework: Framework, writer: RunWriter, rank: int) -> None:
+    def __init__(self, framework: Framework, writer: RunWriter, rank: int, gather: bool = True) -> None:
         self._framework = framework
         self._writer = writer
         self._rank = rank
@@ -55,6 +56,8 @@ class Recorder:
         self._most_known = _MOST_KNOWN
         self._arriving: Arriving | None = None
         self._workshops: list[Workshop] = []
+        self._gather = gather
+        self.steadiness = Steadiness()
         self._seq = 0
         self._numbers = count()
         self.changed_unseen: set[str] = set()
@@ -122,7 +125,13 @@ class Recorder:
             arriving = self._arrive_from(workshop)
         before = arriving.row_of(identity)
         dtype, shape = self._framework.described(tensor)
-        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before])
+        place, when = None, "now"
+        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
+        steady = key.phase == "backward" or self._framework.requires_gradient(tensor)
+        if self._gather and steady and before is None and identity is not None and keep == "summary":
+            place, when = self.steadiness.when(key)
+        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before], when == "later")
+        again = workshop.submit(tensor, None, later=True) if when == "twice" else None
         location, newly = None, False
         if keep == "tensors":
             location = arriving.location(before)
@@ -130,6 +139,10 @@ class Recorder:
                 parts = workshop.parts(tensor)
                 location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
         arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
+        if place is not None and when == "later":
+            arriving.put_off(place)
+        elif place is not None and when == "twice":
+            arriving.read_again(place, again)
         if location is not None:
             arriving.keep(location, borrowed=not newly)
         if identity is not None and (before is None or newly):
@@ -141,7 +154,7 @@ class Recorder:
             self._workshops.append(workshop)
         if self._arriving is not None:
             self.send()
-        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)
+        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen, self.steadiness)
         return self._arriving
 
     def _seen_before(self, identity: Identity | None) -> _Known | None:

@@ -31,6 +31,7 @@ class Options:
     on_error: str = "raise"
     compiled: str = "boundary"
     max_buffer: int | None = None
+    gather: bool = True
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -63,7 +64,7 @@ class RunSink:
         )
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
-        self._recorder = Recorder(framework, self.writer, rank)
+        self._recorder = Recorder(framework, self.writer, rank, options.gather)
         self.record = self._recorder.record
 
     def end_step(self, step: int, book: CoverageBook) -> None:
@@ -102,6 +103,8 @@ class RunSink:
                 f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
                 "after the change were not kept"
             )
+        while self._recorder.steadiness.notices:
+            book.notice(self._recorder.steadiness.notices.popleft())
 
 
 class Tap(Observer):

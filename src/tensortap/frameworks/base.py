@@ -6,7 +6,7 @@ tensors, parameters and graph nodes are opaque here: they go in and come out, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -83,14 +83,19 @@ class Collected(NamedTuple):
     """The fields of summaries, by name."""
     unchanged: Sequence[bool]
     """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
+    missed: Collection[int] = ()
+    """Rows of tensors that were put off, and changed before they were read: there is nothing of them."""
 
 
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
-    def submit(self, tensor: Any, known: Any = None) -> Any:
+    def submit(self, tensor: Any, known: Any = None, later: bool = False) -> Any:
         """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
-        earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed."""
+        earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
+
+        With `later` it may be read a little later together with others, before its forward or backward ends. It may be
+        freed, but if it is changed before it is read, it is missed."""
 
     def parts(self, tensor: Any) -> Iterator[Incoming]:
         """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must

@@ -1,206 +1,25 @@
-"""CUDA tensors, looked at where they are: summaries are launched at once and known later.
+"""CUDA tensors, looked at where they are: summaries are launched at once or a little later, and known later still.
 
-Each stream has a lane of its own: room for partial results, room for results, and a copy of these to the host for each
-step. Nothing here waits for the device unless somebody asks for a summary that has not arrived, and nothing is
-allocated once the lanes have seen their largest step.
+Each stream has a lane of its own, where everything happens in the stream's order.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tensortap.frameworks.base import Collected
+from tensortap.frameworks.torch_lane import CudaTicket, Lane, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense
-from tensortap.kernels.cuda import driver
-from tensortap.kernels.gpu import (
-    FLAT,
-    MOST_FINISHED,
-    PARTIAL_BYTES,
-    RESULT,
-    Device,
-    Gpu,
-    Layout,
-    Plan,
-    columns,
-    lay_out,
-)
+from tensortap.frameworks.torch_tensors import PLAIN, dense
+from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
-__all__ = ["CudaTicket", "CudaWorkshop"]
-
-_SLOTS = 1024
-_PARTIALS = 28 << 20
-_RESULT_BYTES = RESULT.itemsize
-_MOST_PLANS = 4096
-
-
-class CudaTicket(NamedTuple):
-    """A summary that is on its way."""
-
-    batch: _Batch
-    number: int
-    """Its place in the batch."""
-    elements: int
-    known: CudaTicket | None
-
-    @property
-    def address(self) -> int:
-        """Of its result on the device, while the step lasts."""
-        return self.batch.address + self.number * _RESULT_BYTES
-
-    @property
-    def probed(self) -> bool:
-        """Whether a few elements were compared with `known` first; if not, all were read. In another stream `known` may
-        not have been finished yet."""
-        return self.known is not None and self.known.batch.lane is self.batch.lane
-
-
-class _Batch:
-    """Results that travel together."""
-
-    def __init__(self, lane: _Lane, results: torch.Tensor) -> None:
-        self.lane = lane
-        self.size = 0
-        """So many have been submitted."""
-        self.address: int = results.data_ptr()
-        self._results = results
-        self._host: torch.Tensor | None = None
-        self._event: torch.cuda.Event | None = None
-        self._rows: npt.NDArray[Any] | None = None
-        self.unchanged: list[bool] = []
-
-    def send(self, host: torch.Tensor) -> None:
-        nbytes = self.size * RESULT.itemsize
-        host[:nbytes].copy_(self._results[:nbytes], non_blocking=True)
-        self._host = host
-        self._event = torch.cuda.Event(blocking=True)
-        self._event.record()
-
-    def rows(self) -> npt.NDArray[Any]:
-        """Waits until they have arrived."""
-        if self._rows is None:
-            assert self._event is not None and self._host is not None
-            driver.allow_captures()
-            self._event.synchronize()
-            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].view(RESULT).copy()
-            self.unchanged = self._rows["unchanged"].astype(bool).tolist()
-            self.lane.give_back(self._host)
-            self._host = None
-        return self._rows
-
-
-class _Lane:
-    """One stream's memory. Everything happens in the stream's order, so it can be used again without waiting."""
-
-    def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int) -> None:
-        self._gpu = gpu
-        self._weights = weights
-        self._weights_at = weights.data_ptr()
-        self._device = device
-        self._stream = stream
-        self._partials = torch.empty(max(_PARTIALS, gpu.most_blocks * PARTIAL_BYTES), dtype=torch.uint8, device=device)
-        self._partials_at = self._partials.data_ptr()
-        self._most = self._partials.numel() // PARTIAL_BYTES
-        self._used = 0
-        self._pending: list[int] = []
-        """Partial results that wait to be added up, as `Gpu.finish` takes them."""
-        self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
-        self._results: list[torch.Tensor] = []
-        self._current = 0
-        """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
-        # Page-locking memory holds the device up, so enough for the steps under way is locked beforehand.
-        self._free = deque(_new_host() for _ in range(4))
-        self._batch: _Batch | None = None
-
-    def submit(self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None) -> CudaTicket:
-        # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
-        batch = self._batch
-        if batch is None or batch.size == _SLOTS:
-            batch = self._next_batch()
-        elements = tensor.numel()
-        kind = tensor.dtype, elements, layout
-        plan = self._plans.get(kind) or self._new_plan(*kind)
-        if self._used + plan.blocks > self._most or len(self._pending) == 4 * MOST_FINISHED:
-            self._finish(batch)
-        used, number = self._used, batch.size
-        ticket = CudaTicket(batch, number, elements, known)
-        expected = known.address if known is not None and ticket.probed else 0
-        plan.read(address, self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES, expected)
-        self._pending += (used, plan.blocks, number, 0)
-        self._used = used + plan.blocks
-        batch.size = number + 1
-        return ticket
-
-    def send(self) -> None:
-        """Let what was submitted so far travel to the host."""
-        batch = self._batch
-        if batch is None or not batch.size:
-            return
-        if self._free:
-            host = self._free.popleft()
-        else:
-            host = _new_host()
-        with torch.cuda.stream(_stream(self._stream, self._device)):
-            self._finish(batch)
-            batch.send(host)
-        self._batch = None
-
-    def end_step(self) -> None:
-        self.send()
-        self._current = 0
-
-    def give_back(self, host: torch.Tensor) -> None:
-        self._free.append(host)
-
-    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
-        if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
-            self._plans.clear()
-        plan = self._gpu.plan(NAMES[dtype], elements, layout, weights=self._weights_at, stream=self._stream)
-        self._plans[dtype, elements, layout] = plan
-        return plan
-
-    def _next_batch(self) -> _Batch:
-        if self._batch is not None:
-            self.send()
-            self._current += 1
-        if self._current == len(self._results):
-            size = _SLOTS * RESULT.itemsize
-            self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-        self._batch = _Batch(self, self._results[self._current])
-        return self._batch
-
-    def _finish(self, batch: _Batch) -> None:
-        if self._pending:
-            self._gpu.finish(self._pending, self._partials_at, batch.address, self._stream)
-            self._pending.clear()
-            self._used = 0
-
-
-def _first(ticket: CudaTicket) -> CudaTicket:
-    """The sighting whose result holds for this one too: itself, if something had changed since the one before."""
-    while True:
-        ticket.batch.rows()
-        if not ticket.batch.unchanged[ticket.number]:
-            return ticket
-        assert ticket.known is not None
-        ticket = ticket.known
-
-
-def _new_host() -> torch.Tensor:
-    return torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
-
-
-def _stream(raw: int, device: torch.device) -> Any:
-    # ExternalStream takes 0, the default stream, for the wish for a new one.
-    return torch.cuda.ExternalStream(raw, device) if raw else torch.cuda.default_stream(device)
+__all__ = ["CudaWorkshop"]
 
 
 class CudaWorkshop:
@@ -208,22 +27,26 @@ class CudaWorkshop:
 
     def __init__(self) -> None:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
-        self._lanes: dict[tuple[int, int], _Lane] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}
         self._sending: dict[int, CudaSending] = {}
+        self._lock = threading.RLock()  # the end of a backward comes from anywhere
+        self._backward = -1
+        self._error: Exception | None = None
 
-    def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None) -> CudaTicket:
+    def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None, later: bool = False) -> CudaTicket:
         if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
-            tensor = dense(tensor)
-        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-            return self._submit(tensor, index, known)
-        with torch.cuda.device(index):  # kernels are launched in the context that is current
-            return self._submit(tensor, index, known)
+            tensor, later = dense(tensor), False
+        with self._lock:
+            if (index := tensor.get_device()) == torch._C._cuda_getDevice():
+                return self._submit(tensor, index, known, later)
+            with torch.cuda.device(index):  # kernels are launched in the context that is current
+                return self._submit(tensor, index, known, later)
 
-    def _submit(self, tensor: torch.Tensor, index: int, known: CudaTicket | None) -> CudaTicket:
+    def _submit(self, tensor: torch.Tensor, index: int, known: CudaTicket | None, later: bool) -> CudaTicket:
         if tensor.is_complex():
-            tensor = torch.view_as_real(tensor.resolve_conj())
+            tensor, later = torch.view_as_real(tensor.resolve_conj()), False
         if tensor.is_neg():
-            tensor = tensor.resolve_neg()
+            tensor, later = tensor.resolve_neg(), False
         address, layout = tensor.data_ptr(), FLAT
         if address % 16 or not tensor.is_contiguous():
             found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
@@ -232,11 +55,37 @@ class CudaWorkshop:
                 address = tensor.data_ptr()
             else:
                 layout = found
+            later = False
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
         if lane is None:
             lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        return lane.submit(tensor, address, layout, known)
+        # With several streams, another may be told of a tensor's last use, and get its memory, before it is read.
+        later = later and len(self._lanes) == len(self._gpus)
+        if later and (backward := torch._C._current_graph_task_id()) != self._backward:
+            self._turn_to(backward)
+        return lane.submit(tensor, address, layout, known, later)
+
+    def _turn_to(self, backward: int) -> None:
+        """A forward or backward begins, or goes on inside another: none waits longer than that takes."""
+        self._settle()
+        self._backward = backward
+        if backward != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+
+    def _settle(self) -> None:
+        for (index, _), lane in self._lanes.items():
+            with torch.cuda.device(index):
+                lane.settle()
+
+    def _settle_quietly(self) -> None:
+        """At the end of a backward, which must not fail for it."""
+        try:
+            with self._lock:
+                if not torch.cuda.is_current_stream_capturing():
+                    self._settle()
+        except Exception as error:
+            self._error = error
 
     def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         tensor = dense(tensor)
@@ -246,27 +95,33 @@ class CudaWorkshop:
         yield from self._sending[index].parts(tensor)
 
     def end_step(self) -> None:
-        for lane in self._lanes.values():
-            lane.end_step()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            for lane in self._lanes.values():
+                lane.end_step()
 
     def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
-        places: dict[_Batch, list[int]] = {}
-        numbers: dict[_Batch, list[int]] = {}
-        unchanged = []
-        for place, ticket in enumerate(tickets):
-            first = _first(ticket)
-            unchanged.append(first is not ticket)
-            places.setdefault(first.batch, []).append(place)
-            numbers.setdefault(first.batch, []).append(first.number)
+        # The interpreter that goes through the tickets here is the one that launches the next step: few are looked at.
+        firsts, unchanged = list(tickets), [False] * len(tickets)
+        again = [(place, ticket) for place, ticket in enumerate(tickets) if ticket.known is not None]
+        for place, ticket in again:
+            firsts[place] = first = first_sighting(ticket)
+            unchanged[place] = first is not ticket
+        batches = [first.batch for first in firsts]
+        numbers = np.array([first.number for first in firsts], np.int64)
         results = np.empty(len(tickets), RESULT)
-        for batch, where in places.items():
-            results[where] = batch.rows()[numbers[batch]]
-        for place, ticket in enumerate(tickets):
+        missed: set[int] = set()
+        for batch in dict.fromkeys(batches):
+            here = np.array([other is batch for other in batches], bool)
+            results[here] = batch.rows()[numbers[here]]
+            missed.update(np.flatnonzero(here & np.isin(numbers, list(batch.missed))).tolist())
+        for place, ticket in again:
             if ticket.known is not None and not ticket.probed:
-                known = _first(ticket.known)
+                known = first_sighting(ticket.known)
                 unchanged[place] = results["digest"][place] == known.batch.rows()["digest"][known.number]
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return Collected(columns(results, elements), unchanged)
+        return Collected(columns(results, elements), unchanged, missed)
 
     def close(self) -> None:
         for sending in self._sending.values():
@@ -274,7 +129,7 @@ class CudaWorkshop:
         self._sending.clear()
         self._lanes.clear()
 
-    def _open_lane(self, index: int, stream: int) -> _Lane:
+    def _open_lane(self, index: int, stream: int) -> Lane:
         device = torch.device("cuda", index)
         if index not in self._gpus:
             processors = torch.cuda.get_device_properties(index).multi_processor_count
@@ -284,4 +139,4 @@ class CudaWorkshop:
             torch.cuda.current_stream(index).synchronize()  # other streams read it too
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
-        return _Lane(gpu, weights, device, stream)
+        return Lane(gpu, weights, device, stream)

@@ -71,7 +71,7 @@ class OpsWorkshop:
     def __init__(self) -> None:
         self._step = _Step()
 
-    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None) -> OpsTicket:
+    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: bool = False) -> OpsTicket:
         tensor = tensor.detach()
         tensor = dense(tensor)
         if tensor.is_complex():

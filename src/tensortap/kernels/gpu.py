@@ -2,7 +2,9 @@
 
 A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
 and room for results. `Gpu.plan` is made once for tensors of one kind; `Plan.read` launches the one read and leaves
-partial results; `Gpu.finish` adds up those of many tensors; `columns` reads the results once they are in host memory.
+partial results. `Together.read` does the same for a few tensors in one launch, which is faster, since a launch begins
+and ends slowly. `Gpu.finish` adds up the partial results of many tensors; `columns` reads the results once they are in
+host memory.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from tensortap.kernels.reference import BUCKETS, ROW
 __all__ = [
     "FLAT",
     "MOST_FINISHED",
+    "MOST_TOGETHER",
     "PARTIAL_BYTES",
     "RESULT",
     "Device",
     "Gpu",
     "Layout",
     "Plan",
+    "Together",
     "columns",
     "lay_out",
 ]
@@ -56,6 +60,8 @@ RESULT = np.dtype(
 PARTIAL_BYTES = 1552
 MOST_FINISHED = 64
 """Tensors that one launch of `finish` takes."""
+MOST_TOGETHER = 32
+"""Tensors that one launch reads at most."""
 
 _ELEMENTS = {
     "bfloat16": 0,
@@ -79,19 +85,32 @@ _BLOCKS_EACH = 2
 _BATCH = 8
 """Rows that half a block takes together."""
 _GREAT = 1 << 26
-"""From so many elements on a tensor is read in larger parts."""
+"""From so many elements on, what one launch reads comes in larger parts."""
 _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
 """Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
 run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
-_BUCKETS_BYTES = 9 * 4 * _THREADS
 _MOST_DIMS = 6
-_WORK = struct.Struct("<6Q4I")
-_ADDRESSES = struct.Struct("<5Q")
-_LAYOUT = struct.Struct(f"<{_MOST_DIMS}I{_MOST_DIMS}q")
+_MOST_SHARES = 4096
+_WORKS = struct.Struct("<QII")
+_WORK = "5Q4I"
+_WORK_BYTES = struct.calcsize(f"<{_WORK}")
+_ADDRESSES = struct.Struct("<4Q")
+_LAYOUT = struct.Struct(f"<II{_MOST_DIMS}I{_MOST_DIMS}q")
 _SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
-_Variant = tuple[str, int, bool]
-"""A kernel for a dtype, a layout, and whether the tensor is great."""
-_FINISH: _Variant = ("finish", 0, False)
+
+
+class _Variant(NamedTuple):
+    """What a kernel was compiled for."""
+
+    dtype: str
+    """Or "finish", of which there is one."""
+    layout: int = 0
+    great: bool = False
+    most: int = 1
+    """Tensors in a launch."""
+
+
+_FINISH = _Variant("finish")
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
@@ -158,19 +177,20 @@ def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
 class Plan:
     """How tensors of one kind are read on one stream: all but their addresses."""
 
-    __slots__ = ("_launch", "_memory", "_weights", "blocks")
+    __slots__ = ("_launch", "_memory", "blocks")
 
     def __init__(
         self, kernel: Kernel, elements: int, layout: Layout, blocks: int, *, weights: int, stream: int
     ) -> None:
-        parameter = Parameter(_WORK.size + _LAYOUT.size)
-        batches, left = divmod(elements // (_BATCH * ROW), 2 * blocks)
-        sizes = blocks, batches, left, len(layout.sizes)
-        _WORK.pack_into(parameter.memory, 0, 0, 0, weights, 0, 0, elements, *sizes)
-        padding = (0,) * (_MOST_DIMS - len(layout.sizes))
-        _LAYOUT.pack_into(parameter.memory, _WORK.size, *layout.sizes, *padding, *layout.strides, *padding)
+        parameter = Parameter(_WORKS.size + _WORK_BYTES + _LAYOUT.size)
+        _WORKS.pack_into(parameter.memory, 0, weights, 1, 0)
+        work = 0, 0, 0, 0, elements, *_shared_out(elements, blocks), 0
+        struct.pack_into(f"<{_WORK}", parameter.memory, _WORKS.size, *work)
+        dims = len(layout.sizes)
+        padding = (0,) * (_MOST_DIMS - dims)
+        sizes = *layout.sizes, *padding, *layout.strides, *padding
+        _LAYOUT.pack_into(parameter.memory, _WORKS.size + _WORK_BYTES, dims, 0, *sizes)
         self._memory = parameter.memory
-        self._weights = weights
         self._launch = kernel.prepared(blocks + 1, parameter, stream)
         self.blocks = blocks
         """So many partial results there will be."""
@@ -181,8 +201,59 @@ class Plan:
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
         expected = known + _PROBE_OFFSET if known else 0
-        _ADDRESSES.pack_into(self._memory, 0, address, partials, self._weights, result + _PROBE_OFFSET, expected)
+        _ADDRESSES.pack_into(self._memory, _WORKS.size, address, partials, result + _PROBE_OFFSET, expected)
         self._launch()
+
+
+class Together:
+    """Reads tensors of one dtype, as they lie in memory, on one stream: all of them in one launch."""
+
+    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, stream: int) -> None:
+        self._most_blocks = most_blocks
+        self._weights = weights
+        self._shares: dict[int, tuple[int, int, int]] = {}
+        parameter = Parameter(_WORKS.size + MOST_TOGETHER * _WORK_BYTES)
+        self._memory = parameter.memory
+        self._launch = kernel.prepared(most_blocks + 1, parameter, stream)
+
+    def blocks(self, elements: int) -> int:
+        """So many partial results a tensor will leave."""
+        return self._shared_out(elements)[0]
+
+    def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
+        """Of each tensor the address, the number of its elements, and the addresses of room for partial results and of
+        one result; at most `MOST_TOGETHER`."""
+        works: list[int] = []
+        turn = 0
+        for address, elements, partials, result in tensors:
+            share = self._shared_out(elements)
+            works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, turn)
+            turn = (turn + share[0]) % self._most_blocks  # small ones go to different processors
+        _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), 0)
+        struct.pack_into("<" + len(tensors) * _WORK, self._memory, _WORKS.size, *works)
+        self._launch()
+
+    def _shared_out(self, elements: int) -> tuple[int, int, int]:
+        if (share := self._shares.get(elements)) is None:
+            if len(self._shares) == _MOST_SHARES:  # tensors of ever new sizes
+                self._shares.clear()
+            share = self._shares[elements] = _shared_out(elements, _blocks(elements, self._most_blocks))
+        return share
+
+
+def _blocks(elements: int, most: int) -> int:
+    """Into so many a tensor is divided, whichever way it is read: that decides the last bits of its sums.
+
+    A block has two batches for each of its halves at least. About one for each processor is enough for small tensors,
+    since several are read at a time; beyond that a block has eight, for adding up what it found takes time, too.
+    """
+    batches = elements // (_BATCH * ROW)
+    return max(1, min(most, max(min(most // 2 + 1, batches // 4), batches // 16)))
+
+
+def _shared_out(elements: int, blocks: int) -> tuple[int, int, int]:
+    """Blocks, batches of rows for each half of a block, and how many halves take one more."""
+    return (blocks, *divmod(elements // (_BATCH * ROW), 2 * blocks))
 
 
 class Gpu:
@@ -196,21 +267,28 @@ class Gpu:
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
 
     def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> Plan:
-        """For tensors of that kind. All blocks run at once, and none has too little to do."""
-        blocks = min(self.most_blocks, -(-elements // (2 * _BATCH * ROW))) or 1
-        great = elements >= _GREAT and self._device.capability < (12, 0)  # some later ones have less shared memory
-        kernel = self._kernel(dtype, layout.code, great)
-        return Plan(kernel, elements, layout, blocks, weights=weights, stream=stream)
+        """For tensors of that kind."""
+        kernel = self._kernel(_Variant(dtype, layout.code, elements >= _GREAT and self._roomy))
+        return Plan(kernel, elements, layout, _blocks(elements, self.most_blocks), weights=weights, stream=stream)
+
+    def together(self, dtype: str, *, weights: int, stream: int) -> Together:
+        """For some tensors at a time, each as it lies in memory."""
+        kernel = self._kernel(_Variant(dtype, great=self._roomy, most=MOST_TOGETHER))
+        return Together(kernel, self.most_blocks, weights=weights, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
         """Add up partial results. Of each tensor: the number of the first, how many there are, the slot of its result,
         and a zero; at most `MOST_FINISHED` tensors at a time."""
         struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
         struct.pack_into(f"<{len(pending)}I", self._batch.memory, 16, *pending)
-        self._kernel(*_FINISH).launch(len(pending), self._batch, stream)
+        self._kernel(_FINISH).launch(len(pending), self._batch, stream)
 
-    def _kernel(self, name: str, layout: int, great: bool) -> Kernel:
-        variant = name, layout, great
+    @property
+    def _roomy(self) -> bool:
+        """Whether processors have shared memory for larger parts; some later ones have less."""
+        return self._device.capability < (12, 0)
+
+    def _kernel(self, variant: _Variant) -> Kernel:
         if (kernel := self._kernels.get(variant)) is None:
             kernel = self._kernels[variant] = _kernel(self._device, variant)
         return kernel
@@ -233,13 +311,19 @@ def _finish(device: Device) -> Kernel:
 
 
 def _summarize(device: Device, variant: _Variant) -> Kernel:
-    name, layout, great = variant
-    rows, ring = _PARTS[great]
-    options = {"LAYOUT": layout, "ELEMENT": _ELEMENTS[name], "BLOCKS_EACH": _BLOCKS_EACH, "PART": rows, "RING": ring}
+    rows, ring = _PARTS[variant.great]
+    options = {
+        "ELEMENT": _ELEMENTS[variant.dtype],
+        "LAYOUT": variant.layout,
+        "MOST": variant.most,
+        "BLOCKS_EACH": _BLOCKS_EACH,
+        "PART": rows,
+        "RING": ring,
+    }
     flags = [f"-D{option}={value}" for option, value in options.items()]
     image = compile_kernel(_source("summarize"), "summarize", device.capability, flags, device.toolkit)
-    arriving = name in ("bfloat16", "float16") and layout == 0 and device.capability >= (9, 0)
-    return Kernel(image, "summarize", _THREADS, ring if arriving else _BUCKETS_BYTES)
+    arriving = variant.dtype in ("bfloat16", "float16") and variant.layout == 0 and device.capability >= (9, 0)
+    return Kernel(image, "summarize", _THREADS, ring if arriving else 0)
 
 
 def _source(file: str) -> str:

@@ -80,6 +80,8 @@ __device__ __forceinline__ u32 count_zeros(const u32 *w) {
 // Where rows come from, PART at a time.
 #define PARTS_EACH (BATCH / PART)
 
+__device__ __forceinline__ u32 parts_of(const Rows &rows) { return rows.batches * PARTS_EACH + (rows.rest + PART - 1) / PART; }
+
 #if LAYOUT == 0
 #define PART_BYTES (PART * ROW * BYTES)
 #define KEPT (RING / 2 / PART_BYTES)
@@ -96,17 +98,31 @@ __device__ __forceinline__ void await(const u64 *bell, u32 parity) {
                  :: "r"(shared_address(bell)), "r"(parity) : "memory");
 }
 
-// Rows that lie side by side come by themselves into a ring in shared memory. The half's four warps wait until a part is there;
-// the last one that has done with it asks for what comes in its place.
+// Rows that lie side by side come by themselves into a ring in shared memory, one tensor's after another's. The half's four
+// warps wait until a part is there; the last one that has done with it asks for what comes in its place.
 struct Source {
-    const Work &work;
-    const Rows &rows;
+    const Work *list;
+    u32 count;
     const u8 *ring;
     Bells *bells;
-    u32 parts;  // that make up the half's rows
+    u32 taken;                // parts that were read so far, of all tensors
+    u32 tensor, part, parts;  // what is asked for next, and how many parts its tensor has; every warp keeps count
+    Rows rows;
 
-    __device__ __forceinline__ Source(const Work &work, const Rows &rows, const u8 *ring, Bells *bells)
-        : work(work), rows(rows), ring(ring), bells(bells), parts(rows.batches * PARTS_EACH + (rows.rest + PART - 1) / PART) {}
+    __device__ __forceinline__ Source(const Work *list, u32 count, const u8 *ring, Bells *bells)
+        : list(list), count(count), ring(ring), bells(bells), taken(0), tensor(0), part(0) {
+        rows = rows_of_half(list[0]);
+        parts = parts_of(rows);
+        find();
+    }
+
+    // Past tensors that have nothing for this half.
+    __device__ __forceinline__ void find() {
+        while (part == parts && ++tensor < count) {
+            rows = rows_of_half(list[tensor]);
+            part = 0, parts = parts_of(rows);
+        }
+    }
 
     __device__ __forceinline__ void begin() {
         if (threadIdx.x % SLOTS) return;
@@ -120,64 +136,78 @@ struct Source {
 
     // What others asked for before must not have to wait behind the rows.
     __device__ __forceinline__ void ask_first() {
-        if (threadIdx.x % SLOTS) return;
-        for (u32 part = 0; part < KEPT && part < parts; ++part) ask(part);
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k) {
+            if (tensor < count && threadIdx.x % SLOTS == 0) ask(k);
+            ++part;
+            find();
+        }
     }
 
-    __device__ __forceinline__ void ask(u32 part) {
+    __device__ __forceinline__ void ask(u32 slot) {
         u32 batch = part / PARTS_EACH, within = part % PARTS_EACH * PART;
-        u32 count = batch < rows.batches || rows.rest >= within + PART ? PART : rows.rest - within;
-        u32 nbytes = count * ROW * BYTES, bell = shared_address(&bells->full[part % KEPT]);
-        const u8 *from = (const u8 *)work.data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
+        u32 whole = batch < rows.batches || rows.rest >= within + PART ? PART : rows.rest - within;
+        u32 nbytes = whole * ROW * BYTES, bell = shared_address(&bells->full[slot]);
+        const u8 *from = (const u8 *)list[tensor].data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bell), "r"(nbytes) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(shared_address(ring + part % KEPT * PART_BYTES)), "l"(from), "r"(nbytes), "r"(bell) : "memory");
+        // One tensor alone is read right after it was made, and likely to be used next: it may stay in the cache. Of many only
+        // the last is, and all together would push out what the model needs.
+        u64 policy;
+        if (MOST == 1) asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
+        else asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                     :: "r"(shared_address(ring + slot * PART_BYTES)), "l"(from), "r"(nbytes), "r"(bell), "l"(policy) : "memory");
     }
 
-    __device__ __forceinline__ void arrive(u32 part) { await(&bells->full[part % KEPT], part / KEPT & 1); }
+    __device__ __forceinline__ void arrive() { await(&bells->full[taken % KEPT], taken / KEPT & 1); }
 
-    __device__ __forceinline__ void take(u32 part, u32 row, u32 turn, u32 slot, u32 *w) {
-        u32 offset = (part % KEPT * PART_BYTES + row * (ROW * BYTES)) ^ 16 * slot ^ turn;  // the three do not overlap
+    __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
+        u32 offset = (taken % KEPT * PART_BYTES + row * (ROW * BYTES)) ^ 16 * slot ^ turn;  // the three do not overlap
         uint4 v = *(const uint4 *)(ring + offset);
         w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
     }
 
-    __device__ __forceinline__ void leave(u32 part) {
-        u32 next = part + KEPT, *left = &bells->left[part % KEPT], before;
-        if (next >= parts) return;
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(left)) : "memory");
-            if (before == WARPS / 2 - 1) {
-                *left = 0;
-                ask(next);
+    __device__ __forceinline__ void leave() {
+        u32 *left = &bells->left[taken % KEPT], before;
+        if (tensor < count) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(left)) : "memory");
+                if (before == WARPS / 2 - 1) {
+                    *left = 0;
+                    ask(taken % KEPT);
+                }
             }
+            __syncwarp();
+            ++part;
+            find();
         }
-        __syncwarp();
+        ++taken;
     }
 };
 #else
 struct Bells {};
 
-// Groups at strides are loaded one by one.
+// Groups at strides are loaded one by one; there is one tensor.
 struct Source {
     const Work &work;
-    const Rows &rows;
+    u32 taken;
+    Rows rows;
 
-    __device__ __forceinline__ Source(const Work &work, const Rows &rows, const u8 *, Bells *) : work(work), rows(rows) {}
+    __device__ __forceinline__ Source(const Work *list, u32, const u8 *, Bells *)
+        : work(list[0]), taken(0), rows(rows_of_half(list[0])) {}
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ void ask_first() {}
-    __device__ __forceinline__ void arrive(u32) {}
-    __device__ __forceinline__ void take(u32 part, u32 row, u32 turn, u32 slot, u32 *w) {
-        load(work, first_row(rows, part / PARTS_EACH) + part % PARTS_EACH * PART + row, slot ^ turn / 16, w);
+    __device__ __forceinline__ void arrive() {}
+    __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
+        load(work, first_row(rows, taken / PARTS_EACH) + taken % PARTS_EACH * PART + row, slot ^ turn / 16, w);
     }
-    __device__ __forceinline__ void leave(u32) {}
+    __device__ __forceinline__ void leave() { ++taken; }
 };
 #endif
 
 // All whole rows. False if what it met needs more care.
-__device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, RowFacts *facts, u32 slot, Sums &s) {
-    const Rows &rows = source.rows;
+__device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
     Packed p;
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
@@ -185,20 +215,19 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
     p.digest = 0;
     p.zeros = 0;
     p.low = LARGEST, p.high = LARGEST | 0x80008000u;
-    u32 part = 0;
     for (u32 batch = 0; batch < rows.batches; ++batch) {
         if (batch % (STAGE / BATCH) == 0) prepare(facts, rows, batch, slot, 16);
         const RowFacts *now = facts + BATCH * batch % STAGE;
         Few few = {};
 #pragma unroll
-        for (int half = 0; half < PARTS_EACH; ++half, ++part) {
-            source.arrive(part);
+        for (int half = 0; half < PARTS_EACH; ++half) {
+            source.arrive();
             u32 least = LARGEST;
 #pragma unroll
             for (int k = 0; k < PART; ++k) {
                 u32 w[WORDS];
                 uint4 fact = *(const uint4 *)&now[half * PART + k];
-                source.take(part, k, fact.z, slot, w);
+                source.take(k, fact.z, slot, w);
                 add_packed(w, fact, weights, slot, least, few, p);
             }
             // Most tensors have no zeros: they are counted, in what is still there, only where there are some.
@@ -206,11 +235,11 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
 #pragma unroll 1
                 for (u32 k = 0; k < PART; ++k) {
                     u32 w[WORDS];
-                    source.take(part, k, now[half * PART + k].turn, slot, w);
+                    source.take(k, now[half * PART + k].turn, slot, w);
                     p.zeros += count_zeros(w);
                 }
             }
-            source.leave(part);
+            source.leave();
         }
         carry(few, p);
     }
@@ -219,12 +248,13 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
         Few few = {};
         u32 least = LARGEST;
         for (u32 k = 0; k < rows.rest; ++k) {
-            u32 from = part + k / PART, w[WORDS];
-            if (k % PART == 0) source.arrive(from);
+            u32 w[WORDS];
+            if (k % PART == 0) source.arrive();
             uint4 fact = *(const uint4 *)&facts[k];
-            source.take(from, k % PART, fact.z, slot, w);
+            source.take(k % PART, fact.z, slot, w);
             add_packed(w, fact, weights, slot, least, few, p);
             p.zeros += count_zeros(w);
+            if (k % PART == PART - 1 || k == rows.rest - 1) source.leave();
         }
         carry(few, p);
     }

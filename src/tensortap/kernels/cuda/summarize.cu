@@ -1,4 +1,4 @@
-// The summary of a tensor in one read of its memory. `kernels/reference.py` defines every number.
+// The summaries of one or more tensors, each in one read of its memory. `kernels/reference.py` defines every number.
 //
 // 128 threads work on a row of 1024 elements, each on the 8 neighbours that one hash signs. A thread owns one slot of
 // the sketch: it loads the group that this row's permutation puts there, so its eight bucket sums stay in registers and
@@ -32,63 +32,9 @@ __device__ __forceinline__ u32 look(const Work &work) {
     return sum_of_warp(mix(bits + lane * 0x85EBCA6Bu));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(const __grid_constant__ Work work) {
-    __shared__ __align__(16) u32 weights[256];
-    extern __shared__ __align__(128) u8 room[];  // for rows that arrive, then for everybody's part of the sketch
-    __shared__ u32 same;
-#if FAST
-    __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
-#endif
-    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
-    Partial *partial = work.partials + blockIdx.x;
-    Rows rows = rows_of_half(work, 2 * blockIdx.x + thread / SLOTS);
-    if (blockIdx.x == work.blocks) {  // one block more than there is work for, so that nobody waits for the probe
-        u32 seen = look(work);
-        if (thread == 0) *work.probe = seen;
-        return;
-    }
-    if (work.expected) {
-        if (warp == 0) {
-            u32 seen = look(work);
-            if (lane == 0) same = *work.expected == seen;
-        }
-        __syncthreads();
-        if (same) {
-            if (thread == 0) partial->unchanged = 1;
-            return;
-        }
-    }
-#if PACKED
-    __shared__ Bells bells[2];
-    Source source(work, rows, room + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
-    source.begin();
-#endif
-    u32 weight, first[WORDS];  // the latter is needed last
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(weight) : "l"(work.weights + thread));
-    load_first(work, first);
-#if PACKED
-    source.ask_first();
-#endif
-    weights[thread] = weight;
-    __syncthreads();
-    Sums s;
-    clear(s);
-    bool done = !whole_rows(rows);
-#if PACKED
-    bool packed = !done && go_packed(source, weights, facts[warp], slot, s);
-    done |= packed;
-#endif
-    double about = value(first, 0);
-    s.about = fabs(about) < 1e300 ? about : 0;
-#if PACKED
-    if (packed) move(s, 8 * whole_rows(rows));
-#endif
-#if FAST
-    if (!done) done = go_fast(work, weights, facts[warp], slot, rows, s);
-#endif
-    if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, s);
-
-    float (*buckets)[9] = (float (*)[9])room;  // 9: no two threads of a warp in one bank
+// What is known of a block's rows, left for `finish`.
+__device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partial *partial) {
+    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < 8; ++j) buckets[thread][j] = s.sketch[j];
@@ -117,4 +63,83 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         bucket += buckets[from][j] + buckets[from + SLOTS][j];
     }
     partial->sketch[thread] = bucket;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(const __grid_constant__ Works works) {
+    __shared__ __align__(16) u32 weights[256];
+    __shared__ float buckets[THREADS][9];  // 9: no two threads of a warp in one bank
+#if FAST
+    __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
+#endif
+    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
+    if (blockIdx.x == gridDim.x - 1) {  // one block more than there is work for, so that nobody waits for the probes
+        for (u32 k = warp; k < works.count; k += WARPS) {
+            u32 seen = look(works.list[k]);
+            if (lane == 0) *works.list[k].probe = seen;
+        }
+        return;
+    }
+#if MOST == 1
+    if (works.list[0].expected) {
+        __shared__ u32 same;
+        if (warp == 0) {
+            u32 seen = look(works.list[0]);
+            if (lane == 0) same = *works.list[0].expected == seen;
+        }
+        __syncthreads();
+        if (same) {
+            if (thread == 0) works.list[0].partials[blockIdx.x].unchanged = 1;
+            return;
+        }
+    }
+#endif
+#if MOST == 1
+    const Work *list = works.list;
+#else
+    __shared__ Work list[MOST];  // a parameter that nobody has looked at yet takes long to come
+    for (u32 k = thread; k < works.count * (sizeof(Work) / 4); k += THREADS) ((u32 *)list)[k] = ((const u32 *)works.list)[k];
+    __syncthreads();
+#endif
+#if PACKED
+    extern __shared__ __align__(128) u8 ring[];  // for rows that arrive
+    __shared__ Bells bells[2];
+    Source source(list, works.count, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
+    source.begin();
+#endif
+    u32 weight;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(weight) : "l"(works.weights + thread));
+    bool begun = false;
+    for (u32 k = 0; k < works.count; ++k) {
+        const Work &work = list[k];
+        u32 block = block_of(work);
+        if (block >= work.blocks) continue;
+        Rows rows = rows_of_half(work);
+        u32 first[WORDS];  // needed last
+        load_first(work, first);
+        if (!begun) {
+#if PACKED
+            source.ask_first();
+#endif
+            weights[thread] = weight;
+            __syncthreads();
+            begun = true;
+        }
+        Sums s;
+        clear(s);
+        bool done = !whole_rows(rows);
+#if PACKED
+        bool packed = !done && go_packed(source, weights, facts[warp], slot, rows, s);
+        done |= packed;
+#endif
+        double about = value(first, 0);
+        s.about = fabs(about) < 1e300 ? about : 0;
+#if PACKED
+        if (packed) move(s, 8 * whole_rows(rows));
+#endif
+#if FAST
+        if (!done) done = go_fast(work, weights, facts[warp], slot, rows, s);
+#endif
+        if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, s);
+        leave(s, buckets, work.partials + block);
+    }
 }

@@ -1,7 +1,8 @@
 // A tensor's elements, rows and groups: how they are found in memory, and what is hashed of them.
 //
 // Compiled at run time with ELEMENT (a code below), LAYOUT (0 rows as they lie in memory, 1 whole groups at strides, 2 single
-// elements at strides), BLOCKS_EACH (at a time on one processor), and PART and RING (see `packed.cuh`).
+// elements at strides), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch, more than one only as they
+// lie), and PART and RING (see `packed.cuh`).
 
 #define BF16 0
 #define F16 1
@@ -49,18 +50,27 @@
 #define FAST_CALL __forceinline__
 #endif
 
+// A tensor to be read.
 struct Work {
     const void *data;
     Partial *partials;
-    const u32 *weights;
     u32 *probe;           // the probe of this tensor: written, or compared with where `expected` says so
     const u32 *expected;
     u64 elements;
     u32 blocks;
     u32 each, left;       // batches of rows for half a block, and how many halves take one more
-    u32 dims;
+    u32 turn;             // which of the grid's blocks is this tensor's first
+#if LAYOUT
+    u32 dims, spare;
     u32 sizes[MOST_DIMS];     // innermost first; of groups (LAYOUT 1) or elements (LAYOUT 2)
     i64 strides[MOST_DIMS];   // in elements
+#endif
+};
+
+struct Works {
+    const u32 *weights;
+    u32 count, spare;
+    Work list[MOST];
 };
 
 __device__ __forceinline__ u32 mix(u32 x) {
@@ -126,6 +136,7 @@ __device__ __forceinline__ double value(const u32 *w, int j) {
 #endif
 }
 
+#if LAYOUT
 __device__ __forceinline__ i64 place(const Work &work, u64 index) {
     i64 offset = 0;
     for (u32 d = 0; d + 1 < work.dims; ++d) {
@@ -135,11 +146,16 @@ __device__ __forceinline__ i64 place(const Work &work, u64 index) {
     }
     return work.dims ? offset + i64(index) * work.strides[work.dims - 1] : 0;
 }
+#endif
 
 #if LAYOUT < 2
 __device__ __forceinline__ const u8 *address(const Work &work, u32 row, u32 group) {
     u64 g = u64(row) * SLOTS + group;
-    return (const u8 *)work.data + (LAYOUT == 1 ? place(work, g) * BYTES : i64(g * (8 * BYTES)));
+#if LAYOUT == 1
+    return (const u8 *)work.data + place(work, g) * BYTES;
+#else
+    return (const u8 *)work.data + g * (8 * BYTES);
+#endif
 }
 #endif
 
@@ -265,11 +281,18 @@ struct Rows {
     bool cut;           // whether a row follows that the tensor's end cuts off
 };
 
-__device__ __forceinline__ Rows rows_of_half(const Work &work, u32 half) {
+// Which of a tensor's blocks this one is; the grid has one more, for the probes.
+__device__ __forceinline__ u32 block_of(const Work &work) {
+    return blockIdx.x - work.turn + (blockIdx.x < work.turn ? gridDim.x - 1 : 0);
+}
+
+// No rows where the tensor has fewer blocks than the grid.
+__device__ __forceinline__ Rows rows_of_half(const Work &work) {
+    u32 half = 2 * block_of(work) + threadIdx.x / SLOTS;
     u32 whole = u32(work.elements / ROW), full = whole / BATCH;
     Rows rows;
     rows.last = full - 1 - half, rows.step = 2 * work.blocks;
-    rows.batches = work.each + (half < work.left);
+    rows.batches = half < rows.step ? work.each + (half < work.left) : 0;
     bool last = half == work.left;
     rows.first = full * BATCH;
     rows.rest = last ? whole - rows.first : 0;
