@@ -397,6 +397,17 @@ def test_fused_inference_path_is_named(run_path: Path) -> None:
     assert coverage(tap)["linear1"][0] != "never called"
 
 
+def test_fused_inference_path_is_named_when_the_mode_changes_within_a_step(run_path: Path) -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
+    with tt.capture(model, run_path) as tap:
+        model(zoo.batch()).sum().backward()
+        assert "fused inference path" not in coverage(tap)["0"][1]
+        model.eval()
+        with torch.no_grad():
+            model(zoo.batch())
+        assert "fused inference path" in coverage(tap)["0"][1]
+
+
 def test_pipelined_micro_steps_keep_their_numbers(run_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.frameworks.base import Edge, Identity
@@ -28,8 +28,8 @@ class Call:
     """Whether this is itself a repetition."""
     replayed: bool = False
     """Whether it has been repeated."""
-    inputs: Sequence[tuple[int, int]] = ()
-    """Address and version of each input tensor, to see whether one of them comes out again as it is."""
+    inputs: Mapping[int, int] = field(default_factory=dict)
+    """By address, the version of each input tensor: to see whether one of them comes out again as it is."""
     edges: Sequence[tuple[str, Edge]] = ()
     """Where each input's gradient arrives, by path."""
     mark: int = 0
@@ -90,9 +90,11 @@ class Clock:
             self._backward_micro = None
         number = self._numbers.get(module, 0)
         self._numbers[module] = number + 1
-        call = Call(module, self.micro, number, self._order, inputs)
+        call = Call(module, max(0, self._forwards - 1), number, self._order, inputs)
         self._order += 1
-        self._past.setdefault(module, []).append(call)
+        if (past := self._past.get(module)) is None:
+            past = self._past[module] = []
+        past.append(call)
         self._open.append(call)
         return call
 
@@ -128,7 +130,9 @@ class Clock:
 
     def leave(self, module: str) -> Call | None:
         """The module has run. Calls that were never left, because something flew past their hooks, go with it."""
-        for index in range(len(self._open) - 1, -1, -1):
+        if self._open and self._open[-1].module == module:
+            return self._open.pop()
+        for index in range(len(self._open) - 2, -1, -1):
             if self._open[index].module == module:
                 call = self._open[index]
                 del self._open[index:]

@@ -20,29 +20,27 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ra
 class Opened:
     """Tensors by path, in order, and the types that could not be opened."""
 
-    tensors: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
-    closed: list[str] = dataclasses.field(default_factory=list)
+    tensors: list[tuple[str, Any]]
+    closed: list[str]
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
     """Open what a module returned. A bare tensor has the path "0", as if it were the only one of a tuple."""
-    opened = Opened()
     if is_tensor(value):  # by far the most common case
-        opened.tensors.append(("0", value))
-    else:
-        _Opener(is_tensor, opened).open(value, "", 0)
+        return Opened([("0", value)], [])
+    opened = Opened([], [])
+    _Opener(is_tensor, opened).open(value, "", 0)
     return opened
 
 
 def open_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Opened:
     """Open what a module was called with: positions and keyword names are the first part of the path."""
-    opened = Opened()
     if len(args) == 1 and not kwargs and is_tensor(args[0]):
-        opened.tensors.append(("0", args[0]))
-    else:
-        opener = _Opener(is_tensor, opened)
-        opener.open(args, "", 0)
-        opener.open(kwargs, "", 0)
+        return Opened([("0", args[0])], [])
+    opened = Opened([], [])
+    opener = _Opener(is_tensor, opened)
+    opener.open(args, "", 0)
+    opener.open(kwargs, "", 0)
     return opened
 
 

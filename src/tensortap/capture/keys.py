@@ -27,12 +27,14 @@ class Keys:
 
     def unique(self, key: Key) -> Key:
         """A second backward through the same graph meets the same key again: its path gets a ~2."""
+        before = len(self._used)
+        self._used.add(tuple(key))
         path, number = key.path, 1
-        while key in self._used:
+        while len(self._used) == before:  # it was there already
             number += 1
             key = key._replace(path=f"{path}~{number}")
-        self._used.add(tuple(key))
-        if len(self._used) > self._most:  # a loop that never ends its step must not be remembered for ever
+            self._used.add(tuple(key))
+        if before >= self._most:  # a loop that never ends its step must not be remembered for ever
             self._used = {known for known in self._used if Key(*known).micro >= key.micro - 1}
             self._most = max(_MOST, 2 * len(self._used))
         return key

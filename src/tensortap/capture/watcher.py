@@ -101,16 +101,17 @@ class Watcher:
         call.autograd = autograd
         if site.name == "" and not replaying:
             self._record_pieces()
+            self._remark_all()
         if site.name not in self._sites:
             return call
-        call.inputs = [(id(tensor), framework.version(tensor)) for _, tensor in opened.tensors]
+        if "grad_output" in self._kinds:
+            call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
         if "grad_input" in self._kinds and autograd:
             call.mark = framework.mark()
             call.edges = self._edges(site, opened)
         if call.replay:
             return call
         self._book.called(site.name, autograd)
-        self._book.remark(site.name, framework.remarks(site.owner))
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
         return call
@@ -130,7 +131,7 @@ class Watcher:
             inputs = [(edge, partial(self._on_gradient, site, call, "grad_input", path)) for path, edge in call.edges]
             outputs = [tensor for _, tensor in opened.tensors]
             self._passing += self._shares.watch(inputs, outputs, call.mark, partial(self._lost, site, call.edges))
-        call.inputs = call.edges = ()  # the call is remembered for the step, but must not keep the graph alive
+        call.inputs, call.edges = {}, ()  # the call is remembered for the step, but must not keep the graph alive
 
     def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
         for path, tensor in opened.tensors:
@@ -142,7 +143,7 @@ class Watcher:
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: Call, opened: Opened) -> None:
         for path, tensor in opened.tensors:
-            if (id(tensor), self._framework.version(tensor)) in call.inputs:
+            if (before := call.inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
                 # The gradient of this tensor is the sum over everybody who used the input: not this module's.
                 self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
                 self._book.alias(site.name)
@@ -195,6 +196,7 @@ class Watcher:
     def arm(self) -> None:
         """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
         self._armed = True
+        self._remark_all()
         self._snapshot(call=0)
         if "param_grad" not in self._kinds:
             return
@@ -205,6 +207,11 @@ class Watcher:
             if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
                 self._passing.append(remove)
 
+    def _remark_all(self) -> None:
+        """Modules may have been put into another mode. Asked all at once: at each call it would take far longer."""
+        for site in self._sites.values():
+            self._book.remark(site.name, self._framework.remarks(site.owner))
+
     def _snapshot(self, call: int) -> None:
         for kind in ("param", "buffer"):
             if kind in self._kinds:
@@ -214,14 +221,15 @@ class Watcher:
     def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
         """All parameters or buffers of the chosen modules, a shared one under its first name."""
         list_of = self._framework.parameters if kind == "param" else self._framework.buffers
-        first: dict[int, str] = {}
+        first: dict[int, tuple[Site, str]] = {}
         found = []
         for site in self._sites.values():
             for name, tensor in list_of(site.owner):
                 if (known := first.get(id(tensor))) is not None:
-                    self._book.remark(site.name, f"{name} is tied to {known} and recorded there")
+                    place = f"{shown(known[0].name)}.{known[1]}"
+                    self._book.remark(site.name, f"{name} is tied to {place} and recorded there")
                     continue
-                first[id(tensor)] = f"{shown(site.name)}.{name}"
+                first[id(tensor)] = site, name
                 found.append((site, name, tensor))
         return found
 

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
-from tensortap.frameworks.torch_tensors import is_shared_out
+from tensortap.frameworks.torch_tensors import PLAIN, is_shared_out
 
 __all__ = ["Torch"]
 
@@ -121,14 +122,16 @@ class Torch(Reading, Replacing):
     def remarks(self, module: torch.nn.Module) -> str:
         if isinstance(module, torch.jit.ScriptModule):
             return "a scripted module takes no hooks: neither it nor its parts can be seen"
-        if type(module).__name__ in _FUSED_INFERENCE and not module.training:
+        name = type(module).__name__
+        if name in _FUSED_INFERENCE and not module.training:
             return "its fused inference path is off while it is tapped; results may move in the last digits"
-        if type(module).__name__ == "DataParallel":
+        if name == "DataParallel":
             return "the replicas that DataParallel makes on other devices are not tapped"
-        if type(module).__name__ == "DistributedDataParallel":
+        if name == "DistributedDataParallel":
             return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
-        if any(parameter is not None and is_shared_out(parameter) for parameter in module._parameters.values()):
-            return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
+        for parameter in module._parameters.values():
+            if parameter is not None and is_shared_out(parameter):
+                return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
     # --- hooks -------------------------------------------------------------------------------------------------
@@ -142,13 +145,15 @@ class Torch(Reading, Replacing):
             # Inside a graph being compiled there are no values to see, and looking would break the graph.
             if torch.compiler.is_compiling():
                 return None
-            self._look_at_views()
+            if self._views:
+                self._look_at_views()
             return before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if torch.compiler.is_compiling():
                 return None
-            self._look_at_views()
+            if self._views:
+                self._look_at_views()
             return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
@@ -163,7 +168,7 @@ class Torch(Reading, Replacing):
     def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
         if not tensor.requires_grad:
             return None
-        base = _base_of(tensor)
+        base = _base_of(tensor) if tensor._is_view() else None
         if base is None or base.grad_fn is None:
             return tensor.register_hook(_TensorHook(seen)).remove
 
@@ -193,6 +198,8 @@ class Torch(Reading, Replacing):
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if type(parameter) in PLAIN:  # nearly all are
+            return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
         if not is_shared_out(parameter):
@@ -284,17 +291,11 @@ class Torch(Reading, Replacing):
         return tensor.detach().clone()
 
 
-class _TensorHook:
+class _TensorHook(partial[None]):
     """Stands on a tensor, which may be saved meanwhile: without it, and without a warning."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ()
     __torch_unserializable__ = True
-
-    def __init__(self, seen: Gradient) -> None:
-        self._seen = seen
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self._seen(gradient)
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
