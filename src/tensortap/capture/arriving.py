@@ -8,7 +8,7 @@ then soon goes through all that the program holds. So there are columns, of numb
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 from tensortap.capture.steadiness import Place, Steadiness
@@ -18,6 +18,7 @@ from tensortap.records import Key, Location
 __all__ = ["Arriving"]
 
 _AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
+_NOWHERE = (None,) * len(Location._fields)
 
 
 class Arriving:
@@ -97,8 +98,7 @@ class Arriving:
         found, unchanged, missed = self.workshop.collect(self.tickets)
         self._judge(found["digest"], missed)
         columns: dict[str, Any] = dict(found)
-        for place, name in enumerate(_AT_ONCE):
-            columns[name] = [row[place] for row in self._rows]
+        columns |= zip(_AT_ONCE, zip(*self._rows, strict=True), strict=True)
         columns["shape"] = self._shapes
         tensors: list[int] = []
         for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
@@ -107,10 +107,8 @@ class Arriving:
             else:
                 tensors.append(tensors[before] if same and before is not None else next(self._numbers))
         columns["tensor"] = tensors
-        locations = list(self._found_locations(unchanged))
-        columns["file"] = [location and location.file for location in locations]
-        columns["offset"] = [location and location.offset for location in locations]
-        columns["nbytes"] = [location and location.nbytes for location in locations]
+        locations = self._found_locations(unchanged) if self._locations else repeat(_NOWHERE, len(self._rows))
+        columns |= zip(Location._fields, zip(*locations, strict=True), strict=True)
         if missed:
             kept = [row not in missed for row in range(len(self._rows))]
             columns = {name: list(compress(column, kept)) for name, column in columns.items()}
@@ -127,11 +125,11 @@ class Arriving:
                 same = number not in again.missed and again.columns["digest"][number] == digests[row]
                 self._steadiness.compared(place, bool(same))
 
-    def _found_locations(self, unchanged: Any) -> Iterator[Location | None]:
+    def _found_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
         module = _AT_ONCE.index("module")
         for row, same in enumerate(unchanged):
             if row in self._borrowed and not same:
                 self._changed_unseen.add(self._rows[row][module])
-                yield None
+                yield _NOWHERE
             else:
-                yield self._locations.get(row)
+                yield self._locations.get(row, _NOWHERE)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -205,11 +206,14 @@ def _column(values: Any, kind: Any) -> Any:
 
 
 def _sketches(sketches: Iterable[npt.NDArray[np.float32]], first: Sequence[bool]) -> Any:
-    kept = [sketch if f else _NO_SKETCH for sketch, f in zip(sketches, first, strict=True)]
-    offsets = np.zeros(len(kept) + 1, np.int32)
-    np.cumsum([sketch.size for sketch in kept], out=offsets[1:])
+    chosen = np.asarray(first, bool)
+    kept = [*compress(sketches, first), _NO_SKETCH]
+    offsets = np.zeros(len(chosen) + 1, np.int32)
+    offsets[1:][chosen] = [sketch.size for sketch in kept[:-1]]
     values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array([not f for f in first]))
+    return pa.ListArray.from_arrays(
+        pa.array(np.cumsum(offsets, dtype=np.int32)), pa.array(values), mask=pa.array(~chosen)
+    )
 
 
 _NO_SKETCH = np.empty(0, np.float32)
