@@ -118,7 +118,8 @@ class Lane:
         self._weights_at = weights.data_ptr()
         self._device = device
         self._stream = stream
-        self._partials = torch.empty(max(_PARTIALS, gpu.most_blocks * PARTIAL_BYTES), dtype=torch.uint8, device=device)
+        room = max(_PARTIALS, MOST_TOGETHER * gpu.most_blocks * PARTIAL_BYTES)
+        self._partials = torch.empty(room, dtype=torch.uint8, device=device)
         self._partials_at = self._partials.data_ptr()
         self._most = self._partials.numel() // PARTIAL_BYTES
         self._used = 0
@@ -195,7 +196,7 @@ class Lane:
         if self._used + most > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
-        for waiting in tensors:
+        for waiting in reversed(tensors):  # the newest may still lie in the cache
             used, blocks = self._used, together.blocks(waiting.elements)
             result = batch.address + waiting.number * _RESULT_BYTES
             works.append((waiting.address, waiting.elements, self._partials_at + used * PARTIAL_BYTES, result))

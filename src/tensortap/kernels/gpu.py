@@ -85,7 +85,7 @@ _BLOCKS_EACH = 2
 _BATCH = 8
 """Rows that half a block takes together."""
 _GREAT = 1 << 26
-"""From so many elements on, what one launch reads comes in larger parts."""
+"""From so many elements on a tensor is read in larger parts, as those are that are read together."""
 _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
 """Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
 run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
@@ -244,8 +244,9 @@ class Together:
 def _blocks(elements: int, most: int) -> int:
     """Into so many a tensor is divided, whichever way it is read: that decides the last bits of its sums.
 
-    A block has two batches for each of its halves at least. About one for each processor is enough for small tensors,
-    since several are read at a time; beyond that a block has eight, for adding up what it found takes time, too.
+    A block has two batches for each of its halves, if there are so many. About one block for each processor is enough
+    for small tensors, since several are read at a time; beyond that each half has eight batches, for adding up what
+    was found takes time, too.
     """
     batches = elements // (_BATCH * ROW)
     return max(1, min(most, max(min(most // 2 + 1, batches // 4), batches // 16)))

@@ -150,13 +150,18 @@ struct Source {
         u32 nbytes = whole * ROW * BYTES, bell = shared_address(&bells->full[slot]);
         const u8 *from = (const u8 *)list[tensor].data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bell), "r"(nbytes) : "memory");
-        // One tensor alone is read right after it was made, and likely to be used next: it may stay in the cache. Of many only
-        // the last is, and all together would push out what the model needs.
+        u32 to = shared_address(ring + slot * PART_BYTES);
+#if MOST == 1
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(to), "l"(from), "r"(nbytes), "r"(bell) : "memory");
+#else
+        // A tensor that is read alone was just made and is likely to be used next. Of many only the last is: they need not
+        // stay in the cache, where together they would push out what the model needs.
         u64 policy;
-        if (MOST == 1) asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
-        else asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+        asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                     :: "r"(shared_address(ring + slot * PART_BYTES)), "l"(from), "r"(nbytes), "r"(bell), "l"(policy) : "memory");
+                     :: "r"(to), "l"(from), "r"(nbytes), "r"(bell), "l"(policy) : "memory");
+#endif
     }
 
     __device__ __forceinline__ void arrive() { await(&bells->full[taken % KEPT], taken / KEPT & 1); }
@@ -263,7 +268,7 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
     float all = float(p.sum), squares = float(p.squares);
 #pragma unroll
     for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d), squares += __shfl_xor_sync(~0u, squares, d);
-    float spread = squares - all * (all / (256.0f * float(whole_rows(rows))));
+    float spread = fmaf(-all, all / (256.0f * float(whole_rows(rows))), squares);  // rounded alike in all kernels
     bool lost = !(squares < 1e37f) || (squares < 1e-24f && (low != 0 || high != 0)) || !(spread * FARTHEST >= squares);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll

@@ -35,7 +35,9 @@ __device__ __forceinline__ u32 look(const Work &work) {
 // What is known of a block's rows, left for `finish`.
 __device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partial *partial) {
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-    __syncthreads();
+#if MOST > 1
+    __syncthreads();  // those of the tensor before have been read
+#endif
 #pragma unroll
     for (int j = 0; j < 8; ++j) buckets[thread][j] = s.sketch[j];
     Share *share = &partial->shares[warp];
@@ -72,8 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
     __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
 #endif
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
+    u32 count = MOST == 1 ? 1 : works.count;
     if (blockIdx.x == gridDim.x - 1) {  // one block more than there is work for, so that nobody waits for the probes
-        for (u32 k = warp; k < works.count; k += WARPS) {
+        for (u32 k = warp; k < count; k += WARPS) {
             u32 seen = look(works.list[k]);
             if (lane == 0) *works.list[k].probe = seen;
         }
@@ -97,19 +100,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
     const Work *list = works.list;
 #else
     __shared__ Work list[MOST];  // a parameter that nobody has looked at yet takes long to come
-    for (u32 k = thread; k < works.count * (sizeof(Work) / 4); k += THREADS) ((u32 *)list)[k] = ((const u32 *)works.list)[k];
+    for (u32 k = thread; k < count * (sizeof(Work) / 4); k += THREADS) ((u32 *)list)[k] = ((const u32 *)works.list)[k];
     __syncthreads();
 #endif
 #if PACKED
     extern __shared__ __align__(128) u8 ring[];  // for rows that arrive
     __shared__ Bells bells[2];
-    Source source(list, works.count, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
+    Source source(list, count, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
     source.begin();
 #endif
     u32 weight;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(weight) : "l"(works.weights + thread));
     bool begun = false;
-    for (u32 k = 0; k < works.count; ++k) {
+    for (u32 k = 0; k < count; ++k) {
         const Work &work = list[k];
         u32 block = block_of(work);
         if (block >= work.blocks) continue;

@@ -54,8 +54,8 @@
 struct Work {
     const void *data;
     Partial *partials;
-    u32 *probe;           // the probe of this tensor: written, or compared with where `expected` says so
-    const u32 *expected;
+    u32 *probe;           // where this tensor's goes
+    const u32 *expected;  // with what it was once, nothing is read; or null
     u64 elements;
     u32 blocks;
     u32 each, left;       // batches of rows for half a block, and how many halves take one more
@@ -286,7 +286,7 @@ __device__ __forceinline__ u32 block_of(const Work &work) {
     return blockIdx.x - work.turn + (blockIdx.x < work.turn ? gridDim.x - 1 : 0);
 }
 
-// No rows where the tensor has fewer blocks than the grid.
+// None, for blocks of the grid that the tensor does not have.
 __device__ __forceinline__ Rows rows_of_half(const Work &work) {
     u32 half = 2 * block_of(work) + threadIdx.x / SLOTS;
     u32 whole = u32(work.elements / ROW), full = whole / BATCH;
