@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,38 +23,67 @@ from tensortap.frameworks.torch_ops import OpsTicket, OpsWorkshop
 
 
 class Patient(OpsWorkshop):
-    """Reads what may wait four at a time."""
+    """Reads what was put off four tensors later, together with what came meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: list[tuple[torch.Tensor, int, int]] = []
-        self._missed: set[tuple[int, int]] = set()
-        self.waited = 0
+        self._waiting: list[Waiting] = []
+        self._trials: list[Waiting] = []
+        self._missed: set[tuple[Any, int]] = set()
+        self._seen = 0
+        self.waited = self.tried = 0
 
-    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: bool = False) -> OpsTicket:
+    def submit(
+        self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Callable[[], None] | None = None
+    ) -> OpsTicket:
+        self._seen += 1
         ticket = super().submit(tensor, known)
-        if later:
+        if later is not None:
             self.waited += 1
-            self._waiting.append((tensor.detach(), tensor._version, ticket.number))
-            if len(self._waiting) == 4:
-                self._settle()
+            self._waiting.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._seen, later))
+        if self._waiting and self._waiting[0].seen <= self._seen - 4:
+            self._read(self._waiting)
+        self._read([one for one in self._trials if one.seen <= self._seen - 4])
+        self._trials = [one for one in self._trials if one.seen > self._seen - 4]
         return ticket
 
-    def _settle(self) -> None:
-        for tensor, version, number in self._waiting:
-            if tensor._version != version:
-                self._missed.add((id(self._step), number))
-            else:
-                self._step.rows[number] = OpsWorkshop.submit(OpsWorkshop(), tensor).step.rows[0]
-        self._waiting.clear()
+    def submit_again(self, tensor: torch.Tensor) -> OpsTicket:
+        self.tried += 1
+        ticket = super().submit(tensor)
+        self._trials.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._seen, None))
+        return ticket
+
+    def _read(self, waiting: list[Waiting]) -> None:
+        for one in waiting:
+            if one.tensor._version == one.version:
+                self._step.rows[one.number] = OpsWorkshop.submit(OpsWorkshop(), one.tensor).step.rows[0]
+                continue
+            self._missed.add((self._step, one.number))
+            if one.lost is not None:
+                one.lost()
+        waiting.clear()
+
+    def settle(self) -> None:
+        self._read(self._waiting)
+        self._read(self._trials)
 
     def end_step(self) -> None:
-        self._settle()
+        self._read(self._waiting)
+        self._missed.update((self._step, one.number) for one in self._trials)
+        self._trials.clear()
         super().end_step()
 
     def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
-        missed = {place for place, ticket in enumerate(tickets) if (id(ticket.step), ticket.number) in self._missed}
+        missed = {place for place, ticket in enumerate(tickets) if (ticket.step, ticket.number) in self._missed}
         return super().collect(tickets)._replace(missed=missed)
+
+
+class Waiting(NamedTuple):
+    tensor: torch.Tensor
+    version: int
+    number: int
+    seen: int
+    lost: Callable[[], None] | None
 
 
 @pytest.fixture
@@ -78,15 +107,18 @@ class Chain(nn.Module):
         return x
 
 
-def record(path: Path, between: Callable[[int, int, torch.Tensor], torch.Tensor], steps: int, **options: Any) -> Any:
-    """`between` is told the step, too."""
+def record(
+    path: Path, between: Callable[[int, int, torch.Tensor], torch.Tensor], count: int, micros: int = 1, **options: Any
+) -> Any:
+    """`between` is told the step, and in each of its micro steps a hundred more."""
     torch.manual_seed(0)
     now = [0]
-    model = Chain(lambda number, x: between(now[0], number, x))
+    model = Chain(lambda number, x: between(now[0] // micros, now[0] % micros * 100 + number, x))
     with tt.capture(model, path, classes="Linear", **options) as tap:
-        for step in range(steps):
-            now[0] = step
-            model(torch.randn(4, 8)).square().sum().backward()
+        for step in range(count):
+            for micro in range(micros):
+                now[0] = step * micros + micro
+                model(torch.randn(4, 8)).square().sum().backward()
             model.zero_grad()
             tap.step()
             tap.flush()
@@ -112,22 +144,42 @@ def test_the_run_is_the_same(tmp_path: Path, patient: Patient) -> None:
     assert everything(tt.open(tmp_path / "once")) == everything(tt.open(tmp_path / "later"))
 
 
-def test_what_is_changed_in_every_step_is_never_put_off(tmp_path: Path, patient: Patient) -> None:
+@pytest.mark.parametrize("changed", [{0}, {1, 4}, {2, 3}, {5}, {0, 2, 4}, {101}, {3, 104}])
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("kinds", ["output", ("input", "output", "grad_output", "param_grad")])
+def test_what_is_changed_in_every_step_is_never_put_off(
+    tmp_path: Path, patient: Patient, changed: set[int], counted: bool, kinds: Any
+) -> None:
     def double(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
-        return x.mul_(2) if number in (1, 4) else x
-
-    def double_unseen(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
-        if number in (1, 4):
+        if number in changed and counted:
+            return x.mul_(2)
+        if number in changed:
             x.data.mul_(2)
         return x
 
-    for name, between in (("counted", double), ("unseen", double_unseen)):
-        for gather in (False, True):
-            tap = record(tmp_path / f"{name}-{gather}", between, 4, gather=gather)
-            assert not tap.notices
-        runs = [tt.open(tmp_path / f"{name}-{gather}") for gather in (False, True)]
-        assert everything(runs[0]) == everything(runs[1])
+    for gather in (False, True):
+        tap = record(tmp_path / str(gather), double, 5, micros=2, gather=gather, kinds=kinds)
+        assert not tap.notices
+    assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
     assert patient.waited
+
+
+def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
+    tmp_path: Path, patient: Patient
+) -> None:
+    earlier: list[torch.Tensor] = []
+
+    def change_the_one_before(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 0:
+            earlier.clear()
+        earlier.append(x)
+        if number >= 3:
+            earlier[number - 3].data.mul_(2)  # three tensors later; four are waited for
+        return x
+
+    for gather in (False, True):
+        record(tmp_path / str(gather), change_the_one_before, 6, gather=gather, kinds="output")
+    assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
 
 
 def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: Patient) -> None:
@@ -137,6 +189,7 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
     tap = record(tmp_path / "run", late, 5, kinds="output")
     (notice,) = tap.notices
     assert "parts.2: output 0 was changed in place" in notice and "gather=False" in notice
+    assert tap.stats()["records"] == len(tt.open(tmp_path / "run"))
     record(tmp_path / "true", late, 5, kinds="output", gather=False)
     found, true = tt.open(tmp_path / "run"), tt.open(tmp_path / "true")
     missing = {r.key for r in true} - {r.key for r in found}
@@ -152,17 +205,50 @@ def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
     monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
 
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
-        if number == 2 and step >= 2:
+        if number == 2 and step >= 3:
             x.data.mul_(2)
         return x
 
     tap = record(tmp_path / "run", late, 12, kinds="output")
     (notice,) = tap.notices
-    assert "parts.2: output 0 was changed without its framework knowing" in notice and "last 4 steps" in notice
+    assert "parts.2: output 0 was changed without its framework knowing" in notice and "last 4 recorded steps" in notice
     record(tmp_path / "true", late, 12, kinds="output", gather=False)
     pairs = zip(tt.open(tmp_path / "run"), tt.open(tmp_path / "true"), strict=True)
     wrong = {(a.key.step, a.key.module) for a, b in pairs if a.summary.digest != b.summary.digest}
-    assert wrong <= {(step, "parts.2") for step in range(2, 7)}
+    assert wrong == {(step, "parts.2") for step in range(3, 6)}
+
+
+def test_places_are_tried_again_by_the_steps_that_are_recorded(
+    tmp_path: Path, patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    record(tmp_path / "run", plainly, 4 * 12, kinds="output", steps=range(0, 48, 4))
+    assert patient.tried > 6 + 2 * 6  # in the first step, and then every place every fourth time
+    tt.open(tmp_path / "run")
+
+
+def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: Patient) -> None:
+    torch.manual_seed(0)
+    model = Chain(lambda number, x: x)
+    with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
+        for _ in range(4):
+            loss = model(torch.randn(4, 8)).sum()
+            assert not patient._waiting and not patient._trials
+            loss.backward()
+            tap.step()
+            tap.flush()
+    assert patient.waited
+
+
+def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: Patient) -> None:
+    def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
+        if step == 4:
+            raise ZeroDivisionError
+        return x.mul_(2) if number == 2 and step >= 3 else x
+
+    with pytest.raises(ZeroDivisionError):
+        record(tmp_path / "run", late, 6, kinds="output")
+    assert any("parts.2" in notice for notice in tt.open(tmp_path / "run").notices)
 
 
 def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: Patient) -> None:

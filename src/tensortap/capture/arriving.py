@@ -7,11 +7,11 @@ then soon goes through all that the program holds. So there are columns, of numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import compress, repeat
 from typing import Any
 
-from tensortap.capture.steadiness import Place, Steadiness
+from tensortap.capture.steadiness import Place
 from tensortap.frameworks.base import Identity, Workshop
 from tensortap.records import Key, Location
 
@@ -24,13 +24,10 @@ _NOWHERE = (None,) * len(Location._fields)
 class Arriving:
     """Rows of one device, in the order in which the tensors came."""
 
-    def __init__(
-        self, workshop: Workshop, numbers: Iterator[int], changed_unseen: set[str], steadiness: Steadiness
-    ) -> None:
+    def __init__(self, workshop: Workshop, numbers: Iterator[int], changed_unseen: set[str]) -> None:
         self.workshop = workshop
         self._numbers = numbers
         self._changed_unseen = changed_unseen
-        self._steadiness = steadiness
         self._rows: list[tuple[Any, ...]] = []
         """What is known at once, as `_AT_ONCE` names it."""
         self._shapes: list[tuple[int, ...]] = []
@@ -43,7 +40,7 @@ class Arriving:
         self._known: dict[Hashable, int] = {}
         """By token, the row of a tensor that may be met again."""
         self._alive: dict[int, Callable[[], bool]] = {}
-        self._put_off: dict[int, Place] = {}
+        self._put_off: set[int] = set()
         """Rows that are read later than they were met."""
         self._twice: dict[int, tuple[Place, Any]] = {}
         """Rows that were read at once and are read again, with the second ticket."""
@@ -80,9 +77,13 @@ class Arriving:
         self._known[identity.token] = row
         self._alive[row] = identity.alive
 
-    def put_off(self, place: Place) -> None:
+    def put_off(self) -> None:
         """The newest row is read later."""
-        self._put_off[len(self._rows) - 1] = place
+        self._put_off.add(len(self._rows) - 1)
+
+    def may_wait(self, row: int) -> bool:
+        """Whether this row was put off, and may not have been read yet."""
+        return row in self._put_off
 
     def read_again(self, place: Place, ticket: Any) -> None:
         """The newest row was read at once, and is read later again."""
@@ -96,7 +97,7 @@ class Arriving:
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
         found, unchanged, missed = self.workshop.collect(self.tickets)
-        self._judge(found["digest"], missed)
+        self._judge(found["digest"])
         columns: dict[str, Any] = dict(found)
         columns |= zip(_AT_ONCE, zip(*self._rows, strict=True), strict=True)
         columns["shape"] = self._shapes
@@ -114,16 +115,18 @@ class Arriving:
             columns = {name: list(compress(column, kept)) for name, column in columns.items()}
         return columns
 
-    def _judge(self, digests: Any, missed: Collection[int]) -> None:
+    def _judge(self, digests: Any) -> None:
         """Learn for later steps which tensors can be put off."""
-        for row in missed:
-            if row in self._put_off:  # or else it was met again before it was read
-                self._steadiness.missed(self._put_off[row])
-        if self._twice:
-            again = self.workshop.collect([ticket for _, ticket in self._twice.values()])
-            for number, (row, (place, _)) in enumerate(self._twice.items()):
-                same = number not in again.missed and again.columns["digest"][number] == digests[row]
-                self._steadiness.compared(place, bool(same))
+        if not self._twice:
+            return
+        again = self.workshop.collect([ticket for _, ticket in self._twice.values()])
+        for number, (row, (place, _)) in enumerate(self._twice.items()):
+            if number in again.missed:
+                place.failed(unseen=False)
+            elif again.columns["digest"][number] == digests[row]:
+                place.tried()
+            else:
+                place.failed(unseen=True)
 
     def _found_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
         module = _AT_ONCE.index("module")

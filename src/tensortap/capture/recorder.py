@@ -77,7 +77,13 @@ class Recorder:
         """Forget the step. What outlives it may change unseen."""
         self._keys.clear()
         self._most_known = _MOST_KNOWN
+        self.settle()
         self.send()
+
+    def settle(self) -> None:
+        """A forward or a step is over: what was put off is read."""
+        for workshop in self._workshops:
+            workshop.settle()
 
     def send(self) -> None:
         """Let what the devices have found travel, and into the index when it has arrived."""
@@ -126,12 +132,13 @@ class Recorder:
         before = arriving.row_of(identity)
         dtype, shape = self._framework.described(tensor)
         place, when = None, "now"
-        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
-        steady = key.phase == "backward" or self._framework.requires_gradient(tensor)
-        if self._gather and steady and before is None and identity is not None and keep == "summary":
+        if self._gather and before is None and identity is not None and keep == "summary" and self._own(tensor, key):
             place, when = self.steadiness.when(key)
-        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before], when == "later")
-        again = workshop.submit(tensor, None, later=True) if when == "twice" else None
+        if keep == "tensors" and before is not None and arriving.may_wait(before):
+            workshop.settle()
+        known = None if before is None else arriving.tickets[before]
+        ticket = workshop.submit(tensor, known, place.lost if place is not None and when == "later" else None)
+        again = workshop.submit_again(tensor) if when == "twice" else None
         location, newly = None, False
         if keep == "tensors":
             location = arriving.location(before)
@@ -139,14 +146,19 @@ class Recorder:
                 parts = workshop.parts(tensor)
                 location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
         arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
-        if place is not None and when == "later":
-            arriving.put_off(place)
-        elif place is not None and when == "twice":
+        if when == "later":
+            arriving.put_off()
+        if place is not None and again is not None:
             arriving.read_again(place, again)
         if location is not None:
             arriving.keep(location, borrowed=not newly)
         if identity is not None and (before is None or newly):
             arriving.remember(identity)
+
+    def _own(self, tensor: Any, key: Key) -> bool:
+        """Whether the model made it. What needs no gradient may come from elsewhere, another stream's input for one,
+        and go back there unseen."""
+        return key.phase == "backward" or self._framework.requires_gradient(tensor)
 
     def _arrive_from(self, workshop: Workshop) -> Arriving:
         """Rows that can be added to; what another device has found goes on its way."""
@@ -154,7 +166,7 @@ class Recorder:
             self._workshops.append(workshop)
         if self._arriving is not None:
             self.send()
-        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen, self.steadiness)
+        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)
         return self._arriving
 
     def _seen_before(self, identity: Identity | None) -> _Known | None:

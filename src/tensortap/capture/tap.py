@@ -8,11 +8,12 @@ from typing import Any
 
 from tensortap import kernels
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.observer import Observer
+from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Selection
 from tensortap.capture.surroundings import surroundings
 from tensortap.capture.tree import Tree
+from tensortap.capture.watcher import Watcher
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -66,6 +67,7 @@ class RunSink:
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, options.gather)
         self.record = self._recorder.record
+        self.settle = self._recorder.settle
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
@@ -92,7 +94,7 @@ class RunSink:
         except Exception as error:  # a device that has failed gives nothing back; what came before it is kept
             self.writer.close("failed", reason or f"{type(error).__name__}: {error}")
             raise
-        if status == "finished":
+        if status == "finished" or book.changed:
             self.writer.coverage(book.rows(), book.notices)
         self.writer.close(status, reason)
 
@@ -129,6 +131,12 @@ class Tap(Observer):
     def _open_run(self) -> RunSink:
         self._run = RunSink(self._framework, self._tree, self.path, self._selection, self._options)
         return self._run
+
+    def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
+        watcher = super()._new_watcher(sink, chosen)
+        if self._run is not None:
+            watcher.forward_over = self._run.settle
+        return watcher
 
     def flush(self) -> None:
         """Wait until all that was recorded so far is in the run's files, where a kill cannot take it back."""

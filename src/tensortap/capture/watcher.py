@@ -42,6 +42,8 @@ class Watcher:
         self._clock = clock
         self._book = book
         self._hand_on = record
+        self.forward_over: Callable[[], None] = lambda: None
+        """Called when the root has run."""
         self._shares = Shares(framework)
         self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
         self._pieces: dict[Key, tuple[Site, Any]] = {}
@@ -120,6 +122,8 @@ class Watcher:
         call = self._clock.leave(site.name)
         if call is not None and site.name in self._sites:
             self._leave(site, call, open_value(output, self._framework.is_tensor))
+        if site.name == "":
+            self.forward_over()
 
     def _leave(self, site: Site, call: Call, opened: Opened) -> None:
         """The call is over: its outputs are looked at, and their gradients will be."""

@@ -84,18 +84,25 @@ class Collected(NamedTuple):
     unchanged: Sequence[bool]
     """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
     missed: Collection[int] = ()
-    """Rows of tensors that were put off, and changed before they were read: there is nothing of them."""
+    """Rows of tensors that were put off and then not read, because they had been changed: there is nothing of them."""
 
 
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
-    def submit(self, tensor: Any, known: Any = None, later: bool = False) -> Any:
+    def submit(self, tensor: Any, known: Any = None, later: Callable[[], None] | None = None) -> Any:
         """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
         earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
 
-        With `later` it may be read a little later together with others, before its forward or backward ends. It may be
-        freed, but if it is changed before it is read, it is missed."""
+        With `later` it may be read a little later together with others. It may be freed meanwhile, but not changed:
+        `later` is called if it was, and nothing is read."""
+
+    def submit_again(self, tensor: Any) -> Any:
+        """Summarise a tensor that was just submitted once more, as late as it would be read at the latest if it were
+        put off. None, if it would be read at once. What is interrupted is missed."""
+
+    def settle(self) -> None:
+        """Read all that was put off: the forward, the backward or the step is over."""
 
     def parts(self, tensor: Any) -> Iterator[Incoming]:
         """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must

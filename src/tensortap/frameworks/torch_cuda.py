@@ -6,7 +6,9 @@ Each stream has a lane of its own, where everything happens in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +17,15 @@ from tensortap.frameworks.base import Collected
 from tensortap.frameworks.torch_lane import CudaTicket, Lane, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import PLAIN, dense
-from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, columns, lay_out
+from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]
+
+_TOO_LARGE = 128 << 20
+"""Bytes from which on a tensor is read by itself."""
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class CudaWorkshop:
@@ -30,47 +36,77 @@ class CudaWorkshop:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._sending: dict[int, CudaSending] = {}
         self._lock = threading.RLock()  # the end of a backward comes from anywhere
-        self._backward = -1
+        self._phase = -1
+        """The backward that is under way; -1 outside of one."""
+        self._awaited = True
+        """Whether its end, if there is one to wait for, will be heard of."""
         self._error: Exception | None = None
 
-    def submit(self, tensor: torch.Tensor, known: CudaTicket | None = None, later: bool = False) -> CudaTicket:
-        if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
-            tensor, later = dense(tensor), False
-        with self._lock:
-            if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-                return self._submit(tensor, index, known, later)
-            with torch.cuda.device(index):  # kernels are launched in the context that is current
-                return self._submit(tensor, index, known, later)
+    def submit(
+        self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Callable[[], None] | None = None
+    ) -> CudaTicket:
+        tensor, own = _plain(tensor)
+        with self._lock, self._on_device_of(tensor):
+            self._look_at_phase()
+            lane, found, address, layout, may_wait = self._found(tensor, own)
+            if later is not None and may_wait:
+                self._await_end()
+            return lane.submit(found, address, layout, known, later if may_wait else None)
 
-    def _submit(self, tensor: torch.Tensor, index: int, known: CudaTicket | None, later: bool) -> CudaTicket:
+    def submit_again(self, tensor: torch.Tensor) -> CudaTicket | None:
+        tensor, own = _plain(tensor)
+        with self._lock, self._on_device_of(tensor):
+            lane, found, address, _, may_wait = self._found(tensor, own)
+            if not may_wait:
+                return None
+            self._await_end()
+            return lane.submit_again(found, address)
+
+    def settle(self) -> None:
+        with self._lock:
+            if not torch.cuda.is_current_stream_capturing():
+                self._settle()
+
+    def _on_device_of(self, tensor: torch.Tensor) -> AbstractContextManager[Any]:
+        """Kernels are launched in the context that is current: as a rule the right one."""
+        index = tensor.get_device()
+        return _NOTHING if index == torch._C._cuda_getDevice() else torch.cuda.device(index)
+
+    def _found(self, tensor: torch.Tensor, may_wait: bool) -> tuple[Lane, torch.Tensor, int, Layout, bool]:
+        """The lane, what to read where, and whether that can wait: then it is the tensor's own memory."""
         if tensor.is_complex():
-            tensor, later = torch.view_as_real(tensor.resolve_conj()), False
+            tensor, may_wait = torch.view_as_real(tensor.resolve_conj()), False
         if tensor.is_neg():
-            tensor, later = tensor.resolve_neg(), False
+            tensor, may_wait = tensor.resolve_neg(), False
         address, layout = tensor.data_ptr(), FLAT
         if address % 16 or not tensor.is_contiguous():
+            may_wait = False
             found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
             if found is None:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
                 address = tensor.data_ptr()
             else:
                 layout = found
-            later = False
+        index = tensor.get_device()
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
         if lane is None:
             lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        # With several streams, another may be told of a tensor's last use, and get its memory, before it is read.
-        later = later and len(self._lanes) == len(self._gpus)
-        if later and (backward := torch._C._current_graph_task_id()) != self._backward:
-            self._turn_to(backward)
-        return lane.submit(tensor, address, layout, known, later)
+        # With several streams, another may be told of a tensor's last use, and get its memory, before it is read. A
+        # launch for a large tensor alone is no loss.
+        may_wait = may_wait and len(self._lanes) == len(self._gpus) and tensor.nbytes < _TOO_LARGE
+        return lane, tensor, address, layout, may_wait
 
-    def _turn_to(self, backward: int) -> None:
-        """A forward or backward begins, or goes on inside another: none waits longer than that takes."""
-        self._settle()
-        self._backward = backward
-        if backward != -1:
+    def _look_at_phase(self) -> None:
+        """Whether a forward or backward has begun, or goes on inside another: then none waits any longer."""
+        phase = torch._C._current_graph_task_id()
+        if phase != self._phase:
+            self._settle()
+            self._phase, self._awaited = phase, phase == -1
+
+    def _await_end(self) -> None:
+        if not self._awaited:
+            self._awaited = True
             torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
 
     def _settle(self) -> None:
@@ -81,9 +117,7 @@ class CudaWorkshop:
     def _settle_quietly(self) -> None:
         """At the end of a backward, which must not fail for it."""
         try:
-            with self._lock:
-                if not torch.cuda.is_current_stream_capturing():
-                    self._settle()
+            self.settle()
         except Exception as error:
             self._error = error
 
@@ -140,3 +174,10 @@ class CudaWorkshop:
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
         return Lane(gpu, weights, device, stream)
+
+
+def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """A tensor that has elements of its own, and whether it was one from the start."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
+        return tensor, True
+    return dense(tensor), False

@@ -7,8 +7,9 @@ its largest step. Tensors that may wait are read together, in one launch.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -34,9 +35,7 @@ _PARTIALS = 28 << 20
 _RESULT_BYTES = RESULT.itemsize
 _MOST_PLANS = 4096
 _MOST_WAITING = 384 << 20
-"""Bytes that are seen until those that wait are read."""
-_TOO_LARGE = 128 << 20
-"""For such a tensor a launch of its own is no loss."""
+"""So many bytes are seen after a tensor until it is read at the latest."""
 
 
 class _Waiting(NamedTuple):
@@ -47,8 +46,13 @@ class _Waiting(NamedTuple):
     address: int
     version: int
     elements: int
-    number: int
-    """Of its result."""
+    seen: int
+    """Bytes that the lane had seen when it came."""
+    lost: Callable[[], None] | None
+    """Whom to tell if it has been changed."""
+
+
+_NEVER = _Waiting(torch.empty(0), 0, 0, 0, sys.maxsize, None)
 
 
 class CudaTicket(NamedTuple):
@@ -119,7 +123,7 @@ class Lane:
         self._device = device
         self._stream = stream
         room = max(_PARTIALS, MOST_TOGETHER * gpu.most_blocks * PARTIAL_BYTES)
-        self._partials = torch.empty(room, dtype=torch.uint8, device=device)
+        self._partials = _new_bytes(room, device=device)
         self._partials_at = self._partials.data_ptr()
         self._most = self._partials.numel() // PARTIAL_BYTES
         self._used = 0
@@ -128,9 +132,11 @@ class Lane:
         self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
         self._together: dict[torch.dtype, Together] = {}
         self._waiting: dict[int, _Waiting] = {}
-        """By the number of its result."""
+        """Tensors that were put off, by the number of their results; the oldest comes first."""
+        self._trials: dict[int, _Waiting] = {}
+        """Those that were read at once, to be read again when they would be at the latest."""
         self._seen = 0
-        """Bytes that were seen since the oldest of them."""
+        """Bytes of all tensors that came."""
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
@@ -139,28 +145,78 @@ class Lane:
         self._batch: Batch | None = None
 
     def submit(
-        self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, later: bool
+        self,
+        tensor: torch.Tensor,
+        address: int,
+        layout: Layout,
+        known: CudaTicket | None,
+        later: Callable[[], None] | None,
     ) -> CudaTicket:
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == _SLOTS:
             batch = self._next_batch()
         elements = tensor.numel()
-        if known is not None:
-            if known.batch is batch and known.number in self._waiting:
-                return CudaTicket(batch, known.number, elements, known)
-            if known.number in known.batch.missed:
-                known = None
-        if self._waiting or later:
-            nbytes = elements * tensor.element_size()
-            self._seen += nbytes
-            if later and known is None and nbytes < _TOO_LARGE:
-                number = batch.size
-                self._waiting[number] = _Waiting(tensor.detach(), address, tensor._version, elements, number)
-                batch.size = number + 1
-                if self._seen >= _MOST_WAITING or len(self._waiting) == MOST_TOGETHER:
-                    self.settle()
-                return CudaTicket(batch, number, elements, known)
+        self._seen += elements * tensor.element_size()
+        if known is not None and known.number in known.batch.missed:
+            known = None
+        if known is not None and known.batch is batch and known.number in self._waiting:
+            ticket = CudaTicket(batch, known.number, elements, known)
+        elif later is not None and known is None:
+            ticket = self._put_off(self._waiting, tensor, address, later, batch)
+        else:
+            ticket = self._read(tensor, address, layout, known, batch)
+        if self._waiting or self._trials:
+            self._read_what_is_due()
+        return ticket
+
+    def submit_again(self, tensor: torch.Tensor, address: int) -> CudaTicket:
+        """As `submit`, for one that came just now."""
+        batch = self._batch
+        if batch is None or batch.size == _SLOTS:
+            batch = self._next_batch()
+        return self._put_off(self._trials, tensor, address, None, batch)
+
+    def settle(self) -> None:
+        """Read all that waits."""
+        if self._batch is not None:
+            self._read_together(self._waiting, self._batch)
+            self._read_together(self._trials, self._batch)
+
+    def send(self) -> None:
+        """Let what was submitted so far travel to the host."""
+        batch = self._batch
+        if batch is None or not batch.size:
+            return
+        if self._free:
+            host = self._free.popleft()
+        else:
+            host = _new_host()
+        with torch.cuda.stream(_stream(self._stream, self._device)):
+            self._read_together(self._waiting, batch)
+            batch.missed.update(self._trials)  # too early for these to prove anything
+            self._trials.clear()
+            self._finish(batch)
+            batch.send(host)
+        self._batch = None
+
+    def _put_off(
+        self,
+        among: dict[int, _Waiting],
+        tensor: torch.Tensor,
+        address: int,
+        lost: Callable[[], None] | None,
+        batch: Batch,
+    ) -> CudaTicket:
+        number, elements = batch.size, tensor.numel()
+        among[number] = _Waiting(tensor.detach(), address, tensor._version, elements, self._seen, lost)
+        batch.size = number + 1
+        return CudaTicket(batch, number, elements, None)
+
+    def _read(
+        self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
+    ) -> CudaTicket:
+        elements = tensor.numel()
         kind = tensor.dtype, elements, layout
         plan = self._plans.get(kind) or self._new_plan(*kind)
         if self._used + plan.blocks > self._most or len(self._pending) == 4 * MOST_FINISHED:
@@ -174,50 +230,49 @@ class Lane:
         batch.size = number + 1
         return ticket
 
-    def settle(self) -> None:
-        """Read what waits."""
-        batch = self._batch
-        self._seen = 0
-        if batch is None or not self._waiting:
-            return
-        steady: dict[torch.dtype, list[_Waiting]] = {}
-        for waiting in self._waiting.values():
-            tensor = waiting.tensor
-            if tensor._version == waiting.version and tensor.data_ptr() == waiting.address:
-                steady.setdefault(tensor.dtype, []).append(waiting)
-            else:
-                batch.missed.add(waiting.number)
-        for dtype, tensors in steady.items():
-            self._read_together(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
-        self._waiting.clear()
+    def _read_what_is_due(self) -> None:
+        """None waits longer in `_waiting`, where the oldest takes all others along, than in `_trials`: what did not
+        change there will not change here."""
+        assert self._batch is not None
+        due = self._seen - _MOST_WAITING
+        if len(self._waiting) == MOST_TOGETHER or next(iter(self._waiting.values()), _NEVER).seen <= due:
+            self._read_together(self._waiting, self._batch)
+        if next(iter(self._trials.values()), _NEVER).seen <= due:
+            old = {number: trial for number, trial in self._trials.items() if trial.seen <= due}
+            for number in old:
+                del self._trials[number]
+            self._read_together(old, self._batch)
 
-    def _read_together(self, together: Together, tensors: Sequence[_Waiting], batch: Batch) -> None:
+    def _read_together(self, waiting: dict[int, _Waiting], batch: Batch) -> None:
+        """Those that have not changed. None of them waits any longer."""
+        found: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
+        for number, one in waiting.items():
+            tensor = one.tensor
+            if tensor._version == one.version and tensor.data_ptr() == one.address:
+                found.setdefault(tensor.dtype, []).append((number, one))
+                continue
+            batch.missed.add(number)
+            if one.lost is not None:
+                one.lost()
+        waiting.clear()
+        for dtype, tensors in found.items():
+            together = self._together.get(dtype) or self._new_together(dtype)
+            tensors.reverse()  # the newest may still lie in the cache
+            for first in range(0, len(tensors), MOST_TOGETHER):
+                self._launch(together, tensors[first : first + MOST_TOGETHER], batch)
+
+    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
         most = len(tensors) * self._gpu.most_blocks
         if self._used + most > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
-        for waiting in reversed(tensors):  # the newest may still lie in the cache
-            used, blocks = self._used, together.blocks(waiting.elements)
-            result = batch.address + waiting.number * _RESULT_BYTES
-            works.append((waiting.address, waiting.elements, self._partials_at + used * PARTIAL_BYTES, result))
-            self._pending += (used, blocks, waiting.number, 0)
+        for number, one in tensors:
+            used, blocks = self._used, together.blocks(one.elements)
+            partials, result = self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES
+            works.append((one.address, one.elements, partials, result))
+            self._pending += (used, blocks, number, 0)
             self._used = used + blocks
         together.read(works)
-
-    def send(self) -> None:
-        """Let what was submitted so far travel to the host."""
-        self.settle()
-        batch = self._batch
-        if batch is None or not batch.size:
-            return
-        if self._free:
-            host = self._free.popleft()
-        else:
-            host = _new_host()
-        with torch.cuda.stream(_stream(self._stream, self._device)):
-            self._finish(batch)
-            batch.send(host)
-        self._batch = None
 
     def end_step(self) -> None:
         self.send()
@@ -244,7 +299,7 @@ class Lane:
             self._current += 1
         if self._current == len(self._results):
             size = _SLOTS * RESULT.itemsize
-            self._results.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+            self._results.append(_new_bytes(size, device=self._device))
         self._batch = Batch(self, self._results[self._current])
         return self._batch
 
@@ -262,14 +317,19 @@ def first_sighting(ticket: CudaTicket) -> CudaTicket:
         batch.rows()
         if known is not None and known.batch is batch and known.number == ticket.number:
             ticket = known
-        elif known is None or ticket.number in batch.missed or not batch.unchanged[ticket.number]:
+        elif known is None or not batch.unchanged[ticket.number]:
             return ticket
         else:
             ticket = known
 
 
 def _new_host() -> torch.Tensor:
-    return torch.empty(_SLOTS * RESULT.itemsize, dtype=torch.uint8, pin_memory=True)
+    return _new_bytes(_SLOTS * RESULT.itemsize, pin_memory=True)
+
+
+def _new_bytes(count: int, **where: Any) -> torch.Tensor:
+    with torch.inference_mode(False):  # the model may run in it now, and outside of it later
+        return torch.empty(count, dtype=torch.uint8, **where)
 
 
 def _stream(raw: int, device: torch.device) -> Any:

@@ -71,7 +71,9 @@ class OpsWorkshop:
     def __init__(self) -> None:
         self._step = _Step()
 
-    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: bool = False) -> OpsTicket:
+    def submit(
+        self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Callable[[], None] | None = None
+    ) -> OpsTicket:
         tensor = tensor.detach()
         tensor = dense(tensor)
         if tensor.is_complex():
@@ -80,6 +82,12 @@ class OpsWorkshop:
         ticket = OpsTicket(self._step, flat.numel(), known)
         self._step.rows.append(_result(flat))
         return ticket
+
+    def submit_again(self, tensor: torch.Tensor) -> OpsTicket | None:
+        return None
+
+    def settle(self) -> None:
+        """Nothing is put off here."""
 
     def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         host = dense(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()

@@ -52,6 +52,8 @@ class IndexWriter:
         self._stopping = False
         self.appended = 0
         self.written = 0
+        self.missing = 0
+        """Of those, rows that turned out to have nothing to tell."""
         self.nbytes = 0
         """Length of the file up to its last whole batch."""
         self._fd = -1
@@ -149,6 +151,7 @@ class IndexWriter:
                 for together in some:
                     assert not isinstance(together, Record)
                     columns = together.columns()
+                    self.missing += len(together) - len(columns["tensor"])
                     yield len(together), encode_columns(columns, [self._seen.add(t) for t in columns["tensor"]])
 
     def _next(self) -> Sequence[Record | Rows]:

@@ -163,7 +163,7 @@ class RunWriter:
         """What was written so far, and how much the caller waited for it."""
         return {
             "bytes": sum(shard.written for shard in self._shards) + self._index.nbytes,
-            "records": self._index.written,
+            "records": self._index.written - self._index.missing,
             "files": sum(shard.files for shard in self._shards),
             "stalled_seconds": self._state.stalled,
             "queued": sum(shard.depth for shard in self._shards),

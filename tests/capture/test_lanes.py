@@ -1,0 +1,238 @@
+"""What waits in a lane is what was seen, whatever happens meanwhile: the records are those of reading at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tensortap as tt
+from support import fake_gpu
+from support.fake_gpu import FakeWorkshop
+from tensortap.frameworks import torch_lane
+
+Step = Callable[[nn.Module, int, Any], None]
+
+
+@pytest.fixture
+def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+    return fake_gpu.install(monkeypatch)
+
+
+def train(model: nn.Module, step: int, tap: Any) -> None:
+    model(torch.randn(4, 8)).square().sum().backward()
+
+
+def alike(
+    path: Path, new_gpu: Callable[[], FakeWorkshop], make: Callable[[], nn.Module], step: Step = train, **options: Any
+) -> FakeWorkshop:
+    """Both ways of reading give the same records; returns the workshop that read together."""
+    found = []
+    for gather in (False, True):
+        gpu = new_gpu()
+        torch.manual_seed(0)
+        model = make()
+        with tt.capture(model, path / str(gather), gather=gather, **options) as tap:
+            for number in range(5):
+                step(model, number, tap)
+                model.zero_grad()
+                tap.step()
+                tap.flush()
+                assert gpu.waiting() == 0
+        assert not tap.notices
+        found.append([(r.key, r.summary.digest, r.tensor) for r in tt.open(path / str(gather))])
+    assert [row[:2] for row in found[0]] == [row[:2] for row in found[1]]
+    assert [row[2] for row in found[0]] == [row[2] for row in found[1]], "the same ones are known again"
+    assert sum(gpu.gpu.together_) > gpu.gpu.alone / 4
+    return gpu
+
+
+class Blocks(nn.Module):
+    """Tensors are changed in place after they were put out, as often as not."""
+
+    def __init__(self, count: int, change: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+        self._change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, part in enumerate(self.parts):
+            x = torch.tanh(self._change(number, part(x)))
+        return x
+
+
+def counted(every: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    return lambda number, x: x.mul_(0.5) if number % every == 0 else x
+
+
+def unseen(every: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number % every == 0:
+            x.data.mul_(0.5)
+        return x
+
+    return change
+
+
+@pytest.mark.parametrize("change", [counted, unseen])
+@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("kinds", ["output", ("input", "output", "grad_output", "param_grad")])
+def test_many_tensors_of_which_some_are_changed(
+    tmp_path: Path, new_gpu: Any, change: Any, every: int, kinds: Any
+) -> None:
+    """More than one launch takes: where one ends must not matter."""
+    gpu = alike(tmp_path, new_gpu, lambda: Blocks(70, change(every)), kinds=kinds, classes="Linear")
+    assert max(gpu.gpu.together_) == 32
+
+
+def test_activations_that_work_in_place(tmp_path: Path, new_gpu: Any) -> None:
+    def make() -> nn.Module:
+        layers = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(inplace=True)) for _ in range(20)]
+        return nn.Sequential(*layers)
+
+    alike(tmp_path, new_gpu, make)
+
+
+@pytest.mark.parametrize("nbytes", [0, 128, 500, 1500])
+@pytest.mark.parametrize("distance", [1, 2, 5, 9])
+def test_a_change_some_tensors_later(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, nbytes: int, distance: int
+) -> None:
+    earlier: list[torch.Tensor] = []
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 0:
+            earlier.clear()
+        earlier.append(x.detach())
+        if number >= distance and number % 3 == 0:
+            earlier[number - distance].mul_(0.5)
+        return x
+
+    with fake_gpu.window(monkeypatch, nbytes):
+        alike(tmp_path, new_gpu, lambda: Blocks(24, change), no_backward, kinds="output", classes="Linear")
+
+
+def no_backward(model: nn.Module, step: int, tap: Any) -> None:
+    model(torch.randn(4, 8))
+
+
+def test_only_the_second_micro_step_changes_something(tmp_path: Path, new_gpu: Any) -> None:
+    micro = [0]
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        if micro[0] == 1 and number == 3:
+            x.data.mul_(0.5)
+        return x
+
+    def step(model: nn.Module, number: int, tap: Any) -> None:
+        for micro[0] in range(3):
+            train(model, number, tap)
+
+    alike(tmp_path, new_gpu, lambda: Blocks(6, change), step)
+
+
+def test_more_tensors_than_a_batch_has_room_for(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_lane, "_SLOTS", 150)
+    alike(tmp_path, new_gpu, lambda: Blocks(30, counted(4)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(tmp_path: Path, new_gpu: Any, reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            for part in self.parts:
+                x = checkpoint(part, x, use_reentrant=reentrant)
+            return x
+
+    alike(tmp_path, new_gpu, Checkpointed)
+
+
+def test_two_backwards_and_a_flush_in_the_middle(tmp_path: Path, new_gpu: Any) -> None:
+    def step(model: nn.Module, number: int, tap: Any) -> None:
+        loss = model(torch.randn(4, 8)).square().sum()
+        loss.backward(retain_graph=True)
+        tap.flush()
+        loss.backward()
+
+    alike(tmp_path, new_gpu, lambda: Blocks(8, counted(3)), step)
+
+
+def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_gpu: Any) -> None:
+    gpu = new_gpu()
+    model = Blocks(8, counted(100))
+    with tt.capture(model, tmp_path / "run") as tap:
+        for _ in range(4):
+            loss = model(torch.randn(4, 8)).square().sum()
+            assert gpu.waiting() == 0
+            loss.backward()
+            assert gpu.waiting() == 0
+            tap.step()
+            tap.flush()
+    assert gpu.gpu.together_
+
+
+def test_large_tensors_are_neither_put_off_nor_read_twice(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensortap.frameworks.torch_cuda._TOO_LARGE", 100)
+    gpu = new_gpu()
+    model = Blocks(4, counted(100))
+    with tt.capture(model, tmp_path / "run", kinds="output") as tap:
+        for _ in range(4):
+            train(model, 0, tap)
+            tap.step()
+            tap.flush()
+    assert not gpu.gpu.together_
+    assert gpu.gpu.alone == len({r.tensor for r in tt.open(tmp_path / "run")})
+
+
+def test_a_launch_that_fails_at_the_end_of_backward_breaks_the_tap_only(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_gpu()
+    model = Blocks(4, counted(100))
+    tap = tt.capture(model, tmp_path / "run")
+    loss = model(torch.randn(4, 8)).square().sum()
+
+    def fail(self: Any, tensors: Any) -> None:
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(fake_gpu.FakeTogether, "read", fail)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with pytest.raises(tt.TensortapError, match="launch failed"):
+        tap.step()
+    tap.close()
+
+
+def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, new_gpu: Any) -> None:
+    now = [0]
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(0.5) if now[0] >= 3 and number == 2 else x
+
+    digests = []
+    for gather in (False, True):
+        new_gpu()
+        torch.manual_seed(0)
+        model = Blocks(6, change)
+        with tt.capture(model, tmp_path / str(gather), gather=gather, kinds="output", classes="Linear") as tap:
+            for now[0] in range(6):
+                train(model, now[0], tap)
+                tap.step()
+                tap.flush()
+        digests.append({r.key: r.summary.digest for r in tt.open(tmp_path / str(gather))})
+    once, together = digests
+    assert [(key.step, key.module) for key in once if key not in together] == [(3, "parts.2")]
+    assert all(once[key] == digest for key, digest in together.items())
+    assert len(tap.notices) == 1 and "parts.2: output 0 was changed in place" in tap.notices[0]

@@ -1,0 +1,150 @@
+"""A GPU without one: the real lanes and workshop on tensors of the CPU, which are read at the moment of a launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensortap.frameworks import torch_lane
+from tensortap.frameworks.torch import Torch
+from tensortap.frameworks.torch_cuda import CudaWorkshop
+from tensortap.frameworks.torch_lane import Lane
+from tensortap.kernels import summarize
+from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout
+from tensortap.kernels.reference import BUCKETS
+
+ITEMS = {"float32": 4, "float64": 8}
+
+
+class FakeGpu:
+    """Stands in for `kernels.gpu.Gpu`. It reads tensors as they lie, and knows digests only."""
+
+    most_blocks = 263
+
+    def __init__(self) -> None:
+        self.alone = 0
+        self.together_: list[int] = []
+        """How many tensors each launch read."""
+
+    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> FakePlan:
+        assert layout.code == 0, "only tensors that lie contiguously can be read here"
+        return FakePlan(self, dtype, elements)
+
+    def together(self, dtype: str, *, weights: int, stream: int) -> FakeTogether:
+        return FakeTogether(self, dtype)
+
+    def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
+        assert 0 < len(pending) <= 4 * MOST_FINISHED
+
+
+class FakePlan:
+    blocks = 1
+
+    def __init__(self, gpu: FakeGpu, dtype: str, elements: int) -> None:
+        self._gpu, self._dtype, self._elements = gpu, dtype, elements
+
+    def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
+        self._gpu.alone += 1
+        digest = digest_at(address, self._elements, self._dtype)
+        found = result_at(result)
+        found["unchanged"] = bool(known) and result_at(known)["probe"][0] == digest % 2**32
+        write(found, digest)
+
+
+class FakeTogether:
+    def __init__(self, gpu: FakeGpu, dtype: str) -> None:
+        self._gpu, self._dtype = gpu, dtype
+
+    def blocks(self, elements: int) -> int:
+        return 1
+
+    def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
+        assert 0 < len(tensors) <= MOST_TOGETHER
+        self._gpu.together_.append(len(tensors))
+        for address, elements, _, result in tensors:
+            found = result_at(result)
+            found["unchanged"] = False
+            write(found, digest_at(address, elements, self._dtype))
+
+
+def digest_at(address: int, elements: int, dtype: str) -> int:
+    data = ctypes.string_at(address, elements * ITEMS[dtype])
+    return int(summarize(np.frombuffer(data, dtype)).digest)
+
+
+def result_at(address: int) -> Any:
+    return np.frombuffer((ctypes.c_char * RESULT.itemsize).from_address(address), RESULT)
+
+
+def write(found: Any, digest: int) -> None:
+    found["probe"] = digest % 2**32
+    if not found["unchanged"][0]:
+        found["digest"] = digest
+        for name in ("about", "sum", "squares", "l1", "low", "high", "nan", "posinf", "neginf", "zeros"):
+            found[name] = 0
+        found["sketch"] = np.zeros(BUCKETS, np.float32)
+
+
+class FakeEvent:
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class FakeWorkshop(CudaWorkshop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpu = FakeGpu()
+
+    def _open_lane(self, index: int, stream: int) -> Lane:
+        self._gpus[index] = self.gpu, torch.zeros(1)  # type: ignore[assignment]
+        return Lane(self.gpu, torch.zeros(1), torch.device("cpu"), stream)  # type: ignore[arg-type]
+
+    def waiting(self) -> int:
+        """Tensors that are held, to be read or read again."""
+        return sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
+
+
+def no_context(*_: Any) -> Any:
+    return nullcontext()
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+    """From now on all tensors are on that GPU. What is returned makes a new one."""
+    made: list[FakeWorkshop] = []
+
+    def new() -> FakeWorkshop:
+        made.append(FakeWorkshop())
+        return made[-1]
+
+    new()
+    monkeypatch.setattr(Torch, "workshop", lambda self, tensor: made[-1])
+    monkeypatch.setattr(torch_lane, "_new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
+    monkeypatch.setattr(torch_lane, "_stream", no_context)
+    monkeypatch.setattr(torch_lane.driver, "allow_captures", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", no_context)
+    monkeypatch.setattr(torch.cuda, "device", no_context)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    return new
+
+
+@contextmanager
+def window(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> Iterator[None]:
+    """How many bytes a tensor may wait for."""
+    with monkeypatch.context() as changed:
+        changed.setattr(torch_lane, "_MOST_WAITING", nbytes)
+        yield
