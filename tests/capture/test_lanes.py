@@ -236,3 +236,24 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
     assert [(key.step, key.module) for key in once if key not in together] == [(3, "parts.2")]
     assert all(once[key] == digest for key, digest in together.items())
     assert len(tap.notices) == 1 and "parts.2: output 0 was changed in place" in tap.notices[0]
+
+
+def test_a_tap_that_has_stopped_holds_no_tensor(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = new_gpu()
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 6:
+            monkeypatch.setattr(fake_gpu.FakePlan, "read", fail)
+        return x
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("launch failed")
+
+    model = Blocks(8, change)
+    tap = tt.capture(model, tmp_path / "run", on_error="warn")
+    train(model, 0, tap)
+    assert gpu.waiting() == 0
+    with pytest.warns(RuntimeWarning, match="launch failed"):
+        tap.step()
+    tap.close()
+    assert {r.key.module for r in tt.open(tmp_path / "run")} <= {"", *(f"parts.{n}" for n in range(7))}

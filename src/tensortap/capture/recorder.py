@@ -85,6 +85,11 @@ class Recorder:
         for workshop in self._workshops:
             workshop.settle()
 
+    def forget(self) -> None:
+        """The recording has stopped: no tensor is held any longer."""
+        for workshop in self._workshops:
+            workshop.forget()
+
     def send(self) -> None:
         """Let what the devices have found travel, and into the index when it has arrived."""
         for workshop in self._workshops:

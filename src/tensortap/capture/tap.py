@@ -67,7 +67,7 @@ class RunSink:
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, options.gather)
         self.record = self._recorder.record
-        self.settle = self._recorder.settle
+        self.settle, self.forget = self._recorder.settle, self._recorder.forget
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
@@ -137,6 +137,11 @@ class Tap(Observer):
         if self._run is not None:
             watcher.forward_over = self._run.settle
         return watcher
+
+    def _stop(self, error: Exception) -> None:
+        super()._stop(error)
+        if self._run is not None:
+            self._run.forget()
 
     def flush(self) -> None:
         """Wait until all that was recorded so far is in the run's files, where a kill cannot take it back."""

@@ -104,6 +104,9 @@ class Workshop(Protocol):
     def settle(self) -> None:
         """Read all that was put off: the forward, the backward or the step is over."""
 
+    def forget(self) -> None:
+        """Let go of all that was put off, unread: nobody wants it any more."""
+
     def parts(self, tensor: Any) -> Iterator[Incoming]:
         """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must
         be copied before the next is asked for."""

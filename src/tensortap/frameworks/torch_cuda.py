@@ -67,6 +67,11 @@ class CudaWorkshop:
             if not torch.cuda.is_current_stream_capturing():
                 self._settle()
 
+    def forget(self) -> None:
+        with self._lock:
+            for lane in self._lanes.values():
+                lane.forget()
+
     def _on_device_of(self, tensor: torch.Tensor) -> AbstractContextManager[Any]:
         """Kernels are launched in the context that is current: as a rule the right one."""
         index = tensor.get_device()

@@ -183,6 +183,13 @@ class Lane:
             self._read_together(self._waiting, self._batch)
             self._read_together(self._trials, self._batch)
 
+    def forget(self) -> None:
+        """Let go of all that waits, unread."""
+        if self._batch is not None:
+            self._batch.missed.update(self._waiting, self._trials)
+        self._waiting.clear()
+        self._trials.clear()
+
     def send(self) -> None:
         """Let what was submitted so far travel to the host."""
         batch = self._batch
@@ -246,13 +253,12 @@ class Lane:
     def _read_together(self, waiting: dict[int, _Waiting], batch: Batch) -> None:
         """Those that have not changed. None of them waits any longer."""
         found: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
+        batch.missed.update(waiting)  # until their launches have succeeded
         for number, one in waiting.items():
             tensor = one.tensor
             if tensor._version == one.version and tensor.data_ptr() == one.address:
                 found.setdefault(tensor.dtype, []).append((number, one))
-                continue
-            batch.missed.add(number)
-            if one.lost is not None:
+            elif one.lost is not None:
                 one.lost()
         waiting.clear()
         for dtype, tensors in found.items():
@@ -273,6 +279,7 @@ class Lane:
             self._pending += (used, blocks, number, 0)
             self._used = used + blocks
         together.read(works)
+        batch.missed.difference_update(number for number, _ in tensors)
 
     def end_step(self) -> None:
         self.send()

@@ -89,6 +89,9 @@ class OpsWorkshop:
     def settle(self) -> None:
         """Nothing is put off here."""
 
+    def forget(self) -> None:
+        """Nothing is held here."""
+
     def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
         host = dense(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()
         if host.numel():
