@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +23,6 @@ __all__ = ["CudaWorkshop"]
 
 _TOO_LARGE = 128 << 20
 """Bytes from which on a tensor is read by itself."""
-_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class CudaWorkshop:
@@ -46,21 +43,35 @@ class CudaWorkshop:
         self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Callable[[], None] | None = None
     ) -> CudaTicket:
         tensor, own = _plain(tensor)
-        with self._lock, self._on_device_of(tensor):
-            self._look_at_phase()
-            lane, found, address, layout, may_wait = self._found(tensor, own)
-            if later is not None and may_wait:
-                self._await_end()
-            return lane.submit(found, address, layout, known, later if may_wait else None)
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
+            return self._submit(tensor, own, index, known, later)
+        with torch.cuda.device(index):  # kernels are launched in the context that is current
+            return self._submit(tensor, own, index, known, later)
 
     def submit_again(self, tensor: torch.Tensor) -> CudaTicket | None:
         tensor, own = _plain(tensor)
-        with self._lock, self._on_device_of(tensor):
-            lane, found, address, _, may_wait = self._found(tensor, own)
+        index = tensor.get_device()
+        with self._lock, torch.cuda.device(index):
+            lane, found, address, _, may_wait = self._found(tensor, own, index)
             if not may_wait:
                 return None
             self._await_end()
             return lane.submit_again(found, address)
+
+    def _submit(
+        self,
+        tensor: torch.Tensor,
+        own: bool,
+        index: int,
+        known: CudaTicket | None,
+        later: Callable[[], None] | None,
+    ) -> CudaTicket:
+        with self._lock:
+            self._look_at_phase()
+            lane, tensor, address, layout, may_wait = self._found(tensor, own, index)
+            if later is not None and may_wait:
+                self._await_end()
+            return lane.submit(tensor, address, layout, known, later if may_wait else None)
 
     def settle(self) -> None:
         with self._lock:
@@ -72,12 +83,7 @@ class CudaWorkshop:
             for lane in self._lanes.values():
                 lane.forget()
 
-    def _on_device_of(self, tensor: torch.Tensor) -> AbstractContextManager[Any]:
-        """Kernels are launched in the context that is current: as a rule the right one."""
-        index = tensor.get_device()
-        return _NOTHING if index == torch._C._cuda_getDevice() else torch.cuda.device(index)
-
-    def _found(self, tensor: torch.Tensor, may_wait: bool) -> tuple[Lane, torch.Tensor, int, Layout, bool]:
+    def _found(self, tensor: torch.Tensor, may_wait: bool, index: int) -> tuple[Lane, torch.Tensor, int, Layout, bool]:
         """The lane, what to read where, and whether that can wait: then it is the tensor's own memory."""
         if tensor.is_complex():
             tensor, may_wait = torch.view_as_real(tensor.resolve_conj()), False
@@ -92,7 +98,6 @@ class CudaWorkshop:
                 address = tensor.data_ptr()
             else:
                 layout = found
-        index = tensor.get_device()
         stream = torch._C._cuda_getCurrentRawStream(index)
         lane = self._lanes.get((index, stream))
         if lane is None:

@@ -7,7 +7,6 @@ its largest step. Tensors that may wait are read together, in one launch.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -46,13 +45,10 @@ class _Waiting(NamedTuple):
     address: int
     version: int
     elements: int
-    seen: int
-    """Bytes that the lane had seen when it came."""
+    due: int
+    """When the lane has seen so many bytes, it must be read."""
     lost: Callable[[], None] | None
     """Whom to tell if it has been changed."""
-
-
-_NEVER = _Waiting(torch.empty(0), 0, 0, 0, sys.maxsize, None)
 
 
 class CudaTicket(NamedTuple):
@@ -137,6 +133,8 @@ class Lane:
         """Those that were read at once, to be read again when they would be at the latest."""
         self._seen = 0
         """Bytes of all tensors that came."""
+        self._due = 0
+        """None must be read before so many have come."""
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
@@ -164,10 +162,12 @@ class Lane:
             ticket = CudaTicket(batch, known.number, elements, known)
         elif later is not None and known is None:
             ticket = self._put_off(self._waiting, tensor, address, later, batch)
+            if len(self._waiting) == MOST_TOGETHER:
+                self._read_together(self._waiting, batch)
         else:
             ticket = self._read(tensor, address, layout, known, batch)
-        if self._waiting or self._trials:
-            self._read_what_is_due()
+        if self._seen >= self._due:
+            self._read_what_is_due(batch)
         return ticket
 
     def submit_again(self, tensor: torch.Tensor, address: int) -> CudaTicket:
@@ -216,7 +216,8 @@ class Lane:
         batch: Batch,
     ) -> CudaTicket:
         number, elements = batch.size, tensor.numel()
-        among[number] = _Waiting(tensor.detach(), address, tensor._version, elements, self._seen, lost)
+        due = self._seen + _MOST_WAITING
+        among[number] = _Waiting(tensor.detach(), address, tensor._version, elements, due, lost)
         batch.size = number + 1
         return CudaTicket(batch, number, elements, None)
 
@@ -237,18 +238,18 @@ class Lane:
         batch.size = number + 1
         return ticket
 
-    def _read_what_is_due(self) -> None:
+    def _read_what_is_due(self, batch: Batch) -> None:
         """None waits longer in `_waiting`, where the oldest takes all others along, than in `_trials`: what did not
         change there will not change here."""
-        assert self._batch is not None
-        due = self._seen - _MOST_WAITING
-        if len(self._waiting) == MOST_TOGETHER or next(iter(self._waiting.values()), _NEVER).seen <= due:
-            self._read_together(self._waiting, self._batch)
-        if next(iter(self._trials.values()), _NEVER).seen <= due:
-            old = {number: trial for number, trial in self._trials.items() if trial.seen <= due}
+        if any(one.due <= self._seen for one in self._waiting.values()):
+            self._read_together(self._waiting, batch)
+        if old := {number: one for number, one in self._trials.items() if one.due <= self._seen}:
             for number in old:
                 del self._trials[number]
-            self._read_together(old, self._batch)
+            self._read_together(old, batch)
+        # Whoever comes later is due later still.
+        dues = (one.due for waiting in (self._waiting, self._trials) for one in waiting.values())
+        self._due = min(dues, default=self._seen + _MOST_WAITING)
 
     def _read_together(self, waiting: dict[int, _Waiting], batch: Batch) -> None:
         """Those that have not changed. None of them waits any longer."""
