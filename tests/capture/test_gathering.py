@@ -6,8 +6,9 @@ A CPU stands in for the device: its workshop puts off what it may, and reads it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,60 +18,58 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything
 from tensortap.capture import steadiness
-from tensortap.frameworks.base import Collected
+from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_ops import OpsTicket, OpsWorkshop
 
 
 class Patient(OpsWorkshop):
-    """Reads what was put off four tensors later, together with what came meanwhile."""
+    """Reads what was put off four tensors later at most, together with what came meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: list[Waiting] = []
         self._trials: list[Waiting] = []
         self._missed: set[tuple[Any, int]] = set()
-        self._seen = 0
+        self._came = 0
         self.waited = self.tried = 0
 
-    def submit(
-        self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Callable[[], None] | None = None
-    ) -> OpsTicket:
-        self._seen += 1
+    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Patience | None = None) -> OpsTicket:
+        self._came += 1
         ticket = super().submit(tensor, known)
         if later is not None:
             self.waited += 1
-            self._waiting.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._seen, later))
-        if self._waiting and self._waiting[0].seen <= self._seen - 4:
-            self._read(self._waiting)
-        self._read([one for one in self._trials if one.seen <= self._seen - 4])
-        self._trials = [one for one in self._trials if one.seen > self._seen - 4]
+            self._waiting.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._came, later))
+        if any(self._came - one.came >= min(4, one.patience.proven) for one in self._waiting):
+            self._read_waiting()
+        self._read_trials([one for one in self._trials if self._came - one.came >= min(4, one.patience.proven)])
         return ticket
 
-    def submit_again(self, tensor: torch.Tensor) -> OpsTicket:
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         self.tried += 1
-        ticket = super().submit(tensor)
-        self._trials.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._seen, None))
-        return ticket
+        self._trials.append(Waiting(tensor.detach(), tensor._version, -1, self._came, trial))
 
-    def _read(self, waiting: list[Waiting]) -> None:
-        for one in waiting:
+    def _read_waiting(self) -> None:
+        for one in self._waiting:
             if one.tensor._version == one.version:
                 self._step.rows[one.number] = OpsWorkshop.submit(OpsWorkshop(), one.tensor).step.rows[0]
-                continue
-            self._missed.add((self._step, one.number))
-            if one.lost is not None:
-                one.lost()
-        waiting.clear()
+            else:
+                self._missed.add((self._step, one.number))
+                one.patience.lost()
+        self._waiting.clear()
+
+    def _read_trials(self, trials: list[Waiting]) -> None:
+        for one in trials:
+            ticket = super().submit(one.tensor) if one.tensor._version == one.version else None
+            one.patience.waited(self._came - one.came, ticket)
+        self._trials = [one for one in self._trials if one not in trials]
 
     def settle(self) -> None:
-        self._read(self._waiting)
-        self._read(self._trials)
+        self._read_waiting()
+        self._read_trials(list(self._trials))
 
     def end_step(self) -> None:
-        self._read(self._waiting)
-        self._missed.update((self._step, one.number) for one in self._trials)
-        self._trials.clear()
+        self._read_waiting()
         super().end_step()
 
     def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
@@ -78,12 +77,13 @@ class Patient(OpsWorkshop):
         return super().collect(tickets)._replace(missed=missed)
 
 
-class Waiting(NamedTuple):
+@dataclass(eq=False)
+class Waiting:
     tensor: torch.Tensor
     version: int
     number: int
-    seen: int
-    lost: Callable[[], None] | None
+    came: int
+    patience: Any
 
 
 @pytest.fixture
@@ -211,11 +211,11 @@ def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
 
     tap = record(tmp_path / "run", late, 12, kinds="output")
     (notice,) = tap.notices
-    assert "parts.2: output 0 was changed without its framework knowing" in notice and "last 4 recorded steps" in notice
+    assert "parts.2: output 0 was changed without its framework knowing" in notice and "since step 0 " in notice
     record(tmp_path / "true", late, 12, kinds="output", gather=False)
     pairs = zip(tt.open(tmp_path / "run"), tt.open(tmp_path / "true"), strict=True)
     wrong = {(a.key.step, a.key.module) for a, b in pairs if a.summary.digest != b.summary.digest}
-    assert wrong == {(step, "parts.2") for step in range(3, 6)}
+    assert wrong == {(step, "parts.2") for step in range(3, 4)}
 
 
 def test_places_are_tried_again_by_the_steps_that_are_recorded(

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
+from tensortap.capture import steadiness
 from tensortap.frameworks import torch_lane
 
 Step = Callable[[nn.Module, int, Any], None]
@@ -64,6 +65,10 @@ class Blocks(nn.Module):
         for number, part in enumerate(self.parts):
             x = torch.tanh(self._change(number, part(x)))
         return x
+
+
+def nothing(number: int, x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def counted(every: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
@@ -169,7 +174,7 @@ def test_two_backwards_and_a_flush_in_the_middle(tmp_path: Path, new_gpu: Any) -
 
 def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_gpu: Any) -> None:
     gpu = new_gpu()
-    model = Blocks(8, counted(100))
+    model = Blocks(8, nothing)
     with tt.capture(model, tmp_path / "run") as tap:
         for _ in range(4):
             loss = model(torch.randn(4, 8)).square().sum()
@@ -186,7 +191,7 @@ def test_large_tensors_are_neither_put_off_nor_read_twice(
 ) -> None:
     monkeypatch.setattr("tensortap.frameworks.torch_cuda._TOO_LARGE", 100)
     gpu = new_gpu()
-    model = Blocks(4, counted(100))
+    model = Blocks(4, nothing)
     with tt.capture(model, tmp_path / "run", kinds="output") as tap:
         for _ in range(4):
             train(model, 0, tap)
@@ -200,7 +205,7 @@ def test_a_launch_that_fails_at_the_end_of_backward_breaks_the_tap_only(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_gpu()
-    model = Blocks(4, counted(100))
+    model = Blocks(4, nothing)
     tap = tt.capture(model, tmp_path / "run")
     loss = model(torch.randn(4, 8)).square().sum()
 
@@ -257,3 +262,82 @@ def test_a_tap_that_has_stopped_holds_no_tensor(tmp_path: Path, new_gpu: Any, mo
         tap.step()
     tap.close()
     assert {r.key.module for r in tt.open(tmp_path / "run")} <= {"", *(f"parts.{n}" for n in range(7))}
+
+
+@pytest.mark.parametrize("change", ["counted", "unseen"])
+def test_a_first_batch_that_is_larger_than_the_others(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The same bytes are then more tensors: none waits for more of them than it was tried with."""
+    earlier: list[torch.Tensor] = []
+
+    def change_an_earlier_one(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 0:
+            earlier.clear()
+        earlier.append(x)
+        if number >= 8:
+            old = earlier[number - 8].detach() if change == "counted" else earlier[number - 8].data
+            old.mul_(0.5)
+        return x
+
+    def step(model: nn.Module, number: int, tap: Any) -> None:
+        model(torch.randn(64 if number == 0 else 8, 8))
+
+    with fake_gpu.window(monkeypatch, 4 * 64 * 8 * 4):
+        alike(tmp_path, new_gpu, lambda: Blocks(24, change_an_earlier_one), step, kinds="output", classes="Linear")
+
+
+def test_places_that_are_not_met_in_every_step_are_tried_again_too(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    now = [0]
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number, part in enumerate(self.parts):
+                if number < 2 or now[0] % 2 == 0:
+                    x = part(x)
+                    if now[0] >= 10:
+                        x.data.mul_(0.5)
+            return x
+
+    new_gpu()
+    model = Sometimes()
+    with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
+        for now[0] in range(24):
+            train(model, now[0], tap)
+            tap.step()
+            tap.flush()
+    told = {notice.partition(":")[0] for notice in tap.notices}
+    assert told == {f"parts.{number}" for number in range(6)}
+
+
+def test_many_small_tensors_come_to_be_read_together(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is full cuts trials short. They are made up for."""
+    monkeypatch.setattr(torch_lane, "_SLOTS", 64)
+    gpu = new_gpu()
+    model = Blocks(100, nothing)
+    with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
+        for number in range(12):
+            train(model, number, tap)
+            tap.step()
+            tap.flush()
+            if number == 9:
+                gpu.gpu.alone, gpu.gpu.together_ = 0, []
+    assert sum(gpu.gpu.together_) > 150 and gpu.gpu.alone < 60
+
+
+def test_a_step_that_never_ends_is_not_read_twice_for_ever(tmp_path: Path, new_gpu: Any) -> None:
+    gpu = new_gpu()
+    model = Blocks(3, nothing)
+    with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear"):
+        for number in range(200):
+            train(model, number, None)
+    assert gpu.gpu.alone == 600 and sum(gpu.gpu.together_) == 3 * 64

@@ -34,6 +34,15 @@ def ops() -> Any:
 WORKSHOPS = [pytest.param(cuda, marks=needs_gpu), ops]
 
 
+class Forever:
+    """Whoever waits may wait."""
+
+    proven = 1 << 60
+
+    def lost(self) -> None:
+        pass
+
+
 def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:
     ticket = workshop.submit(tensor)
     workshop.end_step()
@@ -228,7 +237,7 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(dtype: torch.
         tensors[6][:8192] = 0
         tensors[9] += 1000
     alone = [workshop.submit(tensor) for tensor in tensors]
-    together = [workshop.submit(tensor, later=lambda: None) for tensor in tensors]
+    together = [workshop.submit(tensor, later=Forever()) for tensor in tensors]
     workshop.end_step()
     one, other = (workshop.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
@@ -239,9 +248,9 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(dtype: torch.
 def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes() -> None:
     workshop, _ = cuda()
     steady, changed = random((64, 1024), "cuda", torch.float32), random((65, 1024), "cuda", torch.float32)
-    first = workshop.submit(steady, later=lambda: None)
+    first = workshop.submit(steady, later=Forever())
     second = workshop.submit(steady, first)
-    third = workshop.submit(changed, later=lambda: None)
+    third = workshop.submit(changed, later=Forever())
     fourth = workshop.submit(changed, third)
     changed.mul_(2)
     workshop.end_step()

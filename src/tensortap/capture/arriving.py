@@ -43,7 +43,9 @@ class Arriving:
         self._put_off: set[int] = set()
         """Rows that are read later than they were met."""
         self._twice: dict[int, tuple[Place, Any]] = {}
-        """Rows that were read at once and are read again, with the second ticket."""
+        """Rows that were read at once and again, with the second ticket."""
+        self._gone = False
+        """Whether this is in other hands now."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -85,12 +87,14 @@ class Arriving:
         """Whether this row was put off, and may not have been read yet."""
         return row in self._put_off
 
-    def read_again(self, place: Place, ticket: Any) -> None:
-        """The newest row was read at once, and is read later again."""
-        self._twice[len(self._rows) - 1] = place, ticket
+    def read_again(self, row: int, place: Place, ticket: Any) -> None:
+        """A row that was read at once was read again."""
+        if not self._gone:
+            self._twice[row] = place, ticket
 
     def forget(self) -> None:
-        """No tensor is known again from here on."""
+        """No tensor is known again from here on, and nothing is added."""
+        self._gone = True
         self._known.clear()
         self._alive.clear()
 
@@ -121,12 +125,8 @@ class Arriving:
             return
         again = self.workshop.collect([ticket for _, ticket in self._twice.values()])
         for number, (row, (place, _)) in enumerate(self._twice.items()):
-            if number in again.missed:
-                place.failed(unseen=False)
-            elif again.columns["digest"][number] == digests[row]:
-                place.tried()
-            else:
-                place.failed(unseen=True)
+            if number not in again.missed:
+                place.compared(bool(again.columns["digest"][number] == digests[row]))
 
     def _found_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
         module = _AT_ONCE.index("module")

@@ -16,7 +16,7 @@ from tensortap import dtypes
 from tensortap.capture.arriving import Arriving
 from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
-from tensortap.capture.steadiness import Steadiness
+from tensortap.capture.steadiness import Place, Steadiness
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Identity, Workshop
 from tensortap.kernels import summarize
@@ -28,6 +28,7 @@ __all__ = ["Recorder"]
 _PROBES = 32
 _MOST_KNOWN = 100_000
 _MANY = 4096
+_NO_PLACE: tuple[Place | None, str] = (None, "now")
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,26 @@ class _Known:
 
     def alive(self) -> bool:
         return self.identity is not None and self.identity.alive()
+
+
+class _Trial:
+    """Of a row that will be read again, to see whether it could have waited."""
+
+    __slots__ = ("_arriving", "_place", "_row")
+
+    def __init__(self, place: Place, arriving: Arriving, row: int) -> None:
+        self._place = place
+        self._arriving = arriving
+        self._row = row
+
+    @property
+    def proven(self) -> int:
+        return self._place.proven
+
+    def waited(self, others: int, ticket: Any) -> None:
+        self._place.tried(others, changed=ticket is None)
+        if ticket is not None:
+            self._arriving.read_again(self._row, self._place, ticket)
 
 
 class Recorder:
@@ -136,14 +157,15 @@ class Recorder:
             arriving = self._arrive_from(workshop)
         before = arriving.row_of(identity)
         dtype, shape = self._framework.described(tensor)
-        place, when = None, "now"
+        place, when = _NO_PLACE
         if self._gather and before is None and identity is not None and keep == "summary" and self._own(tensor, key):
             place, when = self.steadiness.when(key)
         if keep == "tensors" and before is not None and arriving.may_wait(before):
             workshop.settle()
         known = None if before is None else arriving.tickets[before]
-        ticket = workshop.submit(tensor, known, place.lost if place is not None and when == "later" else None)
-        again = workshop.submit_again(tensor) if when == "twice" else None
+        ticket = workshop.submit(tensor, known, place if when == "later" else None)
+        if place is not None and when == "twice":
+            workshop.submit_again(tensor, _Trial(place, arriving, len(arriving)))
         location, newly = None, False
         if keep == "tensors":
             location = arriving.location(before)
@@ -153,8 +175,6 @@ class Recorder:
         arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
         if when == "later":
             arriving.put_off()
-        if place is not None and again is not None:
-            arriving.read_again(place, again)
         if location is not None:
             arriving.keep(location, borrowed=not newly)
         if identity is not None and (before is None or newly):

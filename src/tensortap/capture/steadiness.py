@@ -1,13 +1,14 @@
 """Which tensors stay as they are for a while after they are seen, so that a device may read several of them together.
 
-That is found out, not assumed. In the first step in which a place is met, its tensors are read at once, and again as
-late as they would be read at the latest; only if both agree are they put off, from the third step on. One place in
-`_CHECKED_EVERY` is tried again in each step. A framework counts most changes, and a tensor that it has counted one for
-since is not read: better no record than one of another tensor.
+That is found out, not assumed. In the first recorded step in which a place is met, its tensors are read at once, and
+again later; only if both agree are they put off, as a rule from the third step on, and never for longer than they were
+tried. Each place is tried again when `_CHECKED_EVERY` steps have been recorded. A framework counts most changes, and a
+tensor that it has counted one for since is not read: better no record than one of another tensor.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Literal
 
@@ -16,26 +17,51 @@ from tensortap.records import Key, shown
 __all__ = ["Place", "Steadiness"]
 
 _CHECKED_EVERY = 64
+_MOST_TRIED = 64
+"""Tensors of a place that are read twice in one step: of one that never ends, not all need be."""
+_MOST_PLACES = 100_000
 
 
 class Place:
     """Where a tensor is met in every step: an input, output or gradient of one call of a module."""
 
-    __slots__ = ("_name", "_notices", "first", "number", "put_off", "steady")
-
-    def __init__(self, name: str, number: int, first: int, notices: deque[str]) -> None:
+    def __init__(self, name: str, number: int, now: int, step: int, notices: deque[str]) -> None:
         self._name = name
         self._notices = notices
-        self.number = number
-        self.first = first
-        """The recorded step in which it was first met."""
+        self._first = self._trying = now
+        self._check = now + 2 + number % _CHECKED_EVERY
+        """The recorded step from which on it is to be tried again."""
+        self._tried = 0
+        self._put_off = False
+        self._since, self._latest = step, step
+        """The steps in which it was tried last, and before that."""
         self.steady: bool | None = None
         """Whether tensors stay as they are here; None as long as nobody knows."""
-        self.put_off = False
-        """Whether any was read later because of that."""
+        self.proven = sys.maxsize
+        """See `frameworks.base.Patience`."""
+
+    def when(self, now: int, step: int) -> Literal["now", "twice", "later"]:
+        """See `Steadiness.when`; `now` counts the recorded steps."""
+        # By the third step it is known, as a rule, so that two runs do the same. If it is not, the trial was cut short.
+        unknown = self.steady is None and now >= self._trying + 2
+        if unknown or (self.steady and now >= self._check):
+            self._trying, self._check, self._tried = now, now + _CHECKED_EVERY, 0
+            self._since, self._latest = self._latest, step
+        if self._trying == now:
+            self._tried += 1
+            return "twice" if self._tried <= _MOST_TRIED else "now"
+        if not self.steady or now < self._first + 2:
+            return "now"
+        self._put_off = True
+        return "later"
+
+    def tried(self, others: int, changed: bool) -> None:
+        """A tensor was to be read again when so many others had come."""
+        self.proven = min(self.proven, others)
+        if changed:
+            self.steady = False
 
     def lost(self) -> None:
-        """A tensor was changed before it was read."""
         self.steady = False
         self._notices.append(
             f"{self._name} was changed in place before it was read together with others: in that step it is missing, "
@@ -43,18 +69,15 @@ class Place:
             "tensor at once)"
         )
 
-    def tried(self) -> None:
-        """Read at once and later it was the same."""
-        if self.steady is None:
-            self.steady = True
-
-    def failed(self, unseen: bool) -> None:
-        """It was not, or could not be read later. `unseen` is a change that the framework did not count."""
-        if self.put_off and self.steady and unseen:
+    def compared(self, same: bool) -> None:
+        """What it was at once and what it was later."""
+        if same:
+            self.steady = self.steady is not False
+            return
+        if self.steady and self._put_off:
             self._notices.append(
-                f"{self._name} was changed without its framework knowing before it was read together with others: "
-                f"summaries of the last {_CHECKED_EVERY} recorded steps may be of changed values; from now on it is "
-                "read at once"
+                f"{self._name} was changed without its framework knowing before it was read together with others: its "
+                f"summaries since step {self._since} may be of changed values; from now on it is read at once"
             )
         self.steady = False
 
@@ -65,26 +88,21 @@ class Steadiness:
     def __init__(self) -> None:
         self._places: dict[tuple[str, int, str, str], Place] = {}
         self._step = -1
-        self._steps = -1
+        self._recorded = -1
         self.notices: deque[str] = deque()
         """What must be told of tensors that turned out to be changed after all."""
 
-    def when(self, key: Key) -> tuple[Place, Literal["now", "twice", "later"]]:
+    def when(self, key: Key) -> tuple[Place | None, Literal["now", "twice", "later"]]:
         """How a tensor is to be read: at once, at once and later again, or later."""
         if key.step != self._step:
             self._step = key.step
-            self._steps += 1
-        now = self._steps
+            self._recorded += 1
         where = key.module, key.call, key.kind, key.path
         place = self._places.get(where)
         if place is None:
+            if len(self._places) == _MOST_PLACES:
+                return None, "now"
             name = f"{shown(key.module)}: {key.kind} {key.path}"
-            place = self._places[where] = Place(name, len(self._places), now, self.notices)
-        if place.first == now:
-            return place, "twice"
-        if not place.steady or now < place.first + 2:  # by then it is known, as a rule: two runs do the same
-            return place, "now"
-        if (now + place.number) % _CHECKED_EVERY == 0:
-            return place, "twice"
-        place.put_off = True
-        return place, "later"
+            place = Place(name, len(self._places), self._recorded, key.step, self.notices)
+            self._places[where] = place
+        return place, place.when(self._recorded, key.step)

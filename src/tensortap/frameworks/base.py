@@ -25,7 +25,9 @@ __all__ = [
     "Framework",
     "Gradient",
     "Identity",
+    "Patience",
     "Remove",
+    "Trial",
     "Workshop",
 ]
 
@@ -84,22 +86,45 @@ class Collected(NamedTuple):
     unchanged: Sequence[bool]
     """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
     missed: Collection[int] = ()
-    """Rows of tensors that were put off and then not read, because they had been changed: there is nothing of them."""
+    """Rows of tensors that were put off and then not read, as a rule because they had been changed: there is nothing of
+    them."""
+
+
+class Patience(Protocol):
+    """Says of a tensor how long it may wait to be read."""
+
+    @property
+    def proven(self) -> int:
+        """Of how many further tensors it is known that it has not changed when they come."""
+
+    def lost(self) -> None:
+        """It was changed before it was read."""
+
+
+class Trial(Protocol):
+    """Wants to know how long a tensor, which was read at once, could have waited."""
+
+    @property
+    def proven(self) -> int:
+        """As of `Patience`: there is no need to wait longer."""
+
+    def waited(self, others: int, ticket: Any) -> None:
+        """It was read again when so many others had come. No ticket, if it had been changed."""
 
 
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
-    def submit(self, tensor: Any, known: Any = None, later: Callable[[], None] | None = None) -> Any:
+    def submit(self, tensor: Any, known: Any = None, later: Patience | None = None) -> Any:
         """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
         earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
 
-        With `later` it may be read a little later together with others. It may be freed meanwhile, but not changed:
-        `later` is called if it was, and nothing is read."""
+        With `later` it may be read a little later together with others. It may be freed meanwhile, but not changed: if
+        it was, nothing is read."""
 
-    def submit_again(self, tensor: Any) -> Any:
+    def submit_again(self, tensor: Any, trial: Trial) -> None:
         """Summarise a tensor that was just submitted once more, as late as it would be read at the latest if it were
-        put off. None, if it would be read at once. What is interrupted is missed."""
+        put off. One that cannot be put off is not tried."""
 
     def settle(self) -> None:
         """Read all that was put off: the forward, the backward or the step is over."""

@@ -6,12 +6,12 @@ Each stream has a lane of its own, where everything happens in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from tensortap.frameworks.base import Collected
+from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_lane import CudaTicket, Lane, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import PLAIN, dense
@@ -35,12 +35,10 @@ class CudaWorkshop:
         self._lock = threading.RLock()  # the end of a backward comes from anywhere
         self._phase = -1
         """The backward that is under way; -1 outside of one."""
-        self._awaited = True
-        """Whether its end, if there is one to wait for, will be heard of."""
         self._error: Exception | None = None
 
     def submit(
-        self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Callable[[], None] | None = None
+        self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Patience | None = None
     ) -> CudaTicket:
         tensor, own = _plain(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
@@ -48,15 +46,13 @@ class CudaWorkshop:
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, own, index, known, later)
 
-    def submit_again(self, tensor: torch.Tensor) -> CudaTicket | None:
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         tensor, own = _plain(tensor)
         index = tensor.get_device()
         with self._lock, torch.cuda.device(index):
             lane, found, address, _, may_wait = self._found(tensor, own, index)
-            if not may_wait:
-                return None
-            self._await_end()
-            return lane.submit_again(found, address)
+            if may_wait:
+                lane.submit_again(found, address, trial)
 
     def _submit(
         self,
@@ -64,13 +60,11 @@ class CudaWorkshop:
         own: bool,
         index: int,
         known: CudaTicket | None,
-        later: Callable[[], None] | None,
+        later: Patience | None,
     ) -> CudaTicket:
         with self._lock:
             self._look_at_phase()
             lane, tensor, address, layout, may_wait = self._found(tensor, own, index)
-            if later is not None and may_wait:
-                self._await_end()
             return lane.submit(tensor, address, layout, known, later if may_wait else None)
 
     def settle(self) -> None:
@@ -112,12 +106,9 @@ class CudaWorkshop:
         phase = torch._C._current_graph_task_id()
         if phase != self._phase:
             self._settle()
-            self._phase, self._awaited = phase, phase == -1
-
-    def _await_end(self) -> None:
-        if not self._awaited:
-            self._awaited = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+            self._phase = phase
+            if phase != -1:
+                torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
 
     def _settle(self) -> None:
         for (index, _), lane in self._lanes.items():
@@ -163,7 +154,8 @@ class CudaWorkshop:
         for place, ticket in again:
             if ticket.known is not None and not ticket.probed:
                 known = first_sighting(ticket.known)
-                unchanged[place] = results["digest"][place] == known.batch.rows()["digest"][known.number]
+                digest = known.batch.rows()["digest"][known.number]
+                unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
         return Collected(columns(results, elements), unchanged, missed)
 

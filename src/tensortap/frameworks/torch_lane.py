@@ -7,13 +7,16 @@ its largest step. Tensors that may wait are read together, in one launch.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy.typing as npt
 import torch
 
+from tensortap.frameworks.base import Patience, Trial
 from tensortap.frameworks.torch_tensors import NAMES
 from tensortap.kernels.cuda import driver
 from tensortap.kernels.gpu import (
@@ -37,18 +40,30 @@ _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
 
 
-class _Waiting(NamedTuple):
+_P = TypeVar("_P", bound=Patience | Trial)
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[_P]):
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
     """Another name for its memory: the tensor itself would keep its graph alive, and have gradients copied."""
     address: int
     version: int
-    elements: int
+    came: int
+    """How many tensors the lane had seen, this one included."""
     due: int
-    """When the lane has seen so many bytes, it must be read."""
-    lost: Callable[[], None] | None
-    """Whom to tell if it has been changed."""
+    """When it has seen so many bytes, this one must be read."""
+    patience: _P
+
+    @property
+    def last(self) -> int:
+        """When the lane has seen so many tensors, this one must be read."""
+        return self.came + self.patience.proven
+
+    def unchanged(self) -> bool:
+        return bool(self.tensor._version == self.version and self.tensor.data_ptr() == self.address)
 
 
 class CudaTicket(NamedTuple):
@@ -127,14 +142,16 @@ class Lane:
         """Partial results that wait to be added up, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
         self._together: dict[torch.dtype, Together] = {}
-        self._waiting: dict[int, _Waiting] = {}
-        """Tensors that were put off, by the number of their results; the oldest comes first."""
-        self._trials: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _Waiting[Patience]] = {}
+        """Tensors that were put off, by the number of their results."""
+        self._trials: list[_Waiting[Trial]] = []
         """Those that were read at once, to be read again when they would be at the latest."""
+        self._came = 0
+        """How many tensors came."""
         self._seen = 0
-        """Bytes of all tensors that came."""
-        self._due = 0
-        """None must be read before so many have come."""
+        """The bytes of all of them."""
+        self._last, self._due = 0, 0
+        """None must be read before so many tensors or so many bytes have come."""
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
@@ -148,45 +165,43 @@ class Lane:
         address: int,
         layout: Layout,
         known: CudaTicket | None,
-        later: Callable[[], None] | None,
+        later: Patience | None,
     ) -> CudaTicket:
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
-        batch = self._batch
-        if batch is None or batch.size == _SLOTS:
-            batch = self._next_batch()
+        batch = self._batch_with_room(1)
         elements = tensor.numel()
+        self._came += 1
         self._seen += elements * tensor.element_size()
         if known is not None and known.number in known.batch.missed:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
             ticket = CudaTicket(batch, known.number, elements, known)
         elif later is not None and known is None:
-            ticket = self._put_off(self._waiting, tensor, address, later, batch)
+            ticket = CudaTicket(batch, batch.size, elements, None)
+            self._waiting[batch.size] = self._put_off(tensor, address, later)
+            batch.size += 1
             if len(self._waiting) == MOST_TOGETHER:
-                self._read_together(self._waiting, batch)
+                self._read_waiting()
         else:
             ticket = self._read(tensor, address, layout, known, batch)
-        if self._seen >= self._due:
-            self._read_what_is_due(batch)
+        if self._came >= self._last or self._seen >= self._due:
+            self._read_what_is_due()
         return ticket
 
-    def submit_again(self, tensor: torch.Tensor, address: int) -> CudaTicket:
-        """As `submit`, for one that came just now."""
-        batch = self._batch
-        if batch is None or batch.size == _SLOTS:
-            batch = self._next_batch()
-        return self._put_off(self._trials, tensor, address, None, batch)
+    def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
+        """For one that came just now."""
+        self._trials.append(self._put_off(tensor, address, trial))
 
     def settle(self) -> None:
         """Read all that waits."""
-        if self._batch is not None:
-            self._read_together(self._waiting, self._batch)
-            self._read_together(self._trials, self._batch)
+        self._read_waiting()
+        trials, self._trials = self._trials, []
+        self._read_trials(trials)
 
     def forget(self) -> None:
         """Let go of all that waits, unread."""
         if self._batch is not None:
-            self._batch.missed.update(self._waiting, self._trials)
+            self._batch.missed.update(self._waiting)
         self._waiting.clear()
         self._trials.clear()
 
@@ -200,26 +215,16 @@ class Lane:
         else:
             host = _new_host()
         with torch.cuda.stream(_stream(self._stream, self._device)):
-            self._read_together(self._waiting, batch)
-            batch.missed.update(self._trials)  # too early for these to prove anything
-            self._trials.clear()
+            self._read_waiting()
             self._finish(batch)
             batch.send(host)
         self._batch = None
 
-    def _put_off(
-        self,
-        among: dict[int, _Waiting],
-        tensor: torch.Tensor,
-        address: int,
-        lost: Callable[[], None] | None,
-        batch: Batch,
-    ) -> CudaTicket:
-        number, elements = batch.size, tensor.numel()
+    def _put_off(self, tensor: torch.Tensor, address: int, patience: _P) -> _Waiting[_P]:
         due = self._seen + _MOST_WAITING
-        among[number] = _Waiting(tensor.detach(), address, tensor._version, elements, due, lost)
-        batch.size = number + 1
-        return CudaTicket(batch, number, elements, None)
+        one = _Waiting(tensor.detach(), address, tensor._version, self._came, due, patience)
+        self._last = min(self._last, one.last)
+        return one
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
@@ -238,45 +243,66 @@ class Lane:
         batch.size = number + 1
         return ticket
 
-    def _read_what_is_due(self, batch: Batch) -> None:
-        """None waits longer in `_waiting`, where the oldest takes all others along, than in `_trials`: what did not
-        change there will not change here."""
-        if any(one.due <= self._seen for one in self._waiting.values()):
-            self._read_together(self._waiting, batch)
-        if old := {number: one for number, one in self._trials.items() if one.due <= self._seen}:
-            for number in old:
-                del self._trials[number]
-            self._read_together(old, batch)
-        # Whoever comes later is due later still.
-        dues = (one.due for waiting in (self._waiting, self._trials) for one in waiting.values())
-        self._due = min(dues, default=self._seen + _MOST_WAITING)
+    def _read_what_is_due(self) -> None:
+        """None waits longer than its place has been tried: what did not change then will not change now."""
+        came, seen = self._came, self._seen
+        if any(one.last <= came or one.due <= seen for one in self._waiting.values()):
+            self._read_waiting()
+        if due := [one for one in self._trials if one.last <= came or one.due <= seen]:
+            self._trials = [one for one in self._trials if not (one.last <= came or one.due <= seen)]
+            self._read_trials(due)
+        waiting: list[_Waiting[Any]] = [*self._waiting.values(), *self._trials]
+        self._last = min((one.last for one in waiting), default=sys.maxsize)
+        self._due = min(
+            (one.due for one in waiting), default=seen + _MOST_WAITING
+        )  # who comes later is due later still
 
-    def _read_together(self, waiting: dict[int, _Waiting], batch: Batch) -> None:
-        """Those that have not changed. None of them waits any longer."""
-        found: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
-        batch.missed.update(waiting)  # until their launches have succeeded
+    def _read_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        if (batch := self._batch) is None:  # then none waits either
+            return
+        found = []
         for number, one in waiting.items():
-            tensor = one.tensor
-            if tensor._version == one.version and tensor.data_ptr() == one.address:
-                found.setdefault(tensor.dtype, []).append((number, one))
-            elif one.lost is not None:
-                one.lost()
-        waiting.clear()
-        for dtype, tensors in found.items():
-            together = self._together.get(dtype) or self._new_together(dtype)
-            tensors.reverse()  # the newest may still lie in the cache
-            for first in range(0, len(tensors), MOST_TOGETHER):
-                self._launch(together, tensors[first : first + MOST_TOGETHER], batch)
+            if one.unchanged():
+                found.append((number, one))
+            else:
+                batch.missed.add(number)
+                one.patience.lost()
+        self._read_together(found, batch)
 
-    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
+    def _read_trials(self, trials: Sequence[_Waiting[Trial]]) -> None:
+        for first in range(0, len(trials), MOST_TOGETHER):
+            some = trials[first : first + MOST_TOGETHER]
+            batch = self._batch_with_room(len(some))
+            found = []
+            for one in some:
+                ticket = CudaTicket(batch, batch.size, one.tensor.numel(), None) if one.unchanged() else None
+                if ticket is not None:
+                    found.append((batch.size, one))
+                    batch.size += 1
+                one.patience.waited(self._came - one.came, ticket)
+            self._read_together(found, batch)
+
+    def _read_together(self, waiting: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
+        """With the numbers of their results."""
+        kinds: dict[torch.dtype, list[tuple[int, _Waiting[Any]]]] = {}
+        for number, one in waiting:
+            kinds.setdefault(one.tensor.dtype, []).append((number, one))
+            batch.missed.add(number)  # until its launch has succeeded
+        for dtype, tensors in kinds.items():
+            tensors.reverse()  # the newest may still lie in the cache
+            self._launch(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
+
+    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
         most = len(tensors) * self._gpu.most_blocks
         if self._used + most > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
         for number, one in tensors:
-            used, blocks = self._used, together.blocks(one.elements)
+            elements = one.tensor.numel()
+            used, blocks = self._used, together.blocks(elements)
             partials, result = self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES
-            works.append((one.address, one.elements, partials, result))
+            works.append((one.address, elements, partials, result))
             self._pending += (used, blocks, number, 0)
             self._used = used + blocks
         together.read(works)
@@ -301,8 +327,11 @@ class Lane:
         self._together[dtype] = together
         return together
 
-    def _next_batch(self) -> Batch:
-        if self._batch is not None:
+    def _batch_with_room(self, count: int) -> Batch:
+        batch = self._batch
+        if batch is not None and batch.size + count <= _SLOTS:
+            return batch
+        if batch is not None:
             self.send()
             self._current += 1
         if self._current == len(self._results):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Collected
+from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import RESULT, columns
 from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, row_hash
@@ -71,9 +71,7 @@ class OpsWorkshop:
     def __init__(self) -> None:
         self._step = _Step()
 
-    def submit(
-        self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Callable[[], None] | None = None
-    ) -> OpsTicket:
+    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Patience | None = None) -> OpsTicket:
         tensor = tensor.detach()
         tensor = dense(tensor)
         if tensor.is_complex():
@@ -83,8 +81,8 @@ class OpsWorkshop:
         self._step.rows.append(_result(flat))
         return ticket
 
-    def submit_again(self, tensor: torch.Tensor) -> OpsTicket | None:
-        return None
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+        """Nothing can be put off here."""
 
     def settle(self) -> None:
         """Nothing is put off here."""
