@@ -53,14 +53,11 @@ class _Waiting(Generic[_P]):
     version: int
     came: int
     """How many tensors the lane had seen, this one included."""
+    last: int
+    """When it has seen so many, this one must be read."""
     due: int
-    """When it has seen so many bytes, this one must be read."""
+    """The same in bytes."""
     patience: _P
-
-    @property
-    def last(self) -> int:
-        """When the lane has seen so many tensors, this one must be read."""
-        return self.came + self.patience.proven
 
     def unchanged(self) -> bool:
         return bool(self.tensor._version == self.version and self.tensor.data_ptr() == self.address)
@@ -221,10 +218,11 @@ class Lane:
         self._batch = None
 
     def _put_off(self, tensor: torch.Tensor, address: int, patience: _P) -> _Waiting[_P]:
-        due = self._seen + _MOST_WAITING
-        one = _Waiting(tensor.detach(), address, tensor._version, self._came, due, patience)
-        self._last = min(self._last, one.last)
-        return one
+        came, due = self._came, self._seen + _MOST_WAITING
+        last = came + patience.proven
+        if last < self._last:
+            self._last = last
+        return _Waiting(tensor.detach(), address, tensor._version, came, last, due, patience)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
