@@ -148,7 +148,7 @@ def test_only_the_second_micro_step_changes_something(tmp_path: Path, new_gpu: A
 
 
 def test_more_tensors_than_a_batch_has_room_for(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_lane, "_SLOTS", 150)
+    monkeypatch.setattr(torch_lane, "SLOTS", 150)
     alike(tmp_path, new_gpu, lambda: Blocks(30, counted(4)))
 
 
@@ -327,7 +327,7 @@ def test_many_small_tensors_come_to_be_read_together(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that is full cuts trials short. They are made up for."""
-    monkeypatch.setattr(torch_lane, "_SLOTS", 64)
+    monkeypatch.setattr(torch_lane, "SLOTS", 64)
     gpu = new_gpu()
     model = Blocks(100, nothing)
     with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
@@ -359,7 +359,7 @@ def test_any_program_that_does_the_same_in_every_step(
         (dice.randrange(micros), dice.randrange(count)): (dice.randint(0, 9), dice.random() < 0.5)
         for _ in range(dice.randint(0, 8))
     }
-    monkeypatch.setattr(torch_lane, "_SLOTS", dice.choice([40, 100, 1024]))
+    monkeypatch.setattr(torch_lane, "SLOTS", dice.choice([40, 100, 1024]))
     kinds = dice.choice(["output", ("input", "output"), ("input", "output", "grad_output", "param_grad")])
     micro, earlier = [0], list[torch.Tensor]()
 

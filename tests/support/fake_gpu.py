@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensortap.frameworks import torch_lane
+from tensortap.frameworks import torch_lane, torch_results
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
@@ -130,9 +130,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
 
     new()
     monkeypatch.setattr(Torch, "workshop", lambda self, tensor: made[-1])
-    monkeypatch.setattr(torch_lane, "_new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
+    for module in (torch_lane, torch_results):
+        monkeypatch.setattr(module, "new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
     monkeypatch.setattr(torch_lane, "_stream", no_context)
-    monkeypatch.setattr(torch_lane.driver, "allow_captures", lambda: None)
+    monkeypatch.setattr(torch_results.driver, "allow_captures", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", no_context)
     monkeypatch.setattr(torch.cuda, "device", no_context)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)

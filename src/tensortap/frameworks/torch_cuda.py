@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from tensortap.frameworks.base import Collected, Patience, Trial
-from tensortap.frameworks.torch_lane import CudaTicket, Lane, first_sighting
+from tensortap.frameworks.torch_lane import Lane
+from tensortap.frameworks.torch_results import CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import PLAIN, dense
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out

@@ -11,14 +11,13 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy.typing as npt
 import torch
 
 from tensortap.frameworks.base import Patience, Trial
+from tensortap.frameworks.torch_results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch_tensors import NAMES
-from tensortap.kernels.cuda import driver
 from tensortap.kernels.gpu import (
     MOST_FINISHED,
     MOST_TOGETHER,
@@ -30,9 +29,8 @@ from tensortap.kernels.gpu import (
     Together,
 )
 
-__all__ = ["Batch", "CudaTicket", "Lane", "first_sighting"]
+__all__ = ["Lane"]
 
-_SLOTS = 1024
 _PARTIALS = 28 << 20
 _RESULT_BYTES = RESULT.itemsize
 _MOST_PLANS = 4096
@@ -63,64 +61,6 @@ class _Waiting(Generic[_P]):
         return bool(self.tensor._version == self.version and self.tensor.data_ptr() == self.address)
 
 
-class CudaTicket(NamedTuple):
-    """A summary that is on its way."""
-
-    batch: Batch
-    number: int
-    """Its place in the batch."""
-    elements: int
-    known: CudaTicket | None
-    """An earlier sighting; with the same place, if that was still waiting to be read."""
-
-    @property
-    def address(self) -> int:
-        """Of its result on the device, while the step lasts."""
-        return self.batch.address + self.number * _RESULT_BYTES
-
-    @property
-    def probed(self) -> bool:
-        """Whether a few elements were compared with `known` first; if not, all were read. In another stream `known` may
-        not have been finished yet."""
-        return self.known is not None and self.known.batch.lane is self.batch.lane
-
-
-class Batch:
-    """Results that travel together."""
-
-    def __init__(self, lane: Lane, results: torch.Tensor) -> None:
-        self.lane = lane
-        self.size = 0
-        """So many have been submitted."""
-        self.address: int = results.data_ptr()
-        self._results = results
-        self._host: torch.Tensor | None = None
-        self._event: torch.cuda.Event | None = None
-        self._rows: npt.NDArray[Any] | None = None
-        self.unchanged: list[bool] = []
-        self.missed: set[int] = set()
-        """Those that were changed before they were read."""
-
-    def send(self, host: torch.Tensor) -> None:
-        nbytes = self.size * RESULT.itemsize
-        host[:nbytes].copy_(self._results[:nbytes], non_blocking=True)
-        self._host = host
-        self._event = torch.cuda.Event(blocking=True)
-        self._event.record()
-
-    def rows(self) -> npt.NDArray[Any]:
-        """Waits until they have arrived."""
-        if self._rows is None:
-            assert self._event is not None and self._host is not None
-            driver.allow_captures()
-            self._event.synchronize()
-            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].view(RESULT).copy()
-            self.unchanged = self._rows["unchanged"].astype(bool).tolist()
-            self.lane.give_back(self._host)
-            self._host = None
-        return self._rows
-
-
 class Lane:
     """One stream's memory. Everything happens in the stream's order, so it can be used again without waiting."""
 
@@ -131,7 +71,7 @@ class Lane:
         self._device = device
         self._stream = stream
         room = max(_PARTIALS, MOST_TOGETHER * gpu.most_blocks * PARTIAL_BYTES)
-        self._partials = _new_bytes(room, device=device)
+        self._partials = new_bytes(room, device=device)
         self._partials_at = self._partials.data_ptr()
         self._most = self._partials.numel() // PARTIAL_BYTES
         self._used = 0
@@ -153,7 +93,7 @@ class Lane:
         self._current = 0
         """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
         # Page-locking memory holds the device up, so enough for the steps under way is locked beforehand.
-        self._free = deque(_new_host() for _ in range(4))
+        self._free = deque(new_host() for _ in range(4))
         self._batch: Batch | None = None
 
     def submit(
@@ -207,14 +147,10 @@ class Lane:
         batch = self._batch
         if batch is None or not batch.size:
             return
-        if self._free:
-            host = self._free.popleft()
-        else:
-            host = _new_host()
         with torch.cuda.stream(_stream(self._stream, self._device)):
             self._read_waiting()
             self._finish(batch)
-            batch.send(host)
+            batch.send()
         self._batch = None
 
     def _put_off(self, tensor: torch.Tensor, address: int, patience: _P) -> _Waiting[_P]:
@@ -310,9 +246,6 @@ class Lane:
         self.send()
         self._current = 0
 
-    def give_back(self, host: torch.Tensor) -> None:
-        self._free.append(host)
-
     def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
         if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
             self._plans.clear()
@@ -327,15 +260,15 @@ class Lane:
 
     def _batch_with_room(self, count: int) -> Batch:
         batch = self._batch
-        if batch is not None and batch.size + count <= _SLOTS:
+        if batch is not None and batch.size + count <= SLOTS:
             return batch
         if batch is not None:
             self.send()
             self._current += 1
         if self._current == len(self._results):
-            size = _SLOTS * RESULT.itemsize
-            self._results.append(_new_bytes(size, device=self._device))
-        self._batch = Batch(self, self._results[self._current])
+            size = SLOTS * RESULT.itemsize
+            self._results.append(new_bytes(size, device=self._device))
+        self._batch = Batch(self, self._results[self._current], self._free)
         return self._batch
 
     def _finish(self, batch: Batch) -> None:
@@ -343,28 +276,6 @@ class Lane:
             self._gpu.finish(self._pending, self._partials_at, batch.address, self._stream)
             self._pending.clear()
             self._used = 0
-
-
-def first_sighting(ticket: CudaTicket) -> CudaTicket:
-    """The sighting whose result holds for this one too: itself, if something had changed since the one before."""
-    while True:
-        batch, known = ticket.batch, ticket.known
-        batch.rows()
-        if known is not None and known.batch is batch and known.number == ticket.number:
-            ticket = known
-        elif known is None or not batch.unchanged[ticket.number]:
-            return ticket
-        else:
-            ticket = known
-
-
-def _new_host() -> torch.Tensor:
-    return _new_bytes(_SLOTS * RESULT.itemsize, pin_memory=True)
-
-
-def _new_bytes(count: int, **where: Any) -> torch.Tensor:
-    with torch.inference_mode(False):  # the model may run in it now, and outside of it later
-        return torch.empty(count, dtype=torch.uint8, **where)
 
 
 def _stream(raw: int, device: torch.device) -> Any:
