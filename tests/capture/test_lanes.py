@@ -17,6 +17,7 @@ from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
 from tensortap.capture import steadiness
 from tensortap.frameworks import torch_lane
+from tensortap.frameworks.torch_ops import OpsWorkshop
 
 Step = Callable[[nn.Module, int, Any], None]
 
@@ -381,3 +382,30 @@ def test_any_program_that_does_the_same_in_every_step(
 
     with fake_gpu.window(monkeypatch, dice.choice([0, 300, 2000, 10_000])):
         alike(tmp_path, new_gpu, lambda: Blocks(count, change), step, least=0, kinds=kinds, classes="Linear")
+
+
+@pytest.mark.parametrize("change", [nothing, counted(1), unseen(1)])
+def test_a_tensor_that_waits_and_is_then_kept_whole(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    """It is met again as the next module's input, whose tensors are kept, and changed only after that."""
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.second = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for first, second in zip(self.first, self.second, strict=True):
+                y = first(x)
+                x = second(y).detach()
+                change(0, y.detach())
+            return x
+
+    monkeypatch.setattr(FakeWorkshop, "parts", OpsWorkshop.parts)
+    keep = {"second.*": "tensors", "*": "summary"}
+    alike(tmp_path, new_gpu, Pairs, no_backward, least=0, kinds=("input", "output"), classes="Linear", keep=keep)
+    for gather in (False, True):
+        kept = [r for r in tt.open(tmp_path / str(gather)) if r.location is not None]
+        assert {r.key.module for r in kept} == {f"second.{n}" for n in range(4)} and len(kept) == 5 * 8

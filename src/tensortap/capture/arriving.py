@@ -40,8 +40,6 @@ class Arriving:
         self._known: dict[Hashable, int] = {}
         """By token, the row of a tensor that may be met again."""
         self._alive: dict[int, Callable[[], bool]] = {}
-        self._put_off: set[int] = set()
-        """Rows that are read later than they were met."""
         self._twice: dict[int, tuple[Place, Any]] = {}
         """Rows that were read at once and again, with the second ticket."""
         self._gone = False
@@ -78,14 +76,6 @@ class Arriving:
         row = len(self._rows) - 1
         self._known[identity.token] = row
         self._alive[row] = identity.alive
-
-    def put_off(self) -> None:
-        """The newest row is read later."""
-        self._put_off.add(len(self._rows) - 1)
-
-    def may_wait(self, row: int) -> bool:
-        """Whether this row was put off, and may not have been read yet."""
-        return row in self._put_off
 
     def read_again(self, row: int, place: Place, ticket: Any) -> None:
         """A row that was read at once was read again."""

@@ -160,8 +160,8 @@ class Recorder:
         place, when = _NO_PLACE
         if self._gather and before is None and identity is not None and keep == "summary" and self._own(tensor, key):
             place, when = self.steadiness.when(key)
-        if keep == "tensors" and before is not None and arriving.may_wait(before):
-            workshop.settle()
+        if keep == "tensors" and before is not None and arriving.location(before) is None:
+            workshop.settle()  # its bytes are kept now: it must not be missed for having waited since
         known = None if before is None else arriving.tickets[before]
         ticket = workshop.submit(tensor, known, place if when == "later" else None)
         if place is not None and when == "twice":
@@ -173,8 +173,6 @@ class Recorder:
                 parts = workshop.parts(tensor)
                 location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
         arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
-        if when == "later":
-            arriving.put_off()
         if location is not None:
             arriving.keep(location, borrowed=not newly)
         if identity is not None and (before is None or newly):

@@ -34,23 +34,25 @@ class Place:
         self._tried = 0
         self._put_off = False
         self._since, self._latest = step, step
-        """The steps in which it was tried last, and before that."""
-        self.steady: bool | None = None
-        """Whether tensors stay as they are here; None as long as nobody knows."""
+        """The steps in which it was tried the last time but one, and the last time."""
+        # Each is only ever set, so that neither of two threads undoes what the other has found.
+        self._same = False
+        self._changed = False
         self.proven = sys.maxsize
         """See `frameworks.base.Patience`."""
 
     def when(self, now: int, step: int) -> Literal["now", "twice", "later"]:
         """See `Steadiness.when`; `now` counts the recorded steps."""
         # By the third step it is known, as a rule, so that two runs do the same. If it is not, the trial was cut short.
-        unknown = self.steady is None and now >= self._trying + 2
-        if unknown or (self.steady and now >= self._check):
+        steady = self._same and not self._changed
+        unknown = not self._same and not self._changed and now >= self._trying + 2
+        if unknown or (steady and now >= self._check):
             self._trying, self._check, self._tried = now, now + _CHECKED_EVERY, 0
             self._since, self._latest = self._latest, step
         if self._trying == now:
             self._tried += 1
             return "twice" if self._tried <= _MOST_TRIED else "now"
-        if not self.steady or now < self._first + 2:
+        if not steady or now < self._first + 2:
             return "now"
         self._put_off = True
         return "later"
@@ -58,11 +60,10 @@ class Place:
     def tried(self, others: int, changed: bool) -> None:
         """A tensor was to be read again when so many others had come."""
         self.proven = min(self.proven, others)
-        if changed:
-            self.steady = False
+        self._changed |= changed
 
     def lost(self) -> None:
-        self.steady = False
+        self._changed = True
         self._notices.append(
             f"{self._name} was changed in place before it was read together with others: in that step it is missing, "
             "here and wherever else it was met meanwhile, and from now on it is read at once (gather=False reads every "
@@ -72,14 +73,14 @@ class Place:
     def compared(self, same: bool) -> None:
         """What it was at once and what it was later."""
         if same:
-            self.steady = self.steady is not False
+            self._same = True
             return
-        if self.steady and self._put_off:
+        if self._put_off and not self._changed:
             self._notices.append(
                 f"{self._name} was changed without its framework knowing before it was read together with others: its "
                 f"summaries since step {self._since} may be of changed values; from now on it is read at once"
             )
-        self.steady = False
+        self._changed = True
 
 
 class Steadiness:

@@ -91,8 +91,8 @@ class Watcher:
     def _enter(self, site: Site, opened: Opened) -> Call:
         """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
-        if not self._armed:
-            self.arm()
+        if begins := not self._armed:
+            self.arm()  # with all remarks
         autograd = framework.records_gradients()
         replaying = framework.replaying()
         # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
@@ -103,7 +103,8 @@ class Watcher:
         call.autograd = autograd
         if site.name == "" and not replaying:
             self._record_pieces()
-            self._remark_all()
+            if not begins:
+                self._remark_all()
         if site.name not in self._sites:
             return call
         if "grad_output" in self._kinds:

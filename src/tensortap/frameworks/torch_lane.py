@@ -32,7 +32,6 @@ from tensortap.kernels.gpu import (
 __all__ = ["Lane"]
 
 _PARTIALS = 28 << 20
-_RESULT_BYTES = RESULT.itemsize
 _MOST_PLANS = 4096
 _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
@@ -56,6 +55,9 @@ class _Waiting(Generic[_P]):
     due: int
     """The same in bytes."""
     patience: _P
+
+    def is_due(self, came: int, seen: int) -> bool:
+        return self.last <= came or self.due <= seen
 
     def unchanged(self) -> bool:
         return bool(self.tensor._version == self.version and self.tensor.data_ptr() == self.address)
@@ -171,7 +173,7 @@ class Lane:
         used, number = self._used, batch.size
         ticket = CudaTicket(batch, number, elements, known)
         expected = known.address if known is not None and ticket.probed else 0
-        plan.read(address, self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES, expected)
+        plan.read(address, self._partials_at + used * PARTIAL_BYTES, ticket.address, expected)
         self._pending += (used, plan.blocks, number, 0)
         self._used = used + plan.blocks
         batch.size = number + 1
@@ -180,16 +182,15 @@ class Lane:
     def _read_what_is_due(self) -> None:
         """None waits longer than its place has been tried: what did not change then will not change now."""
         came, seen = self._came, self._seen
-        if any(one.last <= came or one.due <= seen for one in self._waiting.values()):
+        if any(one.is_due(came, seen) for one in self._waiting.values()):
             self._read_waiting()
-        if due := [one for one in self._trials if one.last <= came or one.due <= seen]:
-            self._trials = [one for one in self._trials if not (one.last <= came or one.due <= seen)]
+        if due := [one for one in self._trials if one.is_due(came, seen)]:
+            self._trials = [one for one in self._trials if not one.is_due(came, seen)]
             self._read_trials(due)
         waiting: list[_Waiting[Any]] = [*self._waiting.values(), *self._trials]
         self._last = min((one.last for one in waiting), default=sys.maxsize)
-        self._due = min(
-            (one.due for one in waiting), default=seen + _MOST_WAITING
-        )  # who comes later is due later still
+        # Whoever comes later is due later still.
+        self._due = min((one.due for one in waiting), default=seen + _MOST_WAITING)
 
     def _read_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -235,8 +236,8 @@ class Lane:
         for number, one in tensors:
             elements = one.tensor.numel()
             used, blocks = self._used, together.blocks(elements)
-            partials, result = self._partials_at + used * PARTIAL_BYTES, batch.address + number * _RESULT_BYTES
-            works.append((one.address, elements, partials, result))
+            partials = self._partials_at + used * PARTIAL_BYTES
+            works.append((one.address, elements, partials, batch.address_of(number)))
             self._pending += (used, blocks, number, 0)
             self._used = used + blocks
         together.read(works)
@@ -273,7 +274,7 @@ class Lane:
 
     def _finish(self, batch: Batch) -> None:
         if self._pending:
-            self._gpu.finish(self._pending, self._partials_at, batch.address, self._stream)
+            self._gpu.finish(self._pending, self._partials_at, batch.address_of(0), self._stream)
             self._pending.clear()
             self._used = 0
 

@@ -30,7 +30,7 @@ class CudaTicket(NamedTuple):
     @property
     def address(self) -> int:
         """Of its result on the device, while the step lasts."""
-        return self.batch.address + self.number * RESULT.itemsize
+        return self.batch.address_of(self.number)
 
     @property
     def probed(self) -> bool:
@@ -47,7 +47,7 @@ class Batch:
         """Whose they are; for telling one from another."""
         self.size = 0
         """So many have been submitted."""
-        self.address: int = results.data_ptr()
+        self._address: int = results.data_ptr()
         self._results = results
         self._free = free
         self._host: torch.Tensor | None = None
@@ -56,6 +56,10 @@ class Batch:
         self.unchanged: list[bool] = []
         self.missed: set[int] = set()
         """Those that were changed before they were read."""
+
+    def address_of(self, number: int) -> int:
+        """Of one result, on the device."""
+        return self._address + number * RESULT.itemsize
 
     def send(self) -> None:
         """To the host, in the current stream."""
