@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--model", help="llama-0.95b, llama-small or llama-tiny")
     parser.add_argument("--keep", default="summary,tensors")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=16, help="steps in a row that are timed together")
+    parser.add_argument("--steps", type=int, default=40, help="steps in a row that are timed together")
     parser.add_argument("--tensor-steps", type=int, default=2, help="the same with keep=tensors")
     parser.add_argument("--leak-steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=240, help="no further round begins after this time")

@@ -8,9 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, Plan, lay_out
+from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, Plan, Turns, lay_out
 
 H200 = Device(0, (9, 0), 132, "13.0")
+HEAD = "<QII2Q"
+"""The weights, how many tensors and pieces there are, where pieces are counted, and where the next launch will."""
+WORK = "5Q4I"
 
 
 class FakeKernel:
@@ -23,7 +26,7 @@ class FakeKernel:
 
 def planned(elements: int, layout: Layout = FLAT) -> tuple[FakeKernel, Plan]:
     kernel, gpu = with_fake_kernel()
-    return kernel, gpu.plan("bfloat16", elements, layout, weights=77, stream=5)
+    return kernel, gpu.plan("bfloat16", elements, layout, weights=77, turns=Turns(0x9000), stream=5)
 
 
 def with_fake_kernel() -> tuple[FakeKernel, Gpu]:
@@ -39,46 +42,69 @@ def test_addresses_change_and_the_rest_stays() -> None:
     plan.read(0x1000, 0x2000, 0x3000)
     plan.read(0x4000, 0x5000, 0x6000, known=0x3000)
     probe = RESULT.fields["probe"][1] if RESULT.fields else 0
-    found = [struct.unpack_from("<Q2I5Q4I2I6I6q", memory) for _, _, memory in kernel.launched]
-    assert [blocks for blocks, _, _ in kernel.launched] == [plan.blocks + 1] * 2, "one more for the probe"
+    found = [struct.unpack_from(f"{HEAD}{WORK}2I6I6q", memory) for _, _, memory in kernel.launched]
+    assert [blocks for blocks, _, _ in kernel.launched] == [plan.pieces + 1] * 2, "one more for the probe"
     assert {stream for _, stream, _ in kernel.launched} == {5}
-    assert found[0][:2] == (77, 1), "the weights, and one tensor"
-    assert found[0][3:8] == (0x1000, 0x2000, 0x3000 + probe, 0, 524_288)
-    assert found[1][3:8] == (0x4000, 0x5000, 0x6000 + probe, 0x3000 + probe, 524_288)
-    sizes, strides = found[0][14:20], found[0][20:26]
-    assert found[0][12] == len(layout.sizes)
+    assert found[0][:5] == (77, 1, plan.pieces, 0x9000, 0x9004)
+    assert found[1][:5] == (77, 1, plan.pieces, 0x9004, 0x9000), "each launch counts where the one before has cleared"
+    assert found[0][5:10] == (0x1000, 0x2000, 0x3000 + probe, 0, 524_288)
+    assert found[1][5:10] == (0x4000, 0x5000, 0x6000 + probe, 0x3000 + probe, 524_288)
+    sizes, strides = found[0][16:22], found[0][22:28]
+    assert found[0][14] == len(layout.sizes)
     assert (sizes[: len(layout.sizes)], strides[: len(layout.sizes)]) == (layout.sizes, layout.strides)
-    assert found[0][8:] == found[1][8:]
+    assert found[0][9:] == found[1][9:]
 
 
-SIZES = [0, 1, 1023, 1024, 8191, 8192, 100_000, 4_308_992, 16_777_216, 1 << 33]
+SIZES = [0, 1, 1023, 1024, 8191, 8192, 100_000, 4_308_992, 16_777_216, 46_137_344, 1 << 33]
 
 
 @pytest.mark.parametrize("elements", SIZES)
 def test_all_batches_are_shared_out(elements: int) -> None:
     kernel, plan = planned(elements)
     plan.read(0, 0, 0)
-    blocks, each, left = struct.unpack_from("<3I", kernel.launched[0][2], 56)
-    assert blocks == plan.blocks <= 2 * H200.processors - 1
-    assert 0 <= left < 2 * blocks
-    assert 2 * blocks * each + left == elements // (8 * 1024)
-    assert blocks == 1 or each >= 2, "no block has nothing to do"
+    ((blocks, _, memory),) = kernel.launched
+    *_, pieces, each, left, first = struct.unpack_from(HEAD + WORK, memory)
+    assert pieces == plan.pieces and first == 0
+    assert blocks == min(pieces + 1, 2 * H200.processors)
+    assert 0 <= left < 2 * pieces
+    assert 2 * pieces * each + left == elements // (8 * 1024)
+    assert pieces == 1 or each >= 2, "no piece has nothing in it"
+
+
+def test_a_launch_that_fails_counts_where_the_next_one_will() -> None:
+    kernel, plan = planned(8192)
+    launch, plan._launch = plan._launch, fail
+    with pytest.raises(RuntimeError, match="refused"):
+        plan.read(0, 0, 0)
+    plan._launch = launch
+    plan.read(0, 0, 0)
+    assert struct.unpack_from(HEAD, kernel.launched[0][2])[3:] == (0x9000, 0x9004)
+
+
+def fail() -> None:
+    raise RuntimeError("refused")
 
 
 def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> None:
     kernel, gpu = with_fake_kernel()
-    together = gpu.together("bfloat16", weights=77, stream=5)
-    together.read([(0x1000 * (k + 1), elements, 100 + k, 200 + k) for k, elements in enumerate(SIZES)])
-    ((blocks, stream, memory),) = kernel.launched
+    turns = Turns(0x9000)
+    together = gpu.together("bfloat16", weights=77, turns=turns, stream=5)
+    for _ in range(2):
+        together.read([(0x1000 * (k + 1), elements, 100 + k, 200 + k) for k, elements in enumerate(SIZES)])
+    blocks, stream, memory = kernel.launched[0]
     assert (blocks, stream) == (2 * H200.processors, 5)
-    assert struct.unpack_from("<QI", memory) == (77, len(SIZES))
+    weights, count, pieces, *counting = struct.unpack_from(HEAD, memory)
+    assert (weights, count, counting) == (77, len(SIZES), [0x9000, 0x9004])
+    assert struct.unpack_from(HEAD, kernel.launched[1][2])[3:] == (0x9004, 0x9000)
     first = 0
     for k, elements in enumerate(SIZES):
-        address, partials, _, expected, count, *share, turn = struct.unpack_from("<5Q4I", memory, 16 + 56 * k)
+        place = struct.calcsize(HEAD) + struct.calcsize(f"<{WORK}") * k
+        address, partials, _, expected, size, *share, own_first = struct.unpack_from(f"<{WORK}", memory, place)
         alone, plan = planned(elements)
         plan.read(0, 0, 0)
-        assert (address, partials, expected, count) == (0x1000 * (k + 1), 100 + k, 0, elements)
-        assert tuple(share) == struct.unpack_from("<3I", alone.launched[0][2], 56)
-        assert together.blocks(elements) == share[0]
-        assert turn == first % gpu.most_blocks, "each begins where the one before it ends"
+        assert (address, partials, expected, size) == (0x1000 * (k + 1), 100 + k, 0, elements)
+        assert tuple(share) == struct.unpack_from(HEAD + WORK, alone.launched[0][2])[10:13]
+        assert together.pieces(elements) == share[0]
+        assert own_first == first, "each begins where the one before it ends"
         first += share[0]
+    assert pieces == first

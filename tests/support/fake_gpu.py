@@ -16,7 +16,7 @@ from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.kernels import summarize
-from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout
+from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Turns
 from tensortap.kernels.reference import BUCKETS
 
 ITEMS = {"float32": 4, "float64": 8}
@@ -25,18 +25,16 @@ ITEMS = {"float32": 4, "float64": 8}
 class FakeGpu:
     """Stands in for `kernels.gpu.Gpu`. It reads tensors as they lie, and knows digests only."""
 
-    most_blocks = 263
-
     def __init__(self) -> None:
         self.alone = 0
         self.together_: list[int] = []
         """How many tensors each launch read."""
 
-    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> FakePlan:
+    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: Turns, stream: int) -> FakePlan:
         assert layout.code == 0, "only tensors that lie contiguously can be read here"
         return FakePlan(self, dtype, elements)
 
-    def together(self, dtype: str, *, weights: int, stream: int) -> FakeTogether:
+    def together(self, dtype: str, *, weights: int, turns: Turns, stream: int) -> FakeTogether:
         return FakeTogether(self, dtype)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
@@ -44,7 +42,7 @@ class FakeGpu:
 
 
 class FakePlan:
-    blocks = 1
+    pieces = 1
 
     def __init__(self, gpu: FakeGpu, dtype: str, elements: int) -> None:
         self._gpu, self._dtype, self._elements = gpu, dtype, elements
@@ -61,7 +59,7 @@ class FakeTogether:
     def __init__(self, gpu: FakeGpu, dtype: str) -> None:
         self._gpu, self._dtype = gpu, dtype
 
-    def blocks(self, elements: int) -> int:
+    def pieces(self, elements: int) -> int:
         return 1
 
     def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:

@@ -16,7 +16,7 @@ from tensortap.records import Key, shown
 
 __all__ = ["Place", "Steadiness"]
 
-_CHECKED_EVERY = 64
+_CHECKED_EVERY = 256
 _MOST_TRIED = 64
 """Tensors of a place that are read twice in one step: of one that never ends, not all need be."""
 _MOST_PLACES = 100_000

@@ -27,11 +27,13 @@ from tensortap.kernels.gpu import (
     Layout,
     Plan,
     Together,
+    Turns,
 )
 
 __all__ = ["Lane"]
 
 _PARTIALS = 28 << 20
+"""Room for partial results: more than any launch leaves."""
 _MOST_PLANS = 4096
 _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
@@ -72,10 +74,11 @@ class Lane:
         self._weights_at = weights.data_ptr()
         self._device = device
         self._stream = stream
-        room = max(_PARTIALS, MOST_TOGETHER * gpu.most_blocks * PARTIAL_BYTES)
-        self._partials = new_bytes(room, device=device)
+        self._partials = new_bytes(_PARTIALS, device=device)
         self._partials_at = self._partials.data_ptr()
-        self._most = self._partials.numel() // PARTIAL_BYTES
+        self._most = _PARTIALS // PARTIAL_BYTES
+        self._counters = new_bytes(8, device=device).zero_()
+        self._turns = Turns(self._counters.data_ptr())
         self._used = 0
         self._pending: list[int] = []
         """Partial results that wait to be added up, as `Gpu.finish` takes them."""
@@ -168,14 +171,14 @@ class Lane:
         elements = tensor.numel()
         kind = tensor.dtype, elements, layout
         plan = self._plans.get(kind) or self._new_plan(*kind)
-        if self._used + plan.blocks > self._most or len(self._pending) == 4 * MOST_FINISHED:
+        if self._used + plan.pieces > self._most or len(self._pending) == 4 * MOST_FINISHED:
             self._finish(batch)
         used, number = self._used, batch.size
         ticket = CudaTicket(batch, number, elements, known)
         expected = known.address if known is not None and ticket.probed else 0
         plan.read(address, self._partials_at + used * PARTIAL_BYTES, ticket.address, expected)
-        self._pending += (used, plan.blocks, number, 0)
-        self._used = used + plan.blocks
+        self._pending += (used, plan.pieces, number, 0)
+        self._used = used + plan.pieces
         batch.size = number + 1
         return ticket
 
@@ -229,17 +232,17 @@ class Lane:
             self._launch(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
 
     def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
-        most = len(tensors) * self._gpu.most_blocks
-        if self._used + most > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
+        pieces = sum(together.pieces(one.tensor.numel()) for _, one in tensors)
+        if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
         for number, one in tensors:
             elements = one.tensor.numel()
-            used, blocks = self._used, together.blocks(elements)
+            used, pieces = self._used, together.pieces(elements)
             partials = self._partials_at + used * PARTIAL_BYTES
             works.append((one.address, elements, partials, batch.address_of(number)))
-            self._pending += (used, blocks, number, 0)
-            self._used = used + blocks
+            self._pending += (used, pieces, number, 0)
+            self._used = used + pieces
         together.read(works)
         batch.missed.difference_update(number for number, _ in tensors)
 
@@ -250,12 +253,14 @@ class Lane:
     def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
         if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
             self._plans.clear()
-        plan = self._gpu.plan(NAMES[dtype], elements, layout, weights=self._weights_at, stream=self._stream)
+        plan = self._gpu.plan(
+            NAMES[dtype], elements, layout, weights=self._weights_at, turns=self._turns, stream=self._stream
+        )
         self._plans[dtype, elements, layout] = plan
         return plan
 
     def _new_together(self, dtype: torch.dtype) -> Together:
-        together = self._gpu.together(NAMES[dtype], weights=self._weights_at, stream=self._stream)
+        together = self._gpu.together(NAMES[dtype], weights=self._weights_at, turns=self._turns, stream=self._stream)
         self._together[dtype] = together
         return together
 

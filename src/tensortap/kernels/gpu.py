@@ -1,10 +1,10 @@
 """Summaries of tensors in a GPU's memory: one read each, nothing allocated, nobody waits.
 
-A framework lends pointers, a stream and three pieces of memory: the table of digest weights, room for partial results,
-and room for results. `Gpu.plan` is made once for tensors of one kind; `Plan.read` launches the one read and leaves
-partial results. `Together.read` does the same for a few tensors in one launch, which is faster, since a launch begins
-and ends slowly. `Gpu.finish` adds up the partial results of many tensors; `columns` reads the results once they are in
-host memory.
+A framework lends pointers, a stream and memory: the table of digest weights, room for partial results, room for
+results, and two numbers for `Turns`. `Gpu.plan` is made once for tensors of one kind; `Plan.read` launches the one read
+and leaves partial results. `Together.read` does the same for a few tensors in one launch, which is faster, since a
+launch begins and ends slowly. `Gpu.finish` adds up the partial results of many tensors; `columns` reads the results
+once they are in host memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Together",
+    "Turns",
     "columns",
     "lay_out",
 ]
@@ -84,17 +85,22 @@ _THREADS = 256
 _BLOCKS_EACH = 2
 _BATCH = 8
 """Rows that half a block takes together."""
+_PIECE = 16
+"""Batches in a piece of a tensor that is neither small nor great. To add up what was found in a piece takes time, but
+so does it to wait, at the end of a launch, for whoever took a piece last."""
+_MOST_PIECES = 768
 _GREAT = 1 << 26
 """From so many elements on a tensor is read in larger parts, as those are that are read together."""
 _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
 """Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
 run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
 _MOST_DIMS = 6
-_MOST_SHARES = 4096
-_WORKS = struct.Struct("<QII")
+_MOST_SIZES = 4096
+_WORKS = struct.Struct("<QII2Q")
+_TURNS_OFFSET = 16
 _WORK = "5Q4I"
 _WORK_BYTES = struct.calcsize(f"<{_WORK}")
-_ADDRESSES = struct.Struct("<4Q")
+_ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{_MOST_DIMS}I{_MOST_DIMS}q")
 _SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
 
@@ -174,26 +180,47 @@ def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
     return sizes, steps
 
 
+class Turns:
+    """Where the blocks of a launch count the pieces they take: two numbers on the device, zero at first. Each launch
+    counts in one of them and clears the other for the next one in the same stream."""
+
+    def __init__(self, address: int) -> None:
+        self.now, self.next = address, address + 4
+
+    def swap(self) -> None:
+        """After a launch."""
+        self.now, self.next = self.next, self.now
+
+
 class Plan:
     """How tensors of one kind are read on one stream: all but their addresses."""
 
-    __slots__ = ("_launch", "_memory", "blocks")
+    __slots__ = ("_launch", "_memory", "_turns", "pieces")
 
     def __init__(
-        self, kernel: Kernel, elements: int, layout: Layout, blocks: int, *, weights: int, stream: int
+        self,
+        kernel: Kernel,
+        elements: int,
+        layout: Layout,
+        most_blocks: int,
+        *,
+        weights: int,
+        turns: Turns,
+        stream: int,
     ) -> None:
+        self.pieces = _pieces(elements, most_blocks)
+        """So many partial results there will be."""
         parameter = Parameter(_WORKS.size + _WORK_BYTES + _LAYOUT.size)
-        _WORKS.pack_into(parameter.memory, 0, weights, 1, 0)
-        work = 0, 0, 0, 0, elements, *_shared_out(elements, blocks), 0
+        _WORKS.pack_into(parameter.memory, 0, weights, 1, self.pieces, 0, 0)
+        work = 0, 0, 0, 0, elements, *_shared_out(elements, self.pieces), 0
         struct.pack_into(f"<{_WORK}", parameter.memory, _WORKS.size, *work)
         dims = len(layout.sizes)
         padding = (0,) * (_MOST_DIMS - dims)
         sizes = *layout.sizes, *padding, *layout.strides, *padding
         _LAYOUT.pack_into(parameter.memory, _WORKS.size + _WORK_BYTES, dims, 0, *sizes)
+        self._turns = turns
         self._memory = parameter.memory
-        self._launch = kernel.prepared(blocks + 1, parameter, stream)
-        self.blocks = blocks
-        """So many partial results there will be."""
+        self._launch = kernel.prepared(min(self.pieces + 1, most_blocks), parameter, stream)
 
     def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
         """Read a tensor once. Addresses are of the tensor, of room for partial results, and of one result.
@@ -201,22 +228,26 @@ class Plan:
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
         expected = known + _PROBE_OFFSET if known else 0
-        _ADDRESSES.pack_into(self._memory, _WORKS.size, address, partials, result + _PROBE_OFFSET, expected)
+        turns = self._turns
+        probe = result + _PROBE_OFFSET
+        _ADDRESSES.pack_into(self._memory, _TURNS_OFFSET, turns.now, turns.next, address, partials, probe, expected)
         self._launch()
+        turns.swap()
 
 
 class Together:
     """Reads tensors of one dtype, as they lie in memory, on one stream: all of them in one launch."""
 
-    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, stream: int) -> None:
+    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, turns: Turns, stream: int) -> None:
         self._most_blocks = most_blocks
         self._weights = weights
+        self._turns = turns
         self._shares: dict[int, tuple[int, int, int]] = {}
         parameter = Parameter(_WORKS.size + MOST_TOGETHER * _WORK_BYTES)
         self._memory = parameter.memory
-        self._launch = kernel.prepared(most_blocks + 1, parameter, stream)
+        self._launch = kernel.prepared(most_blocks, parameter, stream)
 
-    def blocks(self, elements: int) -> int:
+    def pieces(self, elements: int) -> int:
         """So many partial results a tensor will leave."""
         return self._shared_out(elements)[0]
 
@@ -224,37 +255,37 @@ class Together:
         """Of each tensor the address, the number of its elements, and the addresses of room for partial results and of
         one result; at most `MOST_TOGETHER`."""
         works: list[int] = []
-        turn = 0
+        first = 0
         for address, elements, partials, result in tensors:
             share = self._shared_out(elements)
-            works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, turn)
-            turn = (turn + share[0]) % self._most_blocks  # small ones go to different processors
-        _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), 0)
+            works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, first)
+            first += share[0]
+        turns = self._turns
+        _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), first, turns.now, turns.next)
         struct.pack_into("<" + len(tensors) * _WORK, self._memory, _WORKS.size, *works)
         self._launch()
+        turns.swap()
 
     def _shared_out(self, elements: int) -> tuple[int, int, int]:
         if (share := self._shares.get(elements)) is None:
-            if len(self._shares) == _MOST_SHARES:  # tensors of ever new sizes
+            if len(self._shares) == _MOST_SIZES:  # tensors of ever new sizes
                 self._shares.clear()
-            share = self._shares[elements] = _shared_out(elements, _blocks(elements, self._most_blocks))
+            share = self._shares[elements] = _shared_out(elements, _pieces(elements, self._most_blocks))
         return share
 
 
-def _blocks(elements: int, most: int) -> int:
+def _pieces(elements: int, most_blocks: int) -> int:
     """Into so many a tensor is divided, whichever way it is read: that decides the last bits of its sums.
 
-    A block has two batches for each of its halves, if there are so many. About one block for each processor is enough
-    for small tensors, since several are read at a time; beyond that each half has eight batches, for adding up what
-    was found takes time, too.
+    A small one still has a piece for each processor, as long as each half of it has two batches.
     """
     batches = elements // (_BATCH * ROW)
-    return max(1, min(most, max(min(most // 2 + 1, batches // 4), batches // 16)))
+    return max(1, min(_MOST_PIECES, max(min(most_blocks // _BLOCKS_EACH, batches // 4), batches // _PIECE)))
 
 
-def _shared_out(elements: int, blocks: int) -> tuple[int, int, int]:
-    """Blocks, batches of rows for each half of a block, and how many halves take one more."""
-    return (blocks, *divmod(elements // (_BATCH * ROW), 2 * blocks))
+def _shared_out(elements: int, pieces: int) -> tuple[int, int, int]:
+    """Pieces, batches of rows for each half of a piece, and how many halves have one more."""
+    return (pieces, *divmod(elements // (_BATCH * ROW), 2 * pieces))
 
 
 class Gpu:
@@ -262,20 +293,19 @@ class Gpu:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.most_blocks = device.processors * _BLOCKS_EACH - 1  # and one for the probe
-        """The most partial results that one tensor leaves."""
+        self._most_blocks = device.processors * _BLOCKS_EACH
         self._kernels: dict[_Variant, Kernel] = {}
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
 
-    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, stream: int) -> Plan:
+    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: Turns, stream: int) -> Plan:
         """For tensors of that kind."""
         kernel = self._kernel(_Variant(dtype, layout.code, elements >= _GREAT and self._roomy))
-        return Plan(kernel, elements, layout, _blocks(elements, self.most_blocks), weights=weights, stream=stream)
+        return Plan(kernel, elements, layout, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
-    def together(self, dtype: str, *, weights: int, stream: int) -> Together:
+    def together(self, dtype: str, *, weights: int, turns: Turns, stream: int) -> Together:
         """For some tensors at a time, each as it lies in memory."""
         kernel = self._kernel(_Variant(dtype, great=self._roomy, most=MOST_TOGETHER))
-        return Together(kernel, self.most_blocks, weights=weights, stream=stream)
+        return Together(kernel, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
         """Add up partial results. Of each tensor: the number of the first, how many there are, the slot of its result,

@@ -48,16 +48,13 @@ __device__ __forceinline__ void add_packed(const u32 *w, uint4 fact, const u32 *
     for (int k = 0; k < 4; ++k) {
         p.low = pair_min(p.low, w[k]);
         p.high = pair_max(p.high, w[k]);
-        // Bits 2 k and 2 k + 1 of the signs, moved to the two sign bits; eight bits twice do not overlap.
-        u32 moved = signs * ((1u << (15 - 2 * k)) + (1u << (30 - 2 * k)));
-        u32 turned = w[k] ^ (moved & 0x80008000u);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             float x = fast_value(w + k, j);
             few.sum += x;
             few.squares = fmaf(x, x, few.squares);
             few.l1 += fabsf(x);
-            p.sketch[2 * k + j] += fast_value(&turned, j);
+            p.sketch[2 * k + j] += signs >> (2 * k + j) & 1 ? -x : x;  // all eight bits become predicates at once
         }
     }
 }
@@ -98,30 +95,37 @@ __device__ __forceinline__ void await(const u64 *bell, u32 parity) {
                  :: "r"(shared_address(bell)), "r"(parity) : "memory");
 }
 
-// Rows that lie side by side come by themselves into a ring in shared memory, one tensor's after another's. The half's four
+// Rows that lie side by side come by themselves into a ring in shared memory, one piece's after another's. The half's four
 // warps wait until a part is there; the last one that has done with it asks for what comes in its place.
 struct Source {
     const Work *list;
-    u32 count;
+    u32 count, pieces;
+    const Turns &turns;
     const u8 *ring;
     Bells *bells;
-    u32 taken;                // parts that were read so far, of all tensors
-    u32 tensor, part, parts;  // what is asked for next, and how many parts its tensor has; every warp keeps count
+    u32 taken, asked;         // parts that were read so far, and asked for; every warp keeps count
+    u32 turn;                 // that of the part that is asked for next
+    u32 tensor, part, parts;  // which part it is, and how many its piece has; the same if nothing more is known
     Rows rows;
 
-    __device__ __forceinline__ Source(const Work *list, u32 count, const u8 *ring, Bells *bells)
-        : list(list), count(count), ring(ring), bells(bells), taken(0), tensor(0), part(0) {
-        rows = rows_of_half(list[0]);
-        parts = parts_of(rows);
-        find();
+    __device__ __forceinline__ Source(const Work *list, const Works &works, const Turns &turns, const u8 *ring, Bells *bells)
+        : list(list), count(MOST == 1 ? 1 : works.count), pieces(works.pieces), turns(turns), ring(ring), bells(bells), taken(0),
+          asked(0), turn(0) {
+        open();
     }
 
-    // Past tensors that have nothing for this half.
-    __device__ __forceinline__ void find() {
-        while (part == parts && ++tensor < count) {
-            rows = rows_of_half(list[tensor]);
-            part = 0, parts = parts_of(rows);
-        }
+    __device__ __forceinline__ void open() {
+        u32 piece = turns.piece(turn);
+        part = parts = 0;
+        if (piece >= pieces) return;
+        tensor = tensor_of(list, count, piece);
+        rows = rows_of_half(list[tensor], piece - list[tensor].first);
+        parts = parts_of(rows);
+    }
+
+    // Past pieces that have nothing for this half; what comes after the next turn is not known yet.
+    __device__ __forceinline__ void find(u32 now) {
+        while (part == parts && turn <= now) ++turn, open();
     }
 
     __device__ __forceinline__ void begin() {
@@ -134,13 +138,13 @@ struct Source {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
-    // What others asked for before must not have to wait behind the rows.
-    __device__ __forceinline__ void ask_first() {
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            if (tensor < count && threadIdx.x % SLOTS == 0) ask(k);
-            ++part;
-            find();
+    // A turn begins: ask for all that there is room for. All warps have done with what came before.
+    __device__ __forceinline__ void ask_ahead(u32 now) {
+        find(now);
+        while (part < parts && asked < taken + KEPT) {
+            if (threadIdx.x % SLOTS == 0) ask(asked % KEPT);
+            ++asked, ++part;
+            find(now);
         }
     }
 
@@ -172,9 +176,9 @@ struct Source {
         w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
     }
 
-    __device__ __forceinline__ void leave() {
+    __device__ __forceinline__ void leave(u32 now) {
         u32 *left = &bells->left[taken % KEPT], before;
-        if (tensor < count) {
+        if (part < parts && asked == taken + KEPT) {
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
                 asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(left)) : "memory");
@@ -184,8 +188,8 @@ struct Source {
                 }
             }
             __syncwarp();
-            ++part;
-            find();
+            ++asked, ++part;
+            find(now);
         }
         ++taken;
     }
@@ -196,23 +200,24 @@ struct Bells {};
 // Groups at strides are loaded one by one; there is one tensor.
 struct Source {
     const Work &work;
-    u32 taken;
+    const Turns &turns;
+    u32 taken;  // of this piece
     Rows rows;
 
-    __device__ __forceinline__ Source(const Work *list, u32, const u8 *, Bells *)
-        : work(list[0]), taken(0), rows(rows_of_half(list[0])) {}
+    __device__ __forceinline__ Source(const Work *list, const Works &, const Turns &turns, const u8 *, Bells *)
+        : work(list[0]), turns(turns) {}
     __device__ __forceinline__ void begin() {}
-    __device__ __forceinline__ void ask_first() {}
+    __device__ __forceinline__ void ask_ahead(u32 now) { taken = 0, rows = rows_of_half(work, turns.piece(now)); }
     __device__ __forceinline__ void arrive() {}
     __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
         load(work, first_row(rows, taken / PARTS_EACH) + taken % PARTS_EACH * PART + row, slot ^ turn / 16, w);
     }
-    __device__ __forceinline__ void leave() { ++taken; }
+    __device__ __forceinline__ void leave(u32) { ++taken; }
 };
 #endif
 
 // All whole rows. False if what it met needs more care.
-__device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
+__device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
     Packed p;
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
@@ -244,7 +249,7 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
                     p.zeros += count_zeros(w);
                 }
             }
-            source.leave();
+            source.leave(turn);
         }
         carry(few, p);
     }
@@ -259,7 +264,7 @@ __device__ __forceinline__ bool go_packed(Source &source, const u32 *weights, Ro
             source.take(k % PART, fact.z, slot, w);
             add_packed(w, fact, weights, slot, least, few, p);
             p.zeros += count_zeros(w);
-            if (k % PART == PART - 1 || k == rows.rest - 1) source.leave();
+            if (k % PART == PART - 1 || k == rows.rest - 1) source.leave(turn);
         }
         carry(few, p);
     }

@@ -2,10 +2,10 @@
 //
 // 128 threads work on a row of 1024 elements, each on the 8 neighbours that one hash signs. A thread owns one slot of
 // the sketch: it loads the group that this row's permutation puts there, so its eight bucket sums stay in registers and
-// nothing is gathered or added atomically. Blocks leave partial results; `finish` adds those of many tensors in one launch
-// and in a fixed order, so the same tensor always gives the same bits.
+// nothing is gathered or added atomically. A tensor is divided into pieces, and each leaves a partial result; `finish` adds
+// those of many tensors in one launch and in a fixed order, so the same tensor always gives the same bits.
 //
-// There are three ways through a block's rows, and each leaves what it cannot do to the next:
+// There are three ways through a piece's rows, and each leaves what it cannot do to the next:
 //   packed  16-bit floats, two to a word, in float32 about 0; their rows come by themselves into shared memory. Fails on what
 //           is not finite, over- or underflows, or is far from 0 compared with its spread.
 //   fast    float32 sums of a few rows about a value near the thread's own elements, carried on in float64. Fails on what
@@ -32,12 +32,9 @@ __device__ __forceinline__ u32 look(const Work &work) {
     return sum_of_warp(mix(bits + lane * 0x85EBCA6Bu));
 }
 
-// What is known of a block's rows, left for `finish`.
+// What is known of a piece's rows, left for `finish`.
 __device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partial *partial) {
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-#if MOST > 1
-    __syncthreads();  // those of the tensor before have been read
-#endif
 #pragma unroll
     for (int j = 0; j < 8; ++j) buckets[thread][j] = s.sketch[j];
     Share *share = &partial->shares[warp];
@@ -73,65 +70,63 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #if FAST
     __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
 #endif
+    __shared__ Turns turns;
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
     u32 count = MOST == 1 ? 1 : works.count;
-    if (blockIdx.x == gridDim.x - 1) {  // one block more than there is work for, so that nobody waits for the probes
+    if (thread == 0) turns.begin();
+    if (blockIdx.x == gridDim.x - 1) {  // has nothing to read if there are no more pieces than other blocks
         for (u32 k = warp; k < count; k += WARPS) {
             u32 seen = look(works.list[k]);
             if (lane == 0) *works.list[k].probe = seen;
         }
-        return;
+        if (thread == 0) *works.next = 0;
     }
 #if MOST == 1
-    if (works.list[0].expected) {
+    const Work *list = works.list;
+    if (list->expected) {
         __shared__ u32 same;
         if (warp == 0) {
-            u32 seen = look(works.list[0]);
-            if (lane == 0) same = *works.list[0].expected == seen;
+            u32 seen = look(*list);
+            if (lane == 0) same = *list->expected == seen;
         }
         __syncthreads();
         if (same) {
-            if (thread == 0) works.list[0].partials[blockIdx.x].unchanged = 1;
+            if (thread == 0 && blockIdx.x == 0) list->partials->unchanged = 1;
             return;
         }
     }
-#endif
-#if MOST == 1
-    const Work *list = works.list;
 #else
     __shared__ Work list[MOST];  // a parameter that nobody has looked at yet takes long to come
     for (u32 k = thread; k < count * (sizeof(Work) / 4); k += THREADS) ((u32 *)list)[k] = ((const u32 *)works.list)[k];
-    __syncthreads();
 #endif
+    __syncthreads();
 #if PACKED
     extern __shared__ __align__(128) u8 ring[];  // for rows that arrive
     __shared__ Bells bells[2];
-    Source source(list, count, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
+    Source source(list, works, turns, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
     source.begin();
 #endif
     u32 weight;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(weight) : "l"(works.weights + thread));
-    bool begun = false;
-    for (u32 k = 0; k < count; ++k) {
-        const Work &work = list[k];
-        u32 block = block_of(work);
-        if (block >= work.blocks) continue;
-        Rows rows = rows_of_half(work);
-        u32 first[WORDS];  // needed last
+    for (u32 turn = 0, piece; (piece = turns.piece(turn)) < works.pieces; ++turn) {
+        const Work &work = list[tensor_of(list, count, piece)];
+        piece -= work.first;
+        Rows rows = rows_of_half(work, piece);
+        u32 first[WORDS], next;  // needed last
         load_first(work, first);
-        if (!begun) {
+        if (thread == 0) next = turns.take(works, turn);
 #if PACKED
-            source.ask_first();
+        source.ask_ahead(turn);
 #endif
+        if (!turn) {
             weights[thread] = weight;
             __syncthreads();
-            begun = true;
         }
         Sums s;
         clear(s);
         bool done = !whole_rows(rows);
 #if PACKED
-        bool packed = !done && go_packed(source, weights, facts[warp], slot, rows, s);
+        bool packed = !done && go_packed(source, turn, weights, facts[warp], slot, rows, s);
         done |= packed;
 #endif
         double about = value(first, 0);
@@ -143,6 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         if (!done) done = go_fast(work, weights, facts[warp], slot, rows, s);
 #endif
         if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, s);
-        leave(s, buckets, work.partials + block);
+        if (turn) __syncthreads();  // what the turn before left in `buckets` has been read
+        if (thread == 0) turns.pieces[(turn + 2) % 4] = next;
+        leave(s, buckets, work.partials + piece);
     }
 }

@@ -57,9 +57,9 @@ struct Work {
     u32 *probe;           // where this tensor's goes
     const u32 *expected;  // with what it was once, nothing is read; or null
     u64 elements;
-    u32 blocks;
-    u32 each, left;       // batches of rows for half a block, and how many halves take one more
-    u32 turn;             // which of the grid's blocks is this tensor's first
+    u32 pieces;           // into which it is divided
+    u32 each, left;       // batches of rows for half a piece, and how many halves have one more
+    u32 first;            // the number of its first piece, of all that the launch has
 #if LAYOUT
     u32 dims, spare;
     u32 sizes[MOST_DIMS];     // innermost first; of groups (LAYOUT 1) or elements (LAYOUT 2)
@@ -69,7 +69,9 @@ struct Work {
 
 struct Works {
     const u32 *weights;
-    u32 count, spare;
+    u32 count, pieces;    // tensors, and pieces of all of them
+    u32 *taken;           // how many pieces were taken beyond those that the blocks begin with
+    u32 *next;            // the same for the next launch
     Work list[MOST];
 };
 
@@ -272,8 +274,8 @@ __device__ __forceinline__ u64 weigh(const u32 *w, const u32 *weights, u32 group
     return sum;
 }
 
-// What half a block reads: batches of eight rows, far apart and from the tensor's end on, since what was written last is
-// likely to lie in the cache still. One half takes the rows that make no batch, too.
+// What half a block reads of a piece: batches of eight rows, far apart and from the tensor's end on, since what was written
+// last is likely to lie in the cache still. One half takes the rows that make no batch, too.
 struct Rows {
     u32 last, step;     // the first batch to be read, and how many batches before it the next one is
     u32 batches;
@@ -281,18 +283,12 @@ struct Rows {
     bool cut;           // whether a row follows that the tensor's end cuts off
 };
 
-// Which of a tensor's blocks this one is; the grid has one more, for the probes.
-__device__ __forceinline__ u32 block_of(const Work &work) {
-    return blockIdx.x - work.turn + (blockIdx.x < work.turn ? gridDim.x - 1 : 0);
-}
-
-// None, for blocks of the grid that the tensor does not have.
-__device__ __forceinline__ Rows rows_of_half(const Work &work) {
-    u32 half = 2 * block_of(work) + threadIdx.x / SLOTS;
+__device__ __forceinline__ Rows rows_of_half(const Work &work, u32 piece) {
+    u32 half = 2 * piece + threadIdx.x / SLOTS;
     u32 whole = u32(work.elements / ROW), full = whole / BATCH;
     Rows rows;
-    rows.last = full - 1 - half, rows.step = 2 * work.blocks;
-    rows.batches = half < rows.step ? work.each + (half < work.left) : 0;
+    rows.last = full - 1 - half, rows.step = 2 * work.pieces;
+    rows.batches = work.each + (half < work.left);
     bool last = half == work.left;
     rows.first = full * BATCH;
     rows.rest = last ? whole - rows.first : 0;
@@ -306,3 +302,22 @@ __device__ __forceinline__ u32 first_row(const Rows &rows, u32 batch) {
 }
 
 __device__ __forceinline__ u32 whole_rows(const Rows &rows) { return rows.batches * BATCH + rows.rest; }
+
+// Which pieces a block reads. It begins with two that are its own; each further one it takes when it begins with the last
+// but one before it. So processors that are nearer to the memory, or have more of it to themselves, read more than others,
+// and all end at about the same time. What is found in a piece does not depend on who reads it.
+struct Turns {
+    u32 pieces[4];  // of the turn before, this one and the next two
+
+    __device__ __forceinline__ void begin() { pieces[0] = blockIdx.x, pieces[1] = blockIdx.x + gridDim.x; }
+    __device__ __forceinline__ u32 piece(u32 turn) const { return pieces[turn % 4]; }
+    __device__ __forceinline__ u32 take(const Works &works, u32 turn) const {
+        return piece(turn + 1) < works.pieces ? 2 * gridDim.x + atomicAdd(works.taken, 1) : ~0u;
+    }
+};
+
+// The tensor that a piece belongs to; asked by all threads of a warp.
+__device__ __forceinline__ u32 tensor_of(const Work *list, u32 count, u32 piece) {
+    u32 lane = threadIdx.x & 31;
+    return MOST == 1 ? 0 : __popc(__ballot_sync(~0u, lane < count && list[lane].first <= piece)) - 1;
+}
