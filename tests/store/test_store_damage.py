@@ -14,7 +14,7 @@ from storing import record, write
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, UsageError
 from tensortap.records import Location
 from tensortap.store import RunWriter, open_run
-from tensortap.store.format import FORMAT
+from tensortap.store.format import FORMAT, OLDEST
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,14 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path):
     info = json.loads((tmp_path / "a/run.json").read_text())
     (tmp_path / "a/run.json").write_text(json.dumps({**info, "version": FORMAT + 1}))
     with pytest.raises(RunUnreadable, match="pip install --upgrade tensortap"):
+        open_run(tmp_path / "a")
+
+
+def test_a_run_with_summaries_of_another_definition_is_not_read(tmp_path):
+    write(tmp_path / "a")
+    info = json.loads((tmp_path / "a/run.json").read_text())
+    (tmp_path / "a/run.json").write_text(json.dumps({**info, "version": OLDEST - 1}))
+    with pytest.raises(RunUnreadable, match="record the run again"):
         open_run(tmp_path / "a")
 
 

@@ -77,8 +77,8 @@ class Lane:
         self._partials = new_bytes(_PARTIALS, device=device)
         self._partials_at = self._partials.data_ptr()
         self._most = _PARTIALS // PARTIAL_BYTES
-        self._counters = new_bytes(8, device=device).zero_()
-        self._turns = Turns(self._counters.data_ptr())
+        self._counters = new_bytes(8, device=device)
+        self._turns = Turns(self._counters.data_ptr(), stream)
         self._used = 0
         self._pending: list[int] = []
         """Partial results that wait to be added up, as `Gpu.finish` takes them."""
@@ -233,6 +233,7 @@ class Lane:
 
     def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
         pieces = sum(together.pieces(one.tensor.numel()) for _, one in tensors)
+        assert pieces <= self._most, "far fewer bytes than that wait at a time"
         if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []

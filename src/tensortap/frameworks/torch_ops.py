@@ -16,7 +16,7 @@ import torch
 from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import RESULT, columns
-from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, row_hash
+from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
 from tensortap.sending import Incoming
 
 __all__ = ["OpsWorkshop"]
@@ -148,7 +148,7 @@ def _result(flat: torch.Tensor) -> torch.Tensor:
         sums += torch.stack([apart.sum(), apart.square().sum(), value.abs().sum()])
         low = torch.minimum(low, torch.where(finite, x, torch.inf).amin())
         high = torch.maximum(high, torch.where(finite, x, -torch.inf).amax())
-        digest = _digest(bits[span], first * flat.element_size())
+        digest = _digest(bits[span], first // ROW)
         found = [digest, torch.isnan(x).sum(), (x == torch.inf).sum(), (x == -torch.inf).sum(), (x == 0).sum()]
         counts += torch.stack(found)
         slots += _slots(value, first // ROW)
@@ -171,16 +171,26 @@ def _as_double(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float64)
 
 
-def _digest(bits: torch.Tensor, first_byte: int) -> torch.Tensor:
+def _digest(bits: torch.Tensor, first_row: int) -> torch.Tensor:
     """int64 arithmetic wraps, as the definition wants it."""
+    width = bits.element_size()
+    rows = -(-bits.numel() // ROW)
     words = _words(bits)
-    rows = -(-words.numel() // 256)
-    padded = torch.nn.functional.pad(words, (0, rows * 256 - words.numel())).view(rows, 256)
-    weights = _weights(bits.device)
-    numbers = np.arange(first_byte // 1024, first_byte // 1024 + rows, dtype=np.uint64)
+    padded = torch.nn.functional.pad(words, (0, rows * ROW * width // 4 - words.numel()))
+    lines = _in_slots(padded.view(rows, _SLOTS, 2 * width), first_row).view(rows * width, 256)
+    numbers = np.arange(first_row * width, (first_row + rows) * width, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        hashes = torch.from_numpy(row_hash(numbers).view(np.int64)).to(bits.device)
-    return ((padded * weights).sum(1) * hashes).sum()
+        hashes = torch.from_numpy(line_hash(numbers).view(np.int64)).to(bits.device)
+    return ((lines * _weights(bits.device)).sum(1) * hashes).sum()
+
+
+def _in_slots(groups: torch.Tensor, first_row: int) -> torch.Tensor:
+    """The groups of each row, moved to their slots."""
+    rows, _, size = groups.shape
+    row = torch.arange(first_row, first_row + rows, device=groups.device)
+    turn = (_hash(row, ROW_SEED) & (_SLOTS - 1))[:, None]
+    group = torch.arange(_SLOTS, device=groups.device) ^ turn  # the one that lies in each slot
+    return groups.gather(1, group[:, :, None].expand(-1, -1, size))
 
 
 @cache
@@ -205,14 +215,11 @@ def _slots(values: torch.Tensor, first_row: int) -> torch.Tensor:
     """Signed values, added up by slot and place in the group."""
     rows = -(-values.numel() // ROW)
     groups = torch.nn.functional.pad(values, (0, rows * ROW - values.numel())).view(rows, _SLOTS, 8)
-    row = torch.arange(first_row, first_row + rows, device=values.device)
-    slot = torch.arange(_SLOTS, device=values.device)
-    turn = (_hash(row, ROW_SEED) & (_SLOTS - 1))[:, None]
-    group = slot ^ turn  # the group that lies in each slot
-    signs = _hash(row[:, None] * _SLOTS + group, SIGN_SEED)
-    chosen = groups.gather(1, group[:, :, None].expand(-1, -1, 8))
+    row = torch.arange(first_row, first_row + rows, device=values.device)[:, None]
+    signs = _hash(row // 4 * _SLOTS + torch.arange(_SLOTS, device=values.device), SIGN_SEED) >> (8 * (row % 4))
     minus = (signs[:, :, None] >> torch.arange(8, device=values.device)) & 1
-    return torch.where(minus == 1, -chosen, chosen).sum(0)
+    moved = _in_slots(groups, first_row)
+    return torch.where(minus == 1, -moved, moved).sum(0)
 
 
 def _hash(x: torch.Tensor, seed: int) -> torch.Tensor:

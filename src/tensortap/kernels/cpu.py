@@ -181,7 +181,13 @@ def _constants() -> npt.NDArray[np.uint8]:
     """The definition's constants in the order in which `rows` reads them."""
     seeds = np.array([reference.SIGN_SEED, reference.ROW_SEED], np.uint32)
     golden = np.array([reference.GOLDEN], np.uint64)
-    return np.concatenate([part.view(np.uint8) for part in (reference.digest_weights(), seeds, golden)])
+    head = np.concatenate([part.view(np.uint8) for part in (seeds, golden)])
+    parts = [np.pad(head, (0, rows.WEIGHTS - head.size))]
+    for itemsize in (1, 2, 4, 8):
+        order = np.arange(128 // itemsize)
+        weights = reference.digest_weights().reshape(order.size, -1)
+        parts += [weights[order ^ moved].reshape(-1).view(np.uint8) for moved in order]
+    return np.concatenate(parts)
 
 
 _NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.kernels.cuda.driver import Kernel, Parameter, compile_kernel
+from tensortap.kernels.cuda.driver import Kernel, Parameter, clear, compile_kernel
 from tensortap.kernels.reference import BUCKETS, ROW
 
 __all__ = [
@@ -181,15 +181,27 @@ def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
 
 
 class Turns:
-    """Where the blocks of a launch count the pieces they take: two numbers on the device, zero at first. Each launch
-    counts in one of them and clears the other for the next one in the same stream."""
+    """Where the blocks of a launch count the pieces they take: two numbers on the device. Each launch counts in one of
+    them and clears the other for the next one in the same stream."""
 
-    def __init__(self, address: int) -> None:
-        self.now, self.next = address, address + 4
+    def __init__(self, address: int, stream: int) -> None:
+        self._address = address
+        self._stream = stream
+        self._now, self._next = address, address + 4
+        self._sure = False
+        """Whether the first of them is known to be zero."""
 
-    def swap(self) -> None:
-        """After a launch."""
-        self.now, self.next = self.next, self.now
+    def begin(self) -> tuple[int, int]:
+        """Before a launch: where it counts, and what it clears."""
+        if not self._sure:
+            clear(self._address, 2, self._stream)
+        self._sure = False  # nobody knows whether a launch that was interrupted has begun
+        return self._now, self._next
+
+    def end(self) -> None:
+        """The launch has succeeded."""
+        self._now, self._next = self._next, self._now
+        self._sure = True
 
 
 class Plan:
@@ -227,12 +239,11 @@ class Plan:
 
         With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
         """
-        expected = known + _PROBE_OFFSET if known else 0
+        probe, expected = result + _PROBE_OFFSET, known + _PROBE_OFFSET if known else 0
         turns = self._turns
-        probe = result + _PROBE_OFFSET
-        _ADDRESSES.pack_into(self._memory, _TURNS_OFFSET, turns.now, turns.next, address, partials, probe, expected)
+        _ADDRESSES.pack_into(self._memory, _TURNS_OFFSET, *turns.begin(), address, partials, probe, expected)
         self._launch()
-        turns.swap()
+        turns.end()
 
 
 class Together:
@@ -261,10 +272,10 @@ class Together:
             works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, first)
             first += share[0]
         turns = self._turns
-        _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), first, turns.now, turns.next)
+        _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), first, *turns.begin())
         struct.pack_into("<" + len(tensors) * _WORK, self._memory, _WORKS.size, *works)
         self._launch()
-        turns.swap()
+        turns.end()
 
     def _shared_out(self, elements: int) -> tuple[int, int, int]:
         if (share := self._shares.get(elements)) is None:

@@ -12,24 +12,27 @@ float64: min, max, mean, std = sqrt(M2 / n) with M2 = Σ(x - mean)², l1 = Σ|x|
 Where min == max, mean is that value and std is 0, exactly. Where no element is finite, min, max, mean and
 std are NaN and l1 and l2 are 0. Sums that float64 cannot hold (elements past 1e150) are inf or NaN.
 
-**Digest.** The tensor's bytes in C order, little endian, padded with zeros to whole 32-bit words W. Word k
-has row k // 256 and column k % 256, and the digest is Σ W · A[column] · H(row) mod 2⁶⁴. It is linear in the
-bits, so parts merge by adding, exactly, even where they share a word. A holds 256 odd 32-bit constants: the
-high halves of splitmix64's outputs from seed 0 with the first and last bit set, without those whose last 11
-bits came before; so two of them never differ by a multiple of 2¹¹. H is an odd 64-bit hash of the row
-(splitmix64's finaliser).
+**Rows, groups and slots.** g = pos // 8 is an element's group, j = pos % 8 its place in it, and row = pos //
+1024. In each row the groups are moved to slots: slot = (g % 128) ^ r, with r the low 7 bits of mix(row ^
+ROW_SEED). mix is the 32-bit mixer "lowbias32"; of a number past 2³², the high word h takes part as mix(h):
+mix(low ^ mix(h) ^ seed); mix(0) is 0.
+
+**Digest.** The tensor's bytes, little endian, each group in its slot, padded with zeros to whole 32-bit
+words W. Word k has line k // 256 and column k % 256, and the digest is Σ W · A[column] · H(line) mod 2⁶⁴. It
+is linear in the bits, so parts merge by adding, exactly, even where they share a word. A holds 256 odd 32-bit
+constants: the high halves of splitmix64's outputs from seed 0 with the first and last bit set, without those
+whose last 11 bits came before; so two of them never differ by a multiple of 2¹¹. H is an odd 32-bit hash of
+the line (the low half of splitmix64's finaliser). Whoever owns a slot multiplies by A once, at the end.
   - Always noticed: any change within one word, so any flipped bit; any swap of two unequal words of one
-    row; two flipped top bits (float32 signs) in one row; any odd number of flipped top bits.
-  - Noticed but for a chance of about 2⁻³²: an even number of words, in several rows, that change in their
-    top bit only; four or more words, all in one row, that change by little. In general, for changes that
-    reach the words' last bits in more than one row, the chance is 2⁻⁶³.
+    line; two flipped top bits (float32 signs) in one line; any odd number of flipped top bits.
+  - Noticed but for a chance of about 2⁻³¹: an even number of words, in several lines, that change in their
+    top bit only; four or more words, all in one line or all in one column, that change by little. In general,
+    for changes that reach the words' last bits in several lines and columns, the chance is about 2⁻⁶³.
   - Never noticed: zeros appended at the end. Shape and dtype are not part of it: compare them first.
 
-**Sketch.** 256 buckets, added up in float64 and stored as float32. With g = pos // 8, j = pos % 8, row =
-pos // 1024: an element's sign is bit j of mix(g ^ SIGN_SEED) (set: minus), its slot is (g % 128) ^ r with r
-the low 7 bits of mix(row ^ ROW_SEED), its bucket (2·slot + 29·j) % 256. Of a g or row past 2³², the high
-word h takes part as mix(h): mix(low ^ mix(h) ^ seed); mix(0) is 0. A non-finite element adds nothing. mix
-is the 32-bit mixer "lowbias32". So one hash gives eight signs, eight neighbours stay neighbours, and one
+**Sketch.** 256 buckets, added up in float64 and stored as float32. An element's sign is bit 8·(row % 4) + j of
+mix((128·(row // 4) + slot) ^ SIGN_SEED) (set: minus), its bucket (2·slot + 29·j) % 256. A non-finite element
+adds nothing. So one hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one
 channel reaches half of the buckets whatever the width of a row. A bucket past float32's range is inf.
 """
 
@@ -54,17 +57,17 @@ __all__ = [
     "Part",
     "components",
     "digest_weights",
+    "line_hash",
     "merge",
-    "row_hash",
     "sketch_distance",
     "summarize",
 ]
 
-VERSION = 1
+VERSION = 2
 BUCKETS = 256
 ROW = 1024
-"""Elements in a row of the sketch; 1024 elements of n bytes are n whole rows of the digest."""
-SIGN_SEED = 0x9E3779B9
+"""Elements in a row; 1024 elements of n bytes are n whole lines of the digest."""
+SIGN_SEED = 0x27D4EB2F
 ROW_SEED = 0x85EBCA6B
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -106,8 +109,10 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
     bits = array.reshape(-1).view(f"<u{array.itemsize}")
     with np.errstate(over="ignore", invalid="ignore"):
         for span, pos in _positions(array.shape, part):
-            digest += _digest(bits[span].astype(np.uint64), pos, array.itemsize)
-            sketch += _sketch(np.where(finite[span], values[span], 0.0), pos)
+            row, slot, j = _slots(pos)
+            moved = np.uint64(ROW) * row + np.uint64(8) * slot + j
+            digest += _digest(bits[span].astype(np.uint64), moved, array.itemsize)
+            sketch += _sketch(np.where(finite[span], values[span], 0.0), row, slot, j)
         return Summary(
             elements=array.size,
             nan=int(np.isnan(values).sum()),
@@ -246,13 +251,13 @@ def _digest(bits: Words, pos: Words, itemsize: int) -> int:
     byte = pos * np.uint64(itemsize)
     word = byte // np.uint64(4)
     in_word = bits << (np.uint64(8) * (byte % np.uint64(4)))
-    weight = _WEIGHTS[word % np.uint64(256)] * row_hash(word // np.uint64(256))
+    weight = _WEIGHTS[word % np.uint64(256)] * line_hash(word // np.uint64(256))
     return int((in_word * weight).sum(dtype=np.uint64))
 
 
-def row_hash(row: Words) -> Words:
-    """H, the odd hash of a row of the digest."""
-    odd: Words = _finalise(row + np.uint64(GOLDEN)) | np.uint64(1)
+def line_hash(line: Words) -> Words:
+    """H, the odd hash of a line of the digest."""
+    odd: Words = _finalise(line + np.uint64(GOLDEN)) & np.uint64(0xFFFFFFFF) | np.uint64(1)
     return odd
 
 
@@ -264,10 +269,17 @@ def _finalise(z: Words) -> Words:
     return mixed
 
 
-def _sketch(values: npt.NDArray[np.float64], pos: Words) -> npt.NDArray[np.float64]:
-    g, j, row = pos // np.uint64(8), pos % np.uint64(8), pos // np.uint64(ROW)
-    minus = (_hash(g, SIGN_SEED) >> j.astype(np.uint32)) & np.uint32(1)
+def _slots(pos: Words) -> tuple[Words, Words, Words]:
+    """An element's row, the slot of its group, and its place in there."""
+    g, row = pos // np.uint64(8), pos // np.uint64(ROW)
     slot = (g % np.uint64(128)) ^ (_hash(row, ROW_SEED) & np.uint32(127)).astype(np.uint64)
+    return row, slot, pos % np.uint64(8)
+
+
+def _sketch(values: npt.NDArray[np.float64], row: Words, slot: Words, j: Words) -> npt.NDArray[np.float64]:
+    four, within = np.divmod(row, np.uint64(4))
+    bit = (np.uint64(8) * within + j).astype(np.uint32)
+    minus = (_hash(np.uint64(128) * four + slot, SIGN_SEED) >> bit) & np.uint32(1)
     bucket = (np.uint64(2) * slot + np.uint64(29) * j) % np.uint64(BUCKETS)
     signed = np.where(minus == 1, -values, values)
     return np.bincount(bucket.astype(np.int64), signed, BUCKETS).astype(np.float64)

@@ -22,7 +22,7 @@ from numba.extending import overload
 
 from tensortap.kernels.vectors import add_signed, greater, lesser, pointer, take
 
-__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WORK", "finish", "run", "team_entry"]
+__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WEIGHTS", "WORK", "finish", "run", "team_entry"]
 
 ROW = 1024
 CHUNK_ROWS = 256
@@ -32,6 +32,9 @@ RECORD = FIELDS + 256
 """A chunk's result in 8-byte fields: the numbers below, then the sketch in float64."""
 _N, _NAN, _POSINF, _NEGINF, _ZEROS, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(11)
 _RAW, _VALUES, _FINITE, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
+WEIGHTS = 64
+"""Where the digest's weights begin among the constants: 1024 bytes for each order in which a line's groups may lie in
+their slots; 128 orders for elements of one byte, then 64, 32 and 16 for wider ones."""
 SCRATCH = 6 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
 _FOLD = 16  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
@@ -75,11 +78,11 @@ def _mix(x: Any) -> Any:
 
 
 @_compiled()
-def _row_hash(row: Any, golden: Any) -> Any:
-    z = row + golden
+def _line_hash(line: Any, golden: Any) -> Any:
+    z = line + golden
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    return ((z ^ (z >> np.uint64(31))) & np.uint64(0xFFFFFFFF)) | np.uint64(1)
 
 
 @_compiled()
@@ -246,22 +249,29 @@ def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
 
 
 @_compiled()
-def _signs(row: int, seeds: Any, out: Any) -> Any:
-    """The sign bits of the row's 128 groups; returns how far its groups are moved."""
-    g = np.uint64(row) * np.uint64(128)
-    key = np.uint32(_mix(np.uint32(g >> np.uint64(32))) ^ np.uint32(seeds[0]))
-    low = np.uint32(g)
+def _signs(row: int, seed: Any, out: Any) -> None:
+    """The sign bits of the 128 slots, for the four rows among which this is."""
+    first = np.uint64(row // 4) * np.uint64(128)
+    key = np.uint32(_mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
+    low = np.uint32(first)
     for i in range(128):
         out[i] = _mix(np.uint32(np.uint32(low + np.uint32(i)) ^ key))
-    high = _mix(np.uint32(np.uint64(row) >> np.uint64(32)))
-    return np.int64(_mix(np.uint32(np.uint32(row) ^ high ^ np.uint32(seeds[1]))) & np.uint32(127))
 
 
 @_compiled()
-def _add(like: Any, sums: int, values: int, signs: Any, moved: int) -> None:
+def _moved(row: int, seed: Any) -> Any:
+    """How far the row's groups are from their slots."""
+    high = _mix(np.uint32(np.uint64(row) >> np.uint64(32)))
+    return np.int64(_mix(np.uint32(np.uint32(row) ^ high ^ np.uint32(seed))) & np.uint32(127))
+
+
+@_compiled()
+def _add(like: Any, sums: int, values: int, signs: Any, moved: int, row: int) -> None:
     size = 8 * like.itemsize
+    shift = np.uint32(8 * (row % 4))
     for g in range(128):
-        add_signed(like, sums + (g ^ moved) * size, values + g * size, signs[g])
+        slot = g ^ moved
+        add_signed(like, sums + slot * size, values + g * size, np.uint32(signs[slot] >> shift))
 
 
 @_compiled()
@@ -277,10 +287,11 @@ def _chunk(
 ) -> None:
     """Up to 256 rows, from row `first` on, into one record."""
     itemsize, code, table = layout
+    tables = constants + WEIGHTS + 1024 * (256 - 2 * (128 // itemsize))
     out = carray(pointer(record), FIELDS, np.float64)
-    weights = carray(pointer(constants), 256, np.uint32)
-    seeds = carray(pointer(constants + 1024), 2, np.uint32)
-    golden = carray(pointer(constants + 1032), 1, np.uint64)[0]
+    seeds = carray(pointer(constants), 2, np.uint32)
+    golden = carray(pointer(constants + 8), 1, np.uint64)[0]
+    groups = 128 // itemsize  # of a line of the digest
     signs = carray(pointer(scratch + _SIGNS), 128, np.uint32)
     sums = carray(pointer(scratch + _SUMS), ROW, np.float64)
     few = carray(pointer(scratch + _FEW), ROW, like.dtype)
@@ -298,9 +309,12 @@ def _chunk(
         if n < ROW or start % 8 != 0:
             _load(start, n * itemsize, ROW * itemsize, scratch + _RAW)
             start = scratch + _RAW
+        moved = _moved(row, seeds[1])
+        weights = carray(pointer(tables + moved % groups * 1024), 256, np.uint32)
         for k in range(itemsize):
             words = carray(pointer(start + k * 1024), 256, np.uint32)
-            digest += _digest(words, weights) * _row_hash(np.uint64(row * itemsize + k), golden)
+            line = np.uint64(row * itemsize + (k ^ (moved // groups)))
+            digest += _digest(words, weights) * _line_hash(line, golden)
         at = start
         if code != _DIRECT:
             at = scratch + _VALUES
@@ -310,8 +324,9 @@ def _chunk(
             at = scratch + _VALUES
         if largest > _LARGE:
             _fold(few, sums)
-        moved = _signs(row, seeds, signs)
-        _add(like, scratch + _FEW, at, signs, moved)
+        if row % 4 == 0 or row == first:
+            _signs(row, seeds[0], signs)
+        _add(like, scratch + _FEW, at, signs, moved, row)
         if (row - first) % _FOLD == _FOLD - 1 or row == last - 1 or largest > _LARGE:
             _fold(few, sums)
     carray(pointer(record), FIELDS, np.uint64)[_DIGEST] = digest

@@ -30,6 +30,7 @@ __all__ = [
     "END_OF_STREAM",
     "FORMAT",
     "INDEX",
+    "OLDEST",
     "PARTIAL",
     "RANK_FORMAT",
     "RANK_JSON",
@@ -49,7 +50,9 @@ __all__ = [
     "utf8",
 ]
 
-FORMAT = 1
+FORMAT = 2
+OLDEST = 2
+"""Summaries of older runs were defined differently: they cannot be compared with those of today."""
 """History of the format:
 1: the first.
 """
@@ -187,6 +190,10 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
     version = info.get("version")
     if not isinstance(version, int) or not isinstance(info.get("world"), int):
         raise RunUnreadable(f"{path} is damaged: version and world must be whole numbers.")
+    if version < OLDEST:
+        raise RunUnreadable(
+            f"{path} is of format {version}, of a tensortap that summarised otherwise: record the run again"
+        )
     if version > FORMAT:
         raise RunUnreadable(
             f"{path} is of format {version}; this tensortap reads up to format {FORMAT}. "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tensortap.errors import TensortapError
 
-__all__ = ["CudaError", "Kernel", "Parameter", "allow_captures", "compile_kernel", "pin", "unpin"]
+__all__ = ["CudaError", "Kernel", "Parameter", "allow_captures", "clear", "compile_kernel", "pin", "unpin"]
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -85,6 +85,11 @@ def compile_kernel(source: str, name: str, capability: tuple[int, int], options:
     return image.raw
 
 
+def clear(address: int, count: int, stream: int) -> None:
+    """Make so many 32-bit numbers on the device zero, in the stream's order."""
+    _check(_driver().cuMemsetD32Async(address, 0, count, stream))
+
+
 def pin(address: int, nbytes: int) -> bool:
     """Page-lock memory; False where that is refused. The driver's call, unlike the runtime's, leaves no error behind
     for somebody else's launch to stumble over."""
@@ -111,6 +116,7 @@ def _driver() -> ctypes.CDLL:
     library.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     library.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
     library.cuFuncSetAttribute.argtypes = [c_void_p, c_int, c_int]
+    library.cuMemsetD32Async.argtypes = [c_void_p, c_uint, c_size_t, c_void_p]
     library.cuMemHostRegister_v2.argtypes = [c_void_p, c_size_t, c_uint]
     library.cuMemHostUnregister.argtypes = [c_void_p]
     library.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]

@@ -2,21 +2,20 @@
 // carried on in float64.
 
 #if FAST
-// What all of a warp's threads need of a row: the row's hash for the digest, `turn`, which permutes its groups, and the part
-// of the sign's hash that does not depend on the thread.
+// What all of a warp's threads need of a row: the hash of their line of the digest, `turn`, which moves groups to their slots,
+// and the part of the sign's hash that does not depend on the thread.
 struct RowFacts {
-    u64 hash;
-    u32 turn, seed;
+    u32 hash, turn, seed, spare;
 };
 
 // Of the four batches from `batch` on, a row a lane; `scale` is what `turn` is wanted in.
 __device__ __forceinline__ void prepare(RowFacts *facts, const Rows &rows, u32 batch, u32 slot, u32 scale) {
     u32 lane = threadIdx.x & 31, row = first_row(rows, batch + lane / BATCH) + lane % BATCH;
     u32 turn = mix(row ^ ROW_SEED) & (SLOTS - 1);
-    u32 seed = (row * SLOTS) ^ SIGN_SEED ^ turn;
-    if (row >> 25) seed ^= mix(row >> 25);  // the high word of a group's number past 2^32
-    RowFacts mine;
-    mine.hash = row_hash(u64(row) * BYTES + WORDS * (slot ^ turn) / 256);  // the same for a warp: WORDS is at most 8
+    u32 seed = (row / 4 * SLOTS) ^ SIGN_SEED;
+    if (row >> 27) seed ^= mix(row >> 27);  // the high word of what is hashed
+    RowFacts mine = {};
+    mine.hash = line_hash(u64(row) * BYTES + WORDS * slot / 256);  // the same for a warp: WORDS is at most 8
     mine.turn = turn * scale;
     mine.seed = seed ^ (seed >> 16);
     __syncwarp();
@@ -24,7 +23,7 @@ __device__ __forceinline__ void prepare(RowFacts *facts, const Rows &rows, u32 b
     __syncwarp();
 }
 
-// As `sign_bits`, from where the thread comes in.
+// As `sign_bits`, from where the thread comes in, and for all of the four rows.
 __device__ __forceinline__ u32 signs_of(u32 seed, u32 slot) {
     u32 x = (seed ^ slot) * 0x7FEB352Du;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
@@ -61,8 +60,8 @@ __device__ __forceinline__ void add_rows(const Work &work, const u32 *weights, u
 #pragma unroll
     for (int k = 0; k < N; ++k) {
         RowFacts fact = facts[k];
-        q.digest += weigh(w[k], weights, slot ^ fact.turn) * fact.hash;
-        add_group(w[k], signs_of(fact.seed, slot), q);
+        q.digest += weigh(w[k], weights, slot) * fact.hash;
+        add_group(w[k], signs_of(fact.seed, slot) >> 8 * ((row + k) % 4), q);
     }
     q.sums += double(q.sum), q.many_squares += double(q.squares), q.many_l1 += double(q.l1);
     q.sum = q.squares = q.l1 = 0;

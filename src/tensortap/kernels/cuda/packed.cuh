@@ -33,19 +33,16 @@ struct Packed {
     float sketch[8];
     u32 zeros;
     double sum, squares, l1;
-    u64 digest;
+    u64 words[WORDS];  // times their lines' hashes; the weights of their columns are still to be multiplied in
 };
 
 // One row of a thread's; `least` has a zero if the row has one.
-__device__ __forceinline__ void add_packed(const u32 *w, uint4 fact, const u32 *weights, u32 slot, u32 &least, Few &few, Packed &p) {
-    uint4 a = *(const uint4 *)((const u8 *)weights + ((16 * slot ^ fact.z) & 0x3F0));
-    u64 weighed = u64(w[0]) * a.x + u64(w[1]) * a.y + u64(w[2]) * a.z + u64(w[3]) * a.w;
-    p.digest += weighed * (fact.x | u64(fact.y) << 32);
+__device__ __forceinline__ void add_packed(const u32 *w, u32 hash, u32 signs, u32 &least, Few &few, Packed &p) {
     least = pair_least(least, pair_times(w[0], w[1]));
     least = pair_least(least, pair_times(w[2], w[3]));
-    u32 signs = signs_of(fact.w, slot) & 255;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
+        p.words[k] += u64(w[k]) * hash;
         p.low = pair_min(p.low, w[k]);
         p.high = pair_max(p.high, w[k]);
 #pragma unroll
@@ -221,10 +218,12 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     Packed p;
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) p.words[k] = 0;
     p.sum = p.squares = p.l1 = 0;
-    p.digest = 0;
     p.zeros = 0;
     p.low = LARGEST, p.high = LARGEST | 0x80008000u;
+    u32 signs = 0;  // of four rows, eight bits each
     for (u32 batch = 0; batch < rows.batches; ++batch) {
         if (batch % (STAGE / BATCH) == 0) prepare(facts, rows, batch, slot, 16);
         const RowFacts *now = facts + BATCH * batch % STAGE;
@@ -236,9 +235,10 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
 #pragma unroll
             for (int k = 0; k < PART; ++k) {
                 u32 w[WORDS];
-                uint4 fact = *(const uint4 *)&now[half * PART + k];
-                source.take(k, fact.z, slot, w);
-                add_packed(w, fact, weights, slot, least, few, p);
+                RowFacts fact = now[half * PART + k];
+                source.take(k, fact.turn, slot, w);
+                if (k % 4 == 0) signs = signs_of(fact.seed, slot);
+                add_packed(w, fact.hash, signs >> 8 * (k % 4), least, few, p);
             }
             // Most tensors have no zeros: they are counted, in what is still there, only where there are some.
             if (__any_sync(~0u, has_zero(least))) {
@@ -260,9 +260,10 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
         for (u32 k = 0; k < rows.rest; ++k) {
             u32 w[WORDS];
             if (k % PART == 0) source.arrive();
-            uint4 fact = *(const uint4 *)&facts[k];
-            source.take(k % PART, fact.z, slot, w);
-            add_packed(w, fact, weights, slot, least, few, p);
+            RowFacts fact = facts[k];
+            source.take(k % PART, fact.turn, slot, w);
+            if (k % 4 == 0) signs = signs_of(fact.seed, slot);
+            add_packed(w, fact.hash, signs >> 8 * (k % 4), least, few, p);
             p.zeros += count_zeros(w);
             if (k % PART == PART - 1 || k == rows.rest - 1) source.leave(turn);
         }
@@ -280,7 +281,8 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     for (int j = 0; j < 8; ++j) s.sketch[j] = p.sketch[j];
     s.sum = p.sum, s.squares = p.squares, s.l1 = p.l1;
     s.low = low, s.high = high;
-    s.digest = p.digest;
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) s.digest += p.words[k] * weights[(WORDS * slot + k) % 256];
     s.zeros = p.zeros;
     return true;
 }

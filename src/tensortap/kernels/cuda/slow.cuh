@@ -29,8 +29,8 @@ __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights,
     if ((u64(row) + 1) * ROW <= work.elements) load(work, row, group, w);
     else elements = load_cut(work, row, group, w);
     if (!elements) return;
-    s.digest += weigh(w, weights, group) * row_hash(u64(row) * BYTES + (WORDS * group) / 256);
-    u32 signs = sign_bits(row, group);
+    s.digest += weigh(w, weights, slot) * line_hash(u64(row) * BYTES + (WORDS * slot) / 256);
+    u32 signs = sign_bits(row, slot);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         if (j >= elements) continue;

@@ -40,7 +40,7 @@
 #define STAGE 32               // rows whose hashes a warp works out at a time, one a lane
 #define MOST_DIMS 6
 
-#define SIGN_SEED 0x9E3779B9u
+#define SIGN_SEED 0x27D4EB2Fu
 #define ROW_SEED 0x85EBCA6Bu
 #define GOLDEN 0x9E3779B97F4A7C15ull
 
@@ -81,11 +81,11 @@ __device__ __forceinline__ u32 mix(u32 x) {
     return x ^ (x >> 16);
 }
 
-__device__ __forceinline__ u64 row_hash(u64 row) {
-    u64 z = row + GOLDEN;
+__device__ __forceinline__ u32 line_hash(u64 line) {
+    u64 z = line + GOLDEN;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return (z ^ (z >> 31)) | 1ull;
+    return u32(z ^ (z >> 31)) | 1u;
 }
 
 __device__ __forceinline__ float half_to_float(u16 bits) {
@@ -248,15 +248,15 @@ __device__ __forceinline__ void load_first(const Work &work, u32 *w) {
 #endif
 }
 
-__device__ __forceinline__ u32 sign_bits(u32 row, u32 group) {
+__device__ __forceinline__ u32 sign_bits(u32 row, u32 slot) {
     u32 seed = SIGN_SEED;
-    if (row >> 25) seed ^= mix(row >> 25);  // the high word of a group's number past 2^32
-    return mix((row * SLOTS + group) ^ seed);
+    if (row >> 27) seed ^= mix(row >> 27);  // the high word of what is hashed
+    return mix((row / 4 * SLOTS + slot) ^ seed) >> 8 * (row % 4);
 }
 
-// Words times weights, summed; the row's hash is still to be multiplied in.
-__device__ __forceinline__ u64 weigh(const u32 *w, const u32 *weights, u32 group) {
-    const u32 *a = weights + (WORDS * group) % 256;
+// Words times weights, summed; the line's hash is still to be multiplied in.
+__device__ __forceinline__ u64 weigh(const u32 *w, const u32 *weights, u32 slot) {
+    const u32 *a = weights + (WORDS * slot) % 256;
     u64 sum = 0;
 #if BYTES == 1
     uint2 v = *(const uint2 *)a;
