@@ -19,9 +19,9 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
 from tensortap.errors import CaptureError
-from tensortap.frameworks import torch_reading
 from tensortap.frameworks.base import Collected, Identity
 from tensortap.frameworks.torch import Torch
+from tensortap.frameworks.torch_memory import StorageWatch
 from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels.gpu import RESULT, columns
 
@@ -108,7 +108,7 @@ def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, th
 def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop) -> None:
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
     Counted is what capture itself keeps, without the device's own tickets."""
-    there.submit = lambda tensor, known=None, later=False: None  # type: ignore[assignment, method-assign]
+    there.submit = lambda tensor, known=None, later=None, flat=None: None  # type: ignore[assignment, method-assign]
     there.collect = lambda tickets: Collected(  # type: ignore[method-assign]
         columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
     )
@@ -133,8 +133,16 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop)
 
 
 def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsWorkshop) -> None:
+    watches: list[StorageWatch] = []
+
+    def watch() -> StorageWatch:
+        watches.append(StorageWatch())
+        return watches[-1]
+
     def watched() -> int:
-        return sum(type(each) is torch_reading._StorageAlive for each in gc.get_objects())
+        return sum(map(len, watches))
+
+    there.watch = watch  # type: ignore[method-assign, assignment]
 
     model = nn.Linear(3, 2)
     with tt.capture(model, tmp_path / "run") as tap:

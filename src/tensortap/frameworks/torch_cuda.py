@@ -13,60 +13,72 @@ import torch
 
 from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_lane import Lane
+from tensortap.frameworks.torch_memory import StorageWatch, described, lies_flat
 from tensortap.frameworks.torch_results import CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import PLAIN, dense
+from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]
 
-_TOO_LARGE = 128 << 20
-"""Bytes from which on a tensor is read by itself."""
-
 
 class CudaWorkshop:
     """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
+
+    described = staticmethod(described)
+    watch = StorageWatch
 
     def __init__(self) -> None:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._sending: dict[int, CudaSending] = {}
         self._lock = threading.RLock()  # the end of a backward comes from anywhere
+        self._one_stream = True
+        """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
+        use, and get its memory, before it is read."""
         self._phase = -1
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
 
     def submit(
-        self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Patience | None = None
-    ) -> CudaTicket:
-        tensor, own = _plain(tensor)
-        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-            return self._submit(tensor, own, index, known, later)
-        with torch.cuda.device(index):  # kernels are launched in the context that is current
-            return self._submit(tensor, own, index, known, later)
-
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        tensor, own = _plain(tensor)
-        index = tensor.get_device()
-        with self._lock, torch.cuda.device(index):
-            lane, found, address, _, may_wait = self._found(tensor, own, index)
-            if may_wait:
-                lane.submit_again(found, address, trial)
-
-    def _submit(
         self,
         tensor: torch.Tensor,
-        own: bool,
-        index: int,
-        known: CudaTicket | None,
-        later: Patience | None,
+        known: CudaTicket | None = None,
+        later: Patience | None = None,
+        flat: bool | None = None,
+    ) -> CudaTicket:
+        if flat is None:
+            flat = lies_flat(tensor)
+        if not flat:
+            tensor = dense(tensor)
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
+            return self._submit(tensor, flat, index, known, later)
+        with torch.cuda.device(index):  # kernels are launched in the context that is current
+            return self._submit(tensor, flat, index, known, later)
+
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+        if not lies_flat(tensor):
+            return
+        index = tensor.get_device()
+        with self._lock, torch.cuda.device(index):
+            lane = self._lane(index)
+            if self._one_stream:
+                lane.submit_again(tensor, tensor.data_ptr(), trial)
+
+    def _submit(
+        self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, later: Patience | None
     ) -> CudaTicket:
         with self._lock:
-            self._look_at_phase()
-            lane, tensor, address, layout, may_wait = self._found(tensor, own, index)
-            return lane.submit(tensor, address, layout, known, later if may_wait else None)
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            lane = self._lane(index)
+            if flat:
+                address, layout = tensor.data_ptr(), FLAT
+            else:
+                tensor, address, layout = _laid_out(tensor)
+            return lane.submit(tensor, address, layout, known, later if flat and self._one_stream else None)
 
     def settle(self) -> None:
         with self._lock:
@@ -78,38 +90,21 @@ class CudaWorkshop:
             for lane in self._lanes.values():
                 lane.forget()
 
-    def _found(self, tensor: torch.Tensor, may_wait: bool, index: int) -> tuple[Lane, torch.Tensor, int, Layout, bool]:
-        """The lane, what to read where, and whether that can wait: then it is the tensor's own memory."""
-        if tensor.is_complex():
-            tensor, may_wait = torch.view_as_real(tensor.resolve_conj()), False
-        if tensor.is_neg():
-            tensor, may_wait = tensor.resolve_neg(), False
-        address, layout = tensor.data_ptr(), FLAT
-        if address % 16 or not tensor.is_contiguous():
-            may_wait = False
-            found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
-            if found is None:
-                tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
-                address = tensor.data_ptr()
-            else:
-                layout = found
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        lane = self._lanes.get((index, stream))
+    def _lane(self, index: int) -> Lane:
+        """That of the device's current stream."""
+        place = index, torch._C._cuda_getCurrentRawStream(index)
+        lane = self._lanes.get(place)
         if lane is None:
-            lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        # With several streams, another may be told of a tensor's last use, and get its memory, before it is read. A
-        # launch for a large tensor alone is no loss.
-        may_wait = may_wait and len(self._lanes) == len(self._gpus) and tensor.nbytes < _TOO_LARGE
-        return lane, tensor, address, layout, may_wait
+            lane = self._lanes[place] = self._open_lane(*place)
+            self._one_stream = len(self._lanes) == len(self._gpus)
+        return lane
 
-    def _look_at_phase(self) -> None:
-        """Whether a forward or backward has begun, or goes on inside another: then none waits any longer."""
-        phase = torch._C._current_graph_task_id()
-        if phase != self._phase:
-            self._settle()
-            self._phase = phase
-            if phase != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+    def _begin(self, phase: int) -> None:
+        """A forward or backward has begun, or goes on inside another: none waits any longer."""
+        self._settle()
+        self._phase = phase
+        if phase != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
 
     def _settle(self) -> None:
         for (index, _), lane in self._lanes.items():
@@ -179,8 +174,17 @@ class CudaWorkshop:
         return Lane(gpu, weights, device, stream)
 
 
-def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """A tensor that has elements of its own, and whether it was one from the start."""
-    if type(tensor) in PLAIN and tensor.layout is torch.strided:
-        return tensor, True
-    return dense(tensor), False
+def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
+    """What to read in its place, where, and how."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    address, layout = tensor.data_ptr(), FLAT
+    if address % 16 or not tensor.is_contiguous():
+        found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
+        if found is None:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
+            address = tensor.data_ptr()
+        else:
+            layout = found
+    return tensor, address, layout

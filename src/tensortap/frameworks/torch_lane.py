@@ -33,6 +33,8 @@ __all__ = ["Lane"]
 
 _PARTIALS = 28 << 20
 _MOST_PLANS = 4096
+_TOO_LARGE = 128 << 20
+"""Bytes from which on a tensor is read by itself: a launch of its own is no loss then."""
 _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
 
@@ -107,18 +109,21 @@ class Lane:
         later: Patience | None,
     ) -> CudaTicket:
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
-        batch = self._batch_with_room(1)
-        elements = tensor.numel()
+        batch = self._batch
+        if batch is None or batch.size == SLOTS:
+            batch = self._batch_with_room(1)
+        nbytes = tensor.nbytes
         self._came += 1
-        self._seen += elements * tensor.element_size()
+        self._seen += nbytes
         if known is not None and known.number in known.batch.missed:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
-            ticket = CudaTicket(batch, known.number, elements, known)
-        elif later is not None and known is None:
-            ticket = CudaTicket(batch, batch.size, elements, None)
-            self._waiting[batch.size] = self._put_off(tensor, address, later)
-            batch.size += 1
+            ticket = CudaTicket(batch, known.number, known.elements, known)
+        elif later is not None and known is None and nbytes < _TOO_LARGE:
+            number = batch.size
+            ticket = CudaTicket(batch, number, tensor.numel(), None)
+            self._waiting[number] = self._put_off(tensor, address, later)
+            batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
         else:
@@ -129,7 +134,8 @@ class Lane:
 
     def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
         """For one that came just now."""
-        self._trials.append(self._put_off(tensor, address, trial))
+        if tensor.nbytes < _TOO_LARGE:
+            self._trials.append(self._put_off(tensor, address, trial))
 
     def settle(self) -> None:
         """Read all that waits."""
