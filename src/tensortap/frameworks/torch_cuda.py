@@ -6,15 +6,17 @@ Each stream has a lane of its own, where everything happens in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_memory import StorageWatch, described, lies_flat
-from tensortap.frameworks.torch_results import CudaTicket, first_sighting
+from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
@@ -139,14 +141,11 @@ class CudaWorkshop:
         for place, ticket in again:
             firsts[place] = first = first_sighting(ticket)
             unchanged[place] = first is not ticket
-        batches = [first.batch for first in firsts]
-        numbers = np.array([first.number for first in firsts], np.int64)
-        results = np.empty(len(tickets), RESULT)
-        missed: set[int] = set()
-        for batch in dict.fromkeys(batches):
-            here = np.array([other is batch for other in batches], bool)
-            results[here] = batch.rows()[numbers[here]]
-            missed.update(np.flatnonzero(here & np.isin(numbers, list(batch.missed))).tolist())
+        rows, starts = _joined(dict.fromkeys(first.batch for first in firsts))
+        places = [starts[first.batch] + first.number for first in firsts]
+        results = rows.take(places)
+        gone = {start + number for batch, start in starts.items() for number in batch.missed}
+        missed = {place for place, row in enumerate(places) if row in gone} if gone else ()
         for place, ticket in again:
             if ticket.known is not None and not ticket.probed:
                 known = first_sighting(ticket.known)
@@ -172,6 +171,18 @@ class CudaWorkshop:
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
         return Lane(gpu, weights, device, stream)
+
+
+def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:
+    """The rows of all of them, and where those of each begin. Waits until they have arrived."""
+    rows = [np.empty(0, RESULT)]
+    starts: dict[Batch, int] = {}
+    size = 0
+    for batch in batches:
+        rows.append(batch.rows())
+        starts[batch] = size
+        size += batch.size
+    return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
 
 
 def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:

@@ -76,7 +76,7 @@ class Batch:
             assert self._event is not None and self._host is not None
             driver.allow_captures()
             self._event.synchronize()
-            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].view(RESULT).copy()
+            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].copy().view(RESULT)  # as bytes it is faster
             self.unchanged = self._rows["unchanged"].astype(bool).tolist()
             self._free.append(self._host)
             self._host = None
