@@ -65,8 +65,8 @@ class CudaWorkshop:
             return
         index = tensor.get_device()
         with self._lock, torch.cuda.device(index):
-            lane = self._lane(index)
             if self._one_stream:
+                lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
                 lane.submit_again(tensor, tensor.data_ptr(), trial)
 
     def _submit(
@@ -75,7 +75,8 @@ class CudaWorkshop:
         with self._lock:
             if (phase := torch._C._current_graph_task_id()) != self._phase:
                 self._begin(phase)
-            lane = self._lane(index)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
             if flat:
                 address, layout = tensor.data_ptr(), FLAT
             else:
@@ -92,13 +93,9 @@ class CudaWorkshop:
             for lane in self._lanes.values():
                 lane.forget()
 
-    def _lane(self, index: int) -> Lane:
-        """That of the device's current stream."""
-        place = index, torch._C._cuda_getCurrentRawStream(index)
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = self._open_lane(*place)
-            self._one_stream = len(self._lanes) == len(self._gpus)
+    def _new_lane(self, index: int, stream: int) -> Lane:
+        lane = self._lanes[index, stream] = self._open_lane(index, stream)
+        self._one_stream = len(self._lanes) == len(self._gpus)
         return lane
 
     def _begin(self, phase: int) -> None:

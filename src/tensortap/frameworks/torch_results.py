@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -17,7 +18,8 @@ SLOTS = 1024
 """Results in a batch."""
 
 
-class CudaTicket(NamedTuple):
+@dataclass(slots=True, eq=False)
+class CudaTicket:
     """A summary that is on its way."""
 
     batch: Batch
