@@ -116,7 +116,8 @@ class Recorder:
         self._known.clear()
         if self._arriving is not None:
             self._arriving.forget()  # results that lie on a device may be written over now
-            self._writer.append_rows(self._arriving)
+            if len(self._arriving):  # the first tensor may have been one too many
+                self._writer.append_rows(self._arriving)
             self._arriving = None
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class Recorder:
         if arriving is None or arriving.workshop is not workshop or len(arriving.tickets) == _MANY:
             arriving = self._arrive_from(workshop)
         token, dtype, shape, flat = workshop.described(tensor)
-        if (phase := key.phase) == "state":  # see above
+        if (phase := key.phase) == "state":  # looked at anew each time, as in `_record_here`
             token = None
         before = arriving.known.get(token)
         place, when = _NO_PLACE

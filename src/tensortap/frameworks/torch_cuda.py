@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Collected, Patience, Trial
+from tensortap.frameworks.base import Collected, Described, Patience, Trial
 from tensortap.frameworks.torch_lane import Lane
-from tensortap.frameworks.torch_memory import StorageWatch, described, lies_flat
+from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import dense
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
@@ -29,7 +29,6 @@ __all__ = ["CudaWorkshop"]
 class CudaWorkshop:
     """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
 
-    described = staticmethod(described)
     watch = StorageWatch
 
     def __init__(self) -> None:
@@ -44,6 +43,17 @@ class CudaWorkshop:
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
 
+    def described(self, tensor: torch.Tensor) -> Described:
+        if not _lies_flat(tensor):
+            return described(tensor)
+        dtype, shape = tensor.dtype, tuple(tensor.shape)  # asked of every tensor of a step: as little as will do
+        try:
+            # It begins with another type than other tokens do, and is never equal to one of them.
+            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *shape
+        except RuntimeError:  # an inference tensor has no version
+            return None, NAMES[dtype], shape, True
+        return token, NAMES[dtype], shape, True
+
     def submit(
         self,
         tensor: torch.Tensor,
@@ -52,7 +62,7 @@ class CudaWorkshop:
         flat: bool | None = None,
     ) -> CudaTicket:
         if flat is None:
-            flat = lies_flat(tensor)
+            flat = _lies_flat(tensor)
         if not flat:
             tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
@@ -61,7 +71,7 @@ class CudaWorkshop:
             return self._submit(tensor, flat, index, known, later)
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        if not lies_flat(tensor):
+        if not _lies_flat(tensor):
             return
         index = tensor.get_device()
         with self._lock, torch.cuda.device(index):
@@ -180,6 +190,18 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
         starts[batch] = size
         size += batch.size
     return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
+
+
+def _lies_flat(tensor: torch.Tensor) -> bool:
+    """Whether its elements are those of its own memory, one after the other."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.data_ptr() % 16
+        and not tensor.is_neg()
+        and not tensor.is_complex()
+    )
 
 
 def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 import torch
 
 from tensortap.frameworks.base import Described
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, is_shared_out
+from tensortap.frameworks.torch_tensors import NAMES, is_shared_out
 
-__all__ = ["StorageAlive", "StorageWatch", "described", "lies_flat", "token_of"]
+__all__ = ["StorageAlive", "StorageWatch", "described", "token_of"]
 
 
 def token_of(tensor: torch.Tensor) -> Hashable | None:
@@ -30,32 +30,12 @@ def token_of(tensor: torch.Tensor) -> Hashable | None:
     )
 
 
-def lies_flat(tensor: torch.Tensor) -> bool:
-    """Whether its elements are those of its own memory, one after the other, and begin where a device likes them to."""
-    return (
-        type(tensor) in PLAIN
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.data_ptr() % 16
-        and not tensor.is_neg()
-        and not tensor.is_complex()
-    )
-
-
 def described(tensor: torch.Tensor) -> Described:
-    """See `frameworks.base.Workshop.described`. Asked for every tensor of a step: the usual ones are asked little."""
-    if not lies_flat(tensor):
-        token = token_of(tensor)
-        if is_shared_out(tensor):
-            tensor = tensor.to_local()
-        return token, NAMES[tensor.dtype], tuple(tensor.shape), False
-    dtype, shape = tensor.dtype, tuple(tensor.shape)
-    try:
-        # It begins with another type than those of `token_of` do, so that it is never equal to one of them.
-        token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *shape
-    except RuntimeError:  # an inference tensor has no version
-        return None, NAMES[dtype], shape, True
-    return token, NAMES[dtype], shape, True
+    """See `frameworks.base.Workshop.described`, of any tensor on any device."""
+    token = token_of(tensor)
+    if is_shared_out(tensor):
+        tensor = tensor.to_local()
+    return token, NAMES[tensor.dtype], tuple(tensor.shape), False
 
 
 class StorageAlive:
