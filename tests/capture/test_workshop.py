@@ -130,7 +130,7 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop)
             tap.flush()
     records = len(tt.open(tmp_path / "run")) / 2
     assert records > 200
-    assert left / records < 5
+    assert left / records < 3
 
 
 def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsWorkshop) -> None:

@@ -17,7 +17,7 @@ from tensortap.records import Key, Location
 
 __all__ = ["Arriving"]
 
-_AT_ONCE = (*Key._fields, "seq", "cls", "dtype", "shape")
+_AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
 _NOWHERE = (None,) * len(Location._fields)
 
 
@@ -30,6 +30,7 @@ class Arriving:
         self._changed_unseen = changed_unseen
         self._rows: list[tuple[Any, ...]] = []
         """What is known at once, as `_AT_ONCE` names it."""
+        self._shapes: list[tuple[int, ...]] = []  # apart: a tuple that holds another is not let go of so soon
         self.tickets: list[Any] = []
         self._before: list[int | None] = []
         """The row of an earlier sighting of what should be the same tensor."""
@@ -50,10 +51,11 @@ class Arriving:
     def location(self, row: int | None) -> Location | None:
         return self._locations.get(row) if row is not None else None
 
-    def append(self, row: tuple[Any, ...], ticket: Any, before: int | None) -> None:
-        """A tensor was met: its key, seq, cls, dtype and shape in a row. `before` is the number of the row where it was
-        met before."""
+    def append(self, row: tuple[Any, ...], shape: tuple[int, ...], ticket: Any, before: int | None) -> None:
+        """A tensor was met: its key, seq, cls and dtype in a row. `before` is the number of the row where it was met
+        before."""
         self._rows.append(row)
+        self._shapes.append(shape)
         self.tickets.append(ticket)
         self._before.append(before)
 
@@ -86,6 +88,7 @@ class Arriving:
         self._judge(found["digest"])
         columns: dict[str, Any] = dict(found)
         columns |= zip(_AT_ONCE, zip(*self._rows, strict=True), strict=True)
+        columns["shape"] = self._shapes
         tensors: list[int] = []
         for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
             if row in missed:

@@ -176,7 +176,7 @@ class Recorder:
             if newly := location is None:
                 parts = workshop.parts(tensor)
                 location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
-        arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype, shape), ticket, before)
+        arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
         if location is not None:
             arriving.keep(location, borrowed=not newly)
         if token is not None and (before is None or newly):
