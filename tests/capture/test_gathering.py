@@ -34,7 +34,13 @@ class Patient(OpsWorkshop):
         self._came = 0
         self.waited = self.tried = 0
 
-    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Patience | None = None) -> OpsTicket:
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        known: OpsTicket | None = None,
+        later: Patience | None = None,
+        flat: bool | None = None,
+    ) -> OpsTicket:
         self._came += 1
         ticket = super().submit(tensor, known)
         if later is not None:

@@ -7,12 +7,12 @@ then soon goes through all that the program holds. So there are columns, of numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import compress, repeat
 from typing import Any
 
 from tensortap.capture.steadiness import Place
-from tensortap.frameworks.base import Identity, Workshop
+from tensortap.frameworks.base import Workshop
 from tensortap.records import Key, Location
 
 __all__ = ["Arriving"]
@@ -30,16 +30,16 @@ class Arriving:
         self._changed_unseen = changed_unseen
         self._rows: list[tuple[Any, ...]] = []
         """What is known at once, as `_AT_ONCE` names it."""
-        self._shapes: list[tuple[int, ...]] = []
+        self._shapes: list[tuple[int, ...]] = []  # apart: a tuple that holds another is not let go of so soon
         self.tickets: list[Any] = []
         self._before: list[int | None] = []
         """The row of an earlier sighting of what should be the same tensor."""
         self._locations: dict[int, Location] = {}
         self._borrowed: set[int] = set()
         """Rows whose location is that of the row before."""
-        self._known: dict[Hashable, int] = {}
+        self.known: dict[Hashable, int] = {}
         """By token, the row of a tensor that may be met again."""
-        self._alive: dict[int, Callable[[], bool]] = {}
+        self._watch = workshop.watch()
         self._twice: dict[int, tuple[Place, Any]] = {}
         """Rows that were read at once and again, with the second ticket."""
         self._gone = False
@@ -47,11 +47,6 @@ class Arriving:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def row_of(self, identity: Identity | None) -> int | None:
-        """Where this very tensor was met before."""
-        row = self._known.get(identity.token) if identity is not None else None
-        return row if row is not None and self._alive[row]() else None
 
     def location(self, row: int | None) -> Location | None:
         return self._locations.get(row) if row is not None else None
@@ -71,11 +66,10 @@ class Arriving:
         if borrowed:
             self._borrowed.add(row)
 
-    def remember(self, identity: Identity) -> None:
+    def remember(self, tensor: Any, token: Hashable) -> None:
         """The newest row is the one that later sightings of the tensor refer to."""
-        row = len(self._rows) - 1
-        self._known[identity.token] = row
-        self._alive[row] = identity.alive
+        self.known[token] = len(self._rows) - 1
+        self._watch.add(tensor)
 
     def read_again(self, row: int, place: Place, ticket: Any) -> None:
         """A row that was read at once was read again."""
@@ -85,8 +79,8 @@ class Arriving:
     def forget(self) -> None:
         """No tensor is known again from here on, and nothing is added."""
         self._gone = True
-        self._known.clear()
-        self._alive.clear()
+        self.known.clear()
+        self._watch.clear()
 
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""

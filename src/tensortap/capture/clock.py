@@ -49,7 +49,8 @@ class Clock:
     _past: dict[str, list[Call]] = field(default_factory=dict)
     _cursor: int = -1
     _open: list[Call] = field(default_factory=list)
-    _backward_micro: int | None = None
+    backward_micro: int | None = None
+    """The micro step whose gradient was the last to be seen, if one was since the last forward."""
     reentrant: bool = False
     """Whether the step has repeated a call that first ran without autograd: backward then comes in pieces."""
 
@@ -60,7 +61,7 @@ class Clock:
     @property
     def gradient_micro(self) -> int:
         """The micro step whose backward is running: with pipelined schedules not always the newest."""
-        return self.micro if self._backward_micro is None else self._backward_micro
+        return self.micro if self.backward_micro is None else self.backward_micro
 
     def next_step(self) -> None:
         self.step += 1
@@ -70,15 +71,12 @@ class Clock:
             calls.clear()
         self._open.clear()
         self._cursor = -1
-        self._backward_micro = None
+        self.backward_micro = None
         self.reentrant = False
 
     def calls_of(self, module: str) -> int:
         """How often the module has been called in the newest micro step."""
         return self._numbers.get(module, 0)
-
-    def backward_of(self, micro: int) -> None:
-        self._backward_micro = micro
 
     def enter(self, module: str, inputs: Sequence[Identity]) -> Call:
         """A module is about to run. The root's forward, unless it calls itself, opens a micro step."""
@@ -87,7 +85,7 @@ class Clock:
             self._numbers.clear()
             if self._forwards % _REMEMBERED == 0:
                 self._forget()
-            self._backward_micro = None
+            self.backward_micro = None
         number = self._numbers.get(module, 0)
         self._numbers[module] = number + 1
         call = Call(module, max(0, self._forwards - 1), number, self._order, inputs)

@@ -25,16 +25,14 @@ class Keys:
         self._used.clear()
         self._most = _MOST
 
-    def unique(self, key: Key) -> Key:
+    def unique(self, key: Key) -> tuple[Any, ...]:
         """A second backward through the same graph meets the same key again: its path gets a ~2."""
-        before = len(self._used)
-        self._used.add(tuple(key))
-        path, number = key.path, 1
-        while len(self._used) == before:  # it was there already
+        plain, number = tuple(key), 1
+        while plain in self._used:
             number += 1
-            key = key._replace(path=f"{path}~{number}")
-            self._used.add(tuple(key))
-        if before >= self._most:  # a loop that never ends its step must not be remembered for ever
+            plain = tuple(key._replace(path=f"{key.path}~{number}"))
+        self._used.add(plain)
+        if len(self._used) > self._most:  # a loop that never ends its step must not be remembered for ever
             self._used = {known for known in self._used if Key(*known).micro >= key.micro - 1}
             self._most = max(_MOST, 2 * len(self._used))
-        return key
+        return plain

@@ -85,13 +85,11 @@ class Recorder:
         """Modules with a tensor that was changed behind the framework's back, so that its bytes were not kept again."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        # Parameters and buffers are looked at anew each time: fused optimizers, for one, count no version.
-        identity = None if key.phase == "state" else self._framework.identity(tensor)
         workshop = self._framework.workshop(tensor)
         if workshop is None:
-            self._record_here(tensor, identity, key, site, keep)
+            self._record_here(tensor, key, site, keep)
         else:
-            self._record_there(workshop, tensor, identity, key, site, keep)
+            self._record_there(workshop, tensor, key, site, keep)
         self._seq += 1
 
     def end_step(self) -> None:
@@ -118,7 +116,8 @@ class Recorder:
         self._known.clear()
         if self._arriving is not None:
             self._arriving.forget()  # results that lie on a device may be written over now
-            self._writer.append_rows(self._arriving)
+            if len(self._arriving):  # the first tensor may have been one too many
+                self._writer.append_rows(self._arriving)
             self._arriving = None
 
     def close(self) -> None:
@@ -126,7 +125,9 @@ class Recorder:
         for workshop in self._workshops:
             workshop.close()
 
-    def _record_here(self, tensor: Any, identity: Identity | None, key: Key, site: Site, keep: Keep) -> None:
+    def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        # Parameters and buffers are looked at anew each time: fused optimizers, for one, count no version.
+        identity = None if key.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
         probe = _probe(array) if identity is not None else b""
         known = self._seen_before(identity)
@@ -137,7 +138,7 @@ class Recorder:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
         self._writer.append(
             Record(
-                key=self._keys.unique(key),
+                key=Key(*self._keys.unique(key)),
                 rank=self._rank,
                 seq=self._seq,
                 cls=site.cls,
@@ -149,21 +150,24 @@ class Recorder:
             )
         )
 
-    def _record_there(
-        self, workshop: Workshop, tensor: Any, identity: Identity | None, key: Key, site: Site, keep: Keep
-    ) -> None:
+    def _record_there(self, workshop: Workshop, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        # By the thread that launches the step, which must not fall behind its device: it is called as little as can be.
         arriving = self._arriving
-        if arriving is None or arriving.workshop is not workshop or len(arriving) == _MANY:
+        if arriving is None or arriving.workshop is not workshop or len(arriving.tickets) == _MANY:
             arriving = self._arrive_from(workshop)
-        before = arriving.row_of(identity)
-        dtype, shape = self._framework.described(tensor)
+        token, dtype, shape, flat = workshop.described(tensor)
+        if (phase := key.phase) == "state":  # looked at anew each time, as in `_record_here`
+            token = None
+        before = arriving.known.get(token)
         place, when = _NO_PLACE
-        if self._gather and before is None and identity is not None and keep == "summary" and self._own(tensor, key):
+        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
+        own = phase == "backward" or self._framework.requires_gradient(tensor)
+        if own and before is None and token is not None and keep == "summary" and self._gather:
             place, when = self.steadiness.when(key)
         if keep == "tensors" and before is not None and arriving.location(before) is None:
             workshop.settle()  # its bytes are kept now: it must not be missed for having waited since
         known = None if before is None else arriving.tickets[before]
-        ticket = workshop.submit(tensor, known, place if when == "later" else None)
+        ticket = workshop.submit(tensor, known, place if when == "later" else None, flat)
         if place is not None and when == "twice":
             workshop.submit_again(tensor, _Trial(place, arriving, len(arriving)))
         location, newly = None, False
@@ -175,13 +179,8 @@ class Recorder:
         arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
         if location is not None:
             arriving.keep(location, borrowed=not newly)
-        if identity is not None and (before is None or newly):
-            arriving.remember(identity)
-
-    def _own(self, tensor: Any, key: Key) -> bool:
-        """Whether the model made it. What needs no gradient may come from elsewhere, another stream's input for one,
-        and go back there unseen."""
-        return key.phase == "backward" or self._framework.requires_gradient(tensor)
+        if token is not None and (before is None or newly):
+            arriving.remember(tensor, token)
 
     def _arrive_from(self, workshop: Workshop) -> Arriving:
         """Rows that can be added to; what another device has found goes on its way."""

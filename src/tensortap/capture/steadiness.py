@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 from tensortap.records import Key, shown
 
@@ -24,6 +24,21 @@ _MOST_PLACES = 100_000
 
 class Place:
     """Where a tensor is met in every step: an input, output or gradient of one call of a module."""
+
+    __slots__ = (
+        "_changed",
+        "_check",
+        "_first",
+        "_latest",
+        "_name",
+        "_notices",
+        "_put_off",
+        "_same",
+        "_since",
+        "_tried",
+        "_trying",
+        "proven",
+    )
 
     def __init__(self, name: str, number: int, now: int, step: int, notices: deque[str]) -> None:
         self._name = name
@@ -87,7 +102,7 @@ class Steadiness:
     """All places. What is found of them may be said in another thread."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, int, str, str], Place] = {}
+        self._places: dict[tuple[Any, ...], Place] = {}
         self._step = -1
         self._recorded = -1
         self.notices: deque[str] = deque()
@@ -98,7 +113,7 @@ class Steadiness:
         if key.step != self._step:
             self._step = key.step
             self._recorded += 1
-        where = key.module, key.call, key.kind, key.path
+        where: tuple[Any, ...] = key[3:]  # module, call, kind and path
         place = self._places.get(where)
         if place is None:
             if len(self._places) == _MOST_PLACES:

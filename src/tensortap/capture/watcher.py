@@ -175,7 +175,7 @@ class Watcher:
         self._book.remark(site.name, f"grad_input {path} passes through a graph node that cannot be watched")
 
     def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any) -> None:
-        self._clock.backward_of(call.micro)
+        self._clock.backward_micro = call.micro
         self._book.gradient(site.name)
         key = Key(self._clock.step, call.micro, "backward", site.name, call.number, kind, path)
         self._record(gradient, key, site)

@@ -20,6 +20,7 @@ __all__ = [
     "Before",
     "Collected",
     "Consumer",
+    "Described",
     "Edge",
     "Exchange",
     "Framework",
@@ -28,6 +29,7 @@ __all__ = [
     "Patience",
     "Remove",
     "Trial",
+    "Watch",
     "Workshop",
 ]
 
@@ -78,6 +80,10 @@ class Consumer:
     edge: Edge
 
 
+Described = tuple[Hashable | None, str, tuple[int, ...], bool]
+"""Token, dtype, shape and whether it lies flat: see `Workshop.described`."""
+
+
 class Collected(NamedTuple):
     """What a device found, one row a ticket."""
 
@@ -112,15 +118,35 @@ class Trial(Protocol):
         """It was read again when so many others had come. No ticket, if it had been changed."""
 
 
+class Watch(Protocol):
+    """Sees to it that a token stays that of one tensor."""
+
+    def add(self, tensor: Any) -> None:
+        """From now on no other tensor than this gets its token."""
+
+    def clear(self) -> None:
+        """Leave all of them to others."""
+
+
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
-    def submit(self, tensor: Any, known: Any = None, later: Patience | None = None) -> Any:
+    def described(self, tensor: Any) -> Described:
+        """A token; the name of the dtype, and the shape, of this rank's share where it has one; and whether it lies
+        flat, which `submit` wants to know.
+
+        The token is equal at two sightings of the very same tensor, unchanged in between, if a watch was kept on it.
+        None where the framework does not track changes, and every sighting must be looked at anew."""
+
+    def watch(self) -> Watch:
+        """A new one, with no tensor yet."""
+
+    def submit(self, tensor: Any, known: Any = None, later: Patience | None = None, flat: bool | None = None) -> Any:
         """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
         earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
 
         With `later` it may be read a little later together with others. It may be freed meanwhile, but not changed: if
-        it was, nothing is read."""
+        it was, nothing is read. `flat` is what `described` has said; None if it was not asked."""
 
     def submit_again(self, tensor: Any, trial: Trial) -> None:
         """Summarise a tensor that was just submitted once more, as late as it would be read at the latest if it were
@@ -251,9 +277,6 @@ class Framework(Protocol):
     # --- devices -----------------------------------------------------------------------------------------------
     def workshop(self, tensor: Any) -> Workshop | None:
         """Where to look at this tensor without bringing it to the host; None if it is there or must come."""
-
-    def described(self, tensor: Any) -> tuple[str, tuple[int, ...]]:
-        """Name of the dtype, and shape: of this rank's share, where it has one."""
 
     def pinning(self, model: Any) -> Pinning | None:
         """For memory that the model's device writes into; None if its tensors are in the host's memory."""

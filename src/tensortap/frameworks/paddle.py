@@ -294,9 +294,6 @@ class Paddle(Replacing):
     def workshop(self, tensor: Any) -> Workshop | None:
         return None  # tensors on a device come to the host
 
-    def described(self, tensor: Any) -> tuple[str, tuple[int, ...]]:
-        return _name(tensor), tuple(tensor.shape)
-
     def pinning(self, model: Any) -> Pinning | None:
         return None
 

@@ -6,67 +6,92 @@ Each stream has a lane of its own, where everything happens in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from tensortap.frameworks.base import Collected, Patience, Trial
+from tensortap.frameworks.base import Collected, Described, Patience, Trial
 from tensortap.frameworks.torch_lane import Lane
-from tensortap.frameworks.torch_results import CudaTicket, first_sighting
+from tensortap.frameworks.torch_memory import StorageWatch, described
+from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import PLAIN, dense
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]
 
-_TOO_LARGE = 128 << 20
-"""Bytes from which on a tensor is read by itself."""
-
 
 class CudaWorkshop:
     """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
+
+    watch = StorageWatch
 
     def __init__(self) -> None:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._sending: dict[int, CudaSending] = {}
         self._lock = threading.RLock()  # the end of a backward comes from anywhere
+        self._one_stream = True
+        """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
+        use, and get its memory, before it is read."""
         self._phase = -1
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
 
+    def described(self, tensor: torch.Tensor) -> Described:
+        if not _lies_flat(tensor):
+            return described(tensor)
+        dtype, shape = tensor.dtype, tuple(tensor.shape)  # asked of every tensor of a step: as little as will do
+        try:
+            # It begins with another type than other tokens do, and is never equal to one of them.
+            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *shape
+        except RuntimeError:  # an inference tensor has no version
+            return None, NAMES[dtype], shape, True
+        return token, NAMES[dtype], shape, True
+
     def submit(
-        self, tensor: torch.Tensor, known: CudaTicket | None = None, later: Patience | None = None
-    ) -> CudaTicket:
-        tensor, own = _plain(tensor)
-        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-            return self._submit(tensor, own, index, known, later)
-        with torch.cuda.device(index):  # kernels are launched in the context that is current
-            return self._submit(tensor, own, index, known, later)
-
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        tensor, own = _plain(tensor)
-        index = tensor.get_device()
-        with self._lock, torch.cuda.device(index):
-            lane, found, address, _, may_wait = self._found(tensor, own, index)
-            if may_wait:
-                lane.submit_again(found, address, trial)
-
-    def _submit(
         self,
         tensor: torch.Tensor,
-        own: bool,
-        index: int,
-        known: CudaTicket | None,
-        later: Patience | None,
+        known: CudaTicket | None = None,
+        later: Patience | None = None,
+        flat: bool | None = None,
+    ) -> CudaTicket:
+        if flat is None:
+            flat = _lies_flat(tensor)
+        if not flat:
+            tensor = dense(tensor)
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
+            return self._submit(tensor, flat, index, known, later)
+        with torch.cuda.device(index):  # kernels are launched in the context that is current
+            return self._submit(tensor, flat, index, known, later)
+
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+        if not _lies_flat(tensor):
+            return
+        index = tensor.get_device()
+        with self._lock, torch.cuda.device(index):
+            if self._one_stream:
+                lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
+                lane.submit_again(tensor, tensor.data_ptr(), trial)
+
+    def _submit(
+        self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, later: Patience | None
     ) -> CudaTicket:
         with self._lock:
-            self._look_at_phase()
-            lane, tensor, address, layout, may_wait = self._found(tensor, own, index)
-            return lane.submit(tensor, address, layout, known, later if may_wait else None)
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
+            if flat:
+                address, layout = tensor.data_ptr(), FLAT
+            else:
+                tensor, address, layout = _laid_out(tensor)
+            return lane.submit(tensor, address, layout, known, later if flat and self._one_stream else None)
 
     def settle(self) -> None:
         with self._lock:
@@ -78,38 +103,17 @@ class CudaWorkshop:
             for lane in self._lanes.values():
                 lane.forget()
 
-    def _found(self, tensor: torch.Tensor, may_wait: bool, index: int) -> tuple[Lane, torch.Tensor, int, Layout, bool]:
-        """The lane, what to read where, and whether that can wait: then it is the tensor's own memory."""
-        if tensor.is_complex():
-            tensor, may_wait = torch.view_as_real(tensor.resolve_conj()), False
-        if tensor.is_neg():
-            tensor, may_wait = tensor.resolve_neg(), False
-        address, layout = tensor.data_ptr(), FLAT
-        if address % 16 or not tensor.is_contiguous():
-            may_wait = False
-            found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
-            if found is None:
-                tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
-                address = tensor.data_ptr()
-            else:
-                layout = found
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        lane = self._lanes.get((index, stream))
-        if lane is None:
-            lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        # With several streams, another may be told of a tensor's last use, and get its memory, before it is read. A
-        # launch for a large tensor alone is no loss.
-        may_wait = may_wait and len(self._lanes) == len(self._gpus) and tensor.nbytes < _TOO_LARGE
-        return lane, tensor, address, layout, may_wait
+    def _new_lane(self, index: int, stream: int) -> Lane:
+        lane = self._lanes[index, stream] = self._open_lane(index, stream)
+        self._one_stream = len(self._lanes) == len(self._gpus)
+        return lane
 
-    def _look_at_phase(self) -> None:
-        """Whether a forward or backward has begun, or goes on inside another: then none waits any longer."""
-        phase = torch._C._current_graph_task_id()
-        if phase != self._phase:
-            self._settle()
-            self._phase = phase
-            if phase != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+    def _begin(self, phase: int) -> None:
+        """A forward or backward has begun, or goes on inside another: none waits any longer."""
+        self._settle()
+        self._phase = phase
+        if phase != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
 
     def _settle(self) -> None:
         for (index, _), lane in self._lanes.items():
@@ -144,14 +148,11 @@ class CudaWorkshop:
         for place, ticket in again:
             firsts[place] = first = first_sighting(ticket)
             unchanged[place] = first is not ticket
-        batches = [first.batch for first in firsts]
-        numbers = np.array([first.number for first in firsts], np.int64)
-        results = np.empty(len(tickets), RESULT)
-        missed: set[int] = set()
-        for batch in dict.fromkeys(batches):
-            here = np.array([other is batch for other in batches], bool)
-            results[here] = batch.rows()[numbers[here]]
-            missed.update(np.flatnonzero(here & np.isin(numbers, list(batch.missed))).tolist())
+        rows, starts = _joined(dict.fromkeys(first.batch for first in firsts))
+        places = [starts[first.batch] + first.number for first in firsts]
+        results = rows.take(places)
+        gone = {start + number for batch, start in starts.items() for number in batch.missed}
+        missed = {place for place, row in enumerate(places) if row in gone} if gone else ()
         for place, ticket in again:
             if ticket.known is not None and not ticket.probed:
                 known = first_sighting(ticket.known)
@@ -179,8 +180,41 @@ class CudaWorkshop:
         return Lane(gpu, weights, device, stream)
 
 
-def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """A tensor that has elements of its own, and whether it was one from the start."""
-    if type(tensor) in PLAIN and tensor.layout is torch.strided:
-        return tensor, True
-    return dense(tensor), False
+def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:
+    """The rows of all of them, and where those of each begin. Waits until they have arrived."""
+    rows = [np.empty(0, RESULT)]
+    starts: dict[Batch, int] = {}
+    size = 0
+    for batch in batches:
+        rows.append(batch.rows())
+        starts[batch] = size
+        size += batch.size
+    return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
+
+
+def _lies_flat(tensor: torch.Tensor) -> bool:
+    """Whether its elements are those of its own memory, one after the other."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.data_ptr() % 16
+        and not tensor.is_neg()
+        and not tensor.is_complex()
+    )
+
+
+def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
+    """What to read in its place, where, and how."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    address, layout = tensor.data_ptr(), FLAT
+    if address % 16 or not tensor.is_contiguous():
+        found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
+        if found is None:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
+            address = tensor.data_ptr()
+        else:
+            layout = found
+    return tensor, address, layout

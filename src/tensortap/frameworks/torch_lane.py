@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -35,15 +35,14 @@ __all__ = ["Lane"]
 _PARTIALS = 28 << 20
 """Room for partial results: more than any launch leaves."""
 _MOST_PLANS = 4096
+_TOO_LARGE = 128 << 20
+"""Bytes from which on a tensor is read by itself: a launch of its own is no loss then."""
 _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
 
 
-_P = TypeVar("_P", bound=Patience | Trial)
-
-
-@dataclass(slots=True)
-class _Waiting(Generic[_P]):
+@dataclass(slots=True, eq=False)
+class _Waiting:
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
@@ -56,7 +55,8 @@ class _Waiting(Generic[_P]):
     """When it has seen so many, this one must be read."""
     due: int
     """The same in bytes."""
-    patience: _P
+    patience: Any
+    """Of one that was put off the `Patience`, of one that is read again the `Trial`."""
 
     def is_due(self, came: int, seen: int) -> bool:
         return self.last <= came or self.due <= seen
@@ -84,9 +84,9 @@ class Lane:
         """Partial results that wait to be added up, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
         self._together: dict[torch.dtype, Together] = {}
-        self._waiting: dict[int, _Waiting[Patience]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         """Tensors that were put off, by the number of their results."""
-        self._trials: list[_Waiting[Trial]] = []
+        self._trials: list[_Waiting] = []
         """Those that were read at once, to be read again when they would be at the latest."""
         self._came = 0
         """How many tensors came."""
@@ -110,18 +110,21 @@ class Lane:
         later: Patience | None,
     ) -> CudaTicket:
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
-        batch = self._batch_with_room(1)
-        elements = tensor.numel()
+        batch = self._batch
+        if batch is None or batch.size == SLOTS:
+            batch = self._batch_with_room(1)
+        nbytes = tensor.nbytes
         self._came += 1
-        self._seen += elements * tensor.element_size()
+        self._seen += nbytes
         if known is not None and known.number in known.batch.missed:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
-            ticket = CudaTicket(batch, known.number, elements, known)
-        elif later is not None and known is None:
-            ticket = CudaTicket(batch, batch.size, elements, None)
-            self._waiting[batch.size] = self._put_off(tensor, address, later)
-            batch.size += 1
+            ticket = CudaTicket(batch, known.number, known.elements, known)
+        elif later is not None and known is None and nbytes < _TOO_LARGE:
+            number = batch.size
+            ticket = CudaTicket(batch, number, tensor.numel(), None)
+            self._waiting[number] = self._put_off(tensor, address, later)
+            batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
         else:
@@ -132,7 +135,8 @@ class Lane:
 
     def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
         """For one that came just now."""
-        self._trials.append(self._put_off(tensor, address, trial))
+        if tensor.nbytes < _TOO_LARGE:
+            self._trials.append(self._put_off(tensor, address, trial))
 
     def settle(self) -> None:
         """Read all that waits."""
@@ -158,7 +162,7 @@ class Lane:
             batch.send()
         self._batch = None
 
-    def _put_off(self, tensor: torch.Tensor, address: int, patience: _P) -> _Waiting[_P]:
+    def _put_off(self, tensor: torch.Tensor, address: int, patience: Patience | Trial) -> _Waiting:
         came, due = self._came, self._seen + _MOST_WAITING
         last = came + patience.proven
         if last < self._last:
@@ -190,7 +194,7 @@ class Lane:
         if due := [one for one in self._trials if one.is_due(came, seen)]:
             self._trials = [one for one in self._trials if not one.is_due(came, seen)]
             self._read_trials(due)
-        waiting: list[_Waiting[Any]] = [*self._waiting.values(), *self._trials]
+        waiting = [*self._waiting.values(), *self._trials]
         self._last = min((one.last for one in waiting), default=sys.maxsize)
         # Whoever comes later is due later still.
         self._due = min((one.due for one in waiting), default=seen + _MOST_WAITING)
@@ -208,7 +212,7 @@ class Lane:
                 one.patience.lost()
         self._read_together(found, batch)
 
-    def _read_trials(self, trials: Sequence[_Waiting[Trial]]) -> None:
+    def _read_trials(self, trials: Sequence[_Waiting]) -> None:
         for first in range(0, len(trials), MOST_TOGETHER):
             some = trials[first : first + MOST_TOGETHER]
             batch = self._batch_with_room(len(some))
@@ -221,9 +225,9 @@ class Lane:
                 one.patience.waited(self._came - one.came, ticket)
             self._read_together(found, batch)
 
-    def _read_together(self, waiting: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
+    def _read_together(self, waiting: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
         """With the numbers of their results."""
-        kinds: dict[torch.dtype, list[tuple[int, _Waiting[Any]]]] = {}
+        kinds: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
         for number, one in waiting:
             kinds.setdefault(one.tensor.dtype, []).append((number, one))
             batch.missed.add(number)  # until its launch has succeeded
@@ -231,7 +235,7 @@ class Lane:
             tensors.reverse()  # the newest may still lie in the cache
             self._launch(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
 
-    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting[Any]]], batch: Batch) -> None:
+    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
         pieces = sum(together.pieces(one.tensor.numel()) for _, one in tensors)
         assert pieces <= self._most, "far fewer bytes than that wait at a time"
         if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tensortap.frameworks.base import Collected, Patience, Trial
+from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_tensors import dense
 from tensortap.kernels.gpu import RESULT, columns
 from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
@@ -68,17 +69,26 @@ def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 class OpsWorkshop:
     """Works on any device that knows float64."""
 
+    described = staticmethod(described)
+    watch = StorageWatch
+
     def __init__(self) -> None:
         self._step = _Step()
 
-    def submit(self, tensor: torch.Tensor, known: OpsTicket | None = None, later: Patience | None = None) -> OpsTicket:
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        known: OpsTicket | None = None,
+        later: Patience | None = None,
+        flat: bool | None = None,
+    ) -> OpsTicket:
         tensor = tensor.detach()
         tensor = dense(tensor)
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.resolve_conj())
-        flat = tensor.resolve_neg().reshape(-1)
-        ticket = OpsTicket(self._step, flat.numel(), known)
-        self._step.rows.append(_result(flat))
+        elements = tensor.resolve_neg().reshape(-1)
+        ticket = OpsTicket(self._step, elements.numel(), known)
+        self._step.rows.append(_result(elements))
         return ticket
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:

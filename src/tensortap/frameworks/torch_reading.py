@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensortap.frameworks.base import Identity, Workshop
+from tensortap.frameworks.torch_memory import StorageAlive, token_of
 from tensortap.frameworks.torch_tensors import BITS, NAMES, PLAIN, dense, is_shared_out
 from tensortap.sending import Pinning
 
@@ -28,45 +29,23 @@ class Reading:
         return isinstance(value, torch.Tensor)
 
     def unreadable(self, tensor: torch.Tensor) -> str:
-        if type(tensor) in PLAIN and tensor.dtype in NAMES and not (tensor.is_nested or tensor.is_meta):
-            # By far the most common case, and asked for every tensor of a step.
-            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                return _WRAPPED
-            return _unreadable_on_device(tensor) if tensor.is_cuda else ""
-        if tensor.is_nested:
-            return "a nested tensor has no single shape"
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-            return "not initialised yet"
-        if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
-            return "a meta tensor has no elements"
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        # Asked for every tensor of a step, hence in one piece for those that are nothing peculiar.
+        plain = type(tensor) in PLAIN
+        if not (plain and tensor.dtype in NAMES and not tensor.is_nested and not tensor.is_meta):
+            if reason := _unreadable_by_kind(tensor):
+                return reason
+        elif _is_wrapped(tensor):
             return _WRAPPED
-        if tensor.dtype not in NAMES:
-            return f"dtype {_name(tensor.dtype)} is not supported"
-        if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
-            return f"a {type(tensor).__name__} has no elements of its own"
-        return _unreadable_on_device(tensor) if tensor.is_cuda else ""
+        if not tensor.is_cuda:
+            return ""
+        if torch.cuda.is_current_stream_capturing():
+            return _CAPTURING
+        own = tensor.layout is torch.strided and (plain or not is_shared_out(tensor))
+        return "its memory has been given back" if own and not tensor.data_ptr() and tensor.numel() else ""
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
-        try:
-            storage = tensor.untyped_storage()
-            version = tensor._version
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # inference tensors have no version, sparse ones no storage
-            return None
-        # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
-        token = (
-            storage._cdata,
-            tensor.storage_offset(),
-            tensor.dtype,
-            version,
-            tensor.is_conj() or tensor.is_neg(),
-            *tensor.shape,
-            *tensor.stride(),
-        )
-        return Identity(token, _StorageAlive(storage))
+        token = token_of(tensor)
+        return None if token is None else Identity(token, StorageAlive(tensor.untyped_storage()))
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
@@ -90,11 +69,6 @@ class Reading:
             self._workshops[kind] = _workshop_for(kind, tensor.device)
         return self._workshops[kind]
 
-    def described(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        if is_shared_out(tensor):
-            tensor = tensor.to_local()
-        return NAMES[tensor.dtype], tuple(tensor.shape)
-
     def pinning(self, model: torch.nn.Module) -> Pinning | None:
         if not any(parameter.is_cuda for parameter in model.parameters()):
             return None
@@ -103,32 +77,19 @@ class Reading:
         return CudaPinning()
 
 
-class _StorageAlive:
-    """Whether a storage is still there. While this exists, no other storage can get its address."""
-
-    __slots__ = ("_reference",)
-
-    _expired = torch.UntypedStorage._expired
-    _free = torch.UntypedStorage._free_weak_ref  # at hand also when torch has been torn down at exit
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._reference: int = storage._weak_ref()
-
-    def __call__(self) -> bool:
-        return not self._expired(self._reference)
-
-    def __deepcopy__(self, memo: object) -> _StorageAlive:
-        return self  # the reference is given back once
-
-    def __del__(self) -> None:
-        self._free(self._reference)
-
-
-def _unreadable_on_device(tensor: torch.Tensor) -> str:
-    if torch.cuda.is_current_stream_capturing():
-        return _CAPTURING
-    if tensor.layout is torch.strided and not is_shared_out(tensor) and not tensor.data_ptr() and tensor.numel():
-        return "its memory has been given back"
+def _unreadable_by_kind(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor has no single shape"
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "not initialised yet"
+    if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+        return "a meta tensor has no elements"
+    if _is_wrapped(tensor):
+        return _WRAPPED
+    if tensor.dtype not in NAMES:
+        return f"dtype {_name(tensor.dtype)} is not supported"
+    if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
+        return f"a {type(tensor).__name__} has no elements of its own"
     return ""
 
 
@@ -163,6 +124,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
 _WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
 _CAPTURING = (

@@ -56,7 +56,7 @@ class Comparator:
 
     def look(self, tensor: Any, key: Key, site: Site) -> tuple[Key, Counterpart | None]:
         """Measure a tensor. Returns the key it got, which may be a repeated one's, and what stands against it."""
-        key = self._keys.unique(key)
+        key = Key(*self._keys.unique(key))
         array = self._framework.host(tensor)
         summary = summarize(array)
         dtype = dtypes.name_of(array.dtype)

@@ -189,7 +189,7 @@ class Isolator(Watcher):
         if of.step != self._clock.step or kind not in self._watched_gradients:
             return None
         key = of._replace(phase="backward", kind=kind)
-        self._clock.backward_of(of.micro)
+        self._clock.backward_micro = of.micro
         if self._reference.get(key) is None or self._framework.unreadable(gradient):
             return None
         self._book.gradient(site.name)

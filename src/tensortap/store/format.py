@@ -207,17 +207,22 @@ def coverage_from(row: Any) -> Coverage:
 
 
 def _column(values: Any, kind: Any) -> Any:
-    if pa.types.is_string(kind):
-        values = [value if value is None or value.isascii() else utf8(value) for value in values]
-    return pa.array(values, kind)
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        return pa.array([value and utf8(value) for value in values], kind)
 
 
 def _sketches(sketches: Iterable[npt.NDArray[np.float32]], first: Sequence[bool]) -> Any:
     chosen = np.asarray(first, bool)
-    kept = [*compress(sketches, first), _NO_SKETCH]
     offsets = np.zeros(len(chosen) + 1, np.int32)
-    offsets[1:][chosen] = [sketch.size for sketch in kept[:-1]]
-    values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
+    if isinstance(sketches, np.ndarray):
+        offsets[1:][chosen] = sketches.shape[1]
+        values = sketches[chosen].reshape(-1)
+    else:
+        kept = [*compress(sketches, first), _NO_SKETCH]
+        offsets[1:][chosen] = [sketch.size for sketch in kept[:-1]]
+        values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
     return pa.ListArray.from_arrays(
         pa.array(np.cumsum(offsets, dtype=np.int32)), pa.array(values), mask=pa.array(~chosen)
     )

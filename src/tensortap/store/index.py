@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,13 +146,13 @@ class IndexWriter:
         for single, some in groupby(rows, lambda row: isinstance(row, Record)):
             if single:
                 records: list[Any] = list(some)
-                yield len(records), encode(records, [self._seen.add(record.tensor) for record in records])
+                yield len(records), encode(records, self._seen.first(record.tensor for record in records))
             else:
                 for together in some:
                     assert not isinstance(together, Record)
                     columns = together.columns()
                     self.missing += len(together) - len(columns["tensor"])
-                    yield len(together), encode_columns(columns, [self._seen.add(t) for t in columns["tensor"]])
+                    yield len(together), encode_columns(columns, self._seen.first(columns["tensor"]))
 
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""
@@ -195,11 +195,17 @@ class _Seen:
         self._below = 0
         self._others: set[int] = set()
 
-    def add(self, number: int) -> bool:
-        """True if this is the first time."""
+    def first(self, numbers: Iterable[int]) -> list[bool]:
+        """For each, whether it comes for the first time."""
+        return [self._add(number) for number in numbers]
+
+    def _add(self, number: int) -> bool:
         if 0 <= number < self._below or number in self._others:
             return False
-        self._others.add(number)
+        if number != self._below:
+            self._others.add(number)
+            return True
+        self._below += 1
         while self._below in self._others:
             self._others.remove(self._below)
             self._below += 1
