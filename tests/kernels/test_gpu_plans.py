@@ -81,6 +81,7 @@ def test_all_batches_are_shared_out(elements: int) -> None:
     assert 0 <= left < 2 * pieces
     assert 2 * pieces * each + left == elements // (8 * 1024)
     assert pieces == 1 or each >= 2, "no piece has nothing in it"
+    assert pieces < 2 * H200.processors or pieces % (2 * H200.processors - 1) == 0, "each block has as many"
 
 
 def test_after_a_launch_that_may_not_have_begun_nothing_is_counted_yet() -> None:
@@ -119,7 +120,7 @@ def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> 
         plan.read(0, 0, 0)
         assert (address, partials, expected, size) == (0x1000 * (k + 1), 100 + k, 0, elements)
         assert tuple(share) == struct.unpack_from(HEAD + WORK, alone.launched[0][2])[10:13]
-        assert together.pieces(elements) == share[0]
+        assert (together.pieces(elements), together.piece_size(elements)) == (share[0], share[1])
         assert own_first == first, "each begins where the one before it ends"
         first += share[0]
     assert pieces == first

@@ -62,6 +62,9 @@ class FakeTogether:
     def pieces(self, elements: int) -> int:
         return 1
 
+    def piece_size(self, elements: int) -> int:
+        return elements // (8 * 1024) // 2
+
     def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
         assert 0 < len(tensors) <= MOST_TOGETHER
         self._gpu.together_.append(len(tensors))

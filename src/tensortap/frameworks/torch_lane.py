@@ -241,7 +241,8 @@ class Lane:
         if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
-        for number, one in tensors:
+        # Those in small pieces last: then nobody waits long for the last piece. Of the others the newest come first.
+        for number, one in sorted(tensors, key=lambda each: -together.piece_size(each[1].tensor.numel())):
             elements = one.tensor.numel()
             used, pieces = self._used, together.pieces(elements)
             partials = self._partials_at + used * PARTIAL_BYTES

@@ -88,7 +88,7 @@ _BATCH = 8
 _PIECE = 16
 """Batches in a piece of a tensor that is neither small nor great. To add up what was found in a piece takes time, but
 so does it to wait, at the end of a launch, for whoever took a piece last."""
-_MOST_PIECES = 768
+_MOST_PIECES = 800
 _GREAT = 1 << 26
 """From so many elements on a tensor is read in larger parts, as those are that are read together."""
 _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
@@ -262,6 +262,10 @@ class Together:
         """So many partial results a tensor will leave."""
         return self._shared_out(elements)[0]
 
+    def piece_size(self, elements: int) -> int:
+        """How many batches of rows half a piece has at least."""
+        return self._shared_out(elements)[1]
+
     def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
         """Of each tensor the address, the number of its elements, and the addresses of room for partial results and of
         one result; at most `MOST_TOGETHER`."""
@@ -288,10 +292,12 @@ class Together:
 def _pieces(elements: int, most_blocks: int) -> int:
     """Into so many a tensor is divided, whichever way it is read: that decides the last bits of its sums.
 
-    A small one still has a piece for each processor, as long as each half of it has two batches.
+    A small one still has a piece for each processor, as long as each half of it has two batches. One that is read alone
+    and has more pieces than there are blocks has as many for each block, but the one that looks at the probe first.
     """
-    batches = elements // (_BATCH * ROW)
-    return max(1, min(_MOST_PIECES, max(min(most_blocks // _BLOCKS_EACH, batches // 4), batches // _PIECE)))
+    batches, others = elements // (_BATCH * ROW), most_blocks - 1
+    pieces = max(1, min(_MOST_PIECES, max(min(most_blocks // _BLOCKS_EACH, batches // 4), batches // _PIECE)))
+    return pieces if pieces < others else pieces // others * others
 
 
 def _shared_out(elements: int, pieces: int) -> tuple[int, int, int]:
