@@ -1,7 +1,7 @@
 // The summaries of one or more tensors, each in one read of its memory. `kernels/reference.py` defines every number.
 //
-// 128 threads work on a row of 1024 elements, each on the 8 neighbours that one hash signs. A thread owns one slot of
-// the sketch: it loads the group that this row's permutation puts there, so its eight bucket sums stay in registers and
+// 128 threads work on a row of 1024 elements, each on a group of 8 neighbours. A thread owns one slot: it loads the group that
+// this row's permutation puts there, so its eight bucket sums stay in registers, the digest's weights are always the same, and
 // nothing is gathered or added atomically. A tensor is divided into pieces, and each leaves a partial result; `finish` adds
 // those of many tensors in one launch and in a fixed order, so the same tensor always gives the same bits.
 //
