@@ -1,4 +1,4 @@
-"""Full garbage collections are put off while a recording is open, and as frequent as before when it is closed."""
+"""Full garbage collections are put off while a device's tensors are tapped, and as frequent as before afterwards."""
 
 from __future__ import annotations
 
@@ -9,48 +9,73 @@ from pathlib import Path
 import pytest
 
 import tensortap as tt
+from tensortap.capture import tap as taps
 from tensortap.capture.tap import Tap
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
-def _thresholds() -> Iterator[None]:
+def _device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(taps, "_on_device", lambda framework, tree: True)
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield
     gc.set_threshold(*before)
 
 
-def tap(path: Path) -> Tap:
+def opened(path: Path) -> Tap:
     return tt.capture(torch.nn.Linear(2, 2), path)
 
 
 def test_only_the_full_ones_are_put_off(tmp_path: Path) -> None:
-    with tap(tmp_path / "a"):
-        assert gc.get_threshold() == (700, 10, 1000)
+    with opened(tmp_path / "a"):
+        assert gc.get_threshold() == (700, 10, 300)
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_until_the_last_recording_ends(tmp_path: Path) -> None:
-    first, second = tap(tmp_path / "a"), tap(tmp_path / "b")
+def test_until_the_last_tap_is_closed(tmp_path: Path) -> None:
+    first, second = opened(tmp_path / "a"), opened(tmp_path / "b")
     first.close()
     first.close()
-    assert gc.get_threshold() == (700, 10, 1000)
+    assert gc.get_threshold() == (700, 10, 300)
     second.close()
     assert gc.get_threshold() == (700, 10, 10)
 
 
+def test_a_tap_that_is_dropped_is_one_that_is_closed(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    tap = tt.capture(model, tmp_path / "a")
+    assert gc.get_threshold() == (700, 10, 300)
+    del tap, model
+    gc.collect()
+    assert gc.get_threshold() == (700, 10, 10)
+
+
 def test_what_somebody_else_has_set_stays(tmp_path: Path) -> None:
-    with tap(tmp_path / "a"):
+    with opened(tmp_path / "a"):
         gc.set_threshold(5000, 20, 30)
     assert gc.get_threshold() == (5000, 20, 30)
 
 
-def test_also_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), tap(tmp_path / "a"):
+def test_a_number_that_can_hardly_grow(tmp_path: Path) -> None:
+    gc.set_threshold(700, 10, 2**31 - 2)
+    with opened(tmp_path / "a"):
+        assert gc.get_threshold() == (700, 10, 2**31 - 1)
+    assert gc.get_threshold() == (700, 10, 2**31 - 2)
+
+
+def test_after_a_failure_too(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), opened(tmp_path / "a"):
         raise ZeroDivisionError
     assert gc.get_threshold() == (700, 10, 10)
     with pytest.raises(tt.TensortapError):
-        tt.capture(torch.nn.Linear(2, 2), tmp_path / "a")  # there is a run already
+        opened(tmp_path / "a")  # there is a run already
     assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_a_model_in_host_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = gc.get_threshold()
+    with opened(tmp_path / "a"):
+        assert gc.get_threshold() == before

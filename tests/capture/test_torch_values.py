@@ -428,3 +428,19 @@ def test_outputs_of_one_operation_send_one_share_back(run_path: Path) -> None:
     run, _ = tapped(model, run_path, x)
     first = values(run, "grad_output")["first", 0, "0"]
     assert np.array_equal(values(run, "grad_input")["split", 0, "0"], first)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_an_encoder_do_not_stop_the_recording(run_path: Path) -> None:
+    """With autograd off and a padding mask, torch's encoder hands nested tensors to its layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.tensor([[False, False, True], [False, True, True]])
+    with torch.no_grad(), tt.capture(model, run_path) as tap:
+        model(torch.randn(2, 3, 8), src_key_padding_mask=mask)
+        tap.step()
+    run = tt.open(run_path)
+    assert run.finished and len(run)
+    remarks = [row.reason for row in tap.coverage]
+    assert any("a nested tensor has no single shape" in reason for reason in remarks)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from storing import record, write
 
-from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, UsageError
+from tensortap.errors import MissingDependency, RunExists, RunNotFound, RunUnreadable, UsageError
 from tensortap.records import Location
 from tensortap.store import RunWriter, open_run
 from tensortap.store.format import FORMAT, OLDEST
@@ -117,6 +117,8 @@ def test_a_run_with_summaries_of_another_definition_is_not_read(tmp_path):
     (tmp_path / "a/run.json").write_text(json.dumps({**info, "version": OLDEST - 1}))
     with pytest.raises(RunUnreadable, match="record the run again"):
         open_run(tmp_path / "a")
+    with pytest.raises(RunExists, match="of another format"):
+        RunWriter(tmp_path / "a", rank=0, world=1, info={})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"format": "tensortap-run"}', '{"format": 3}', "\x80"])

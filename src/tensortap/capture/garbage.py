@@ -1,8 +1,7 @@
-"""While a recording is open, Python seldom goes through all objects of the program to find cycles among them.
+"""While a device's tensors are tapped, Python goes through all of the program's objects about as seldom as without.
 
-How soon it does so depends on how many objects outlive others, and records do until their step ends. A full collection
-takes a tenth of a second and more in a process that has a framework loaded, and the device waits. Young objects, a
-step's own cycles among them, are collected as before.
+How soon it does so depends on how many objects outlive others, and records do until their step ends. Such a full
+garbage collection takes a tenth of a second and more in a process that has a framework loaded, and the device waits.
 """
 
 from __future__ import annotations
@@ -12,27 +11,29 @@ import threading
 
 __all__ = ["put_off", "resume"]
 
-_RARER = 100
+_RARER = 30
+"""Not rarer still: cycles that outlive their step must not pile up either."""
+_MOST = 2**31 - 1
 _lock = threading.Lock()
-_recordings = 0
+_taps = 0
 _before, _ours = (0, 0, 0), (0, 0, 0)
 
 
 def put_off() -> None:
-    """A recording begins: full collections become rarer, until as many have ended as have begun."""
-    global _recordings, _before, _ours
+    """A tap was opened: full collections become rarer, until as many have been closed."""
+    global _taps, _before, _ours
     with _lock:
-        _recordings += 1
-        if _recordings == 1:
+        if not _taps:
             _before = gc.get_threshold()
-            _ours = (*_before[:2], _before[2] * _RARER)
+            _ours = (*_before[:2], min(_before[2] * _RARER, _MOST))
             gc.set_threshold(*_ours)
+        _taps += 1
 
 
 def resume() -> None:
-    """A recording has ended. Whoever has set other thresholds meanwhile keeps them."""
-    global _recordings
+    """A tap was closed. Whoever has set other thresholds meanwhile keeps them."""
+    global _taps
     with _lock:
-        _recordings -= 1
-        if _recordings == 0 and gc.get_threshold() == _ours:
+        _taps -= 1
+        if not _taps and gc.get_threshold() == _ours:
             gc.set_threshold(*_before)

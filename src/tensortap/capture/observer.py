@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tensortap import kernels
-from tensortap.capture import garbage
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep, Selection
@@ -99,8 +98,6 @@ class Observer:
             undo.callback(self._framework.run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
         self._watcher.place(self._guard, undo)
-        garbage.put_off()
-        undo.callback(garbage.resume)
         if optimizer is not None:
             undo.callback(self._framework.on_optimizer_step(optimizer, self.step))
         closer = partial(_close_forgotten, weakref.ref(self))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensortap import kernels
+from tensortap.capture import garbage
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
@@ -127,6 +129,11 @@ class Tap(Observer):
             eager=options.compiled == "eager",
             optimizer=optimizer,
         )
+        if self._run is not None and _on_device(self._framework, self._tree):
+            garbage.put_off()
+            resume = weakref.finalize(self, garbage.resume)  # once, also if nobody closes it
+            resume.atexit = False
+            self._undo.callback(resume)
 
     def _open_run(self) -> RunSink:
         self._run = RunSink(self._framework, self._tree, self.path, self._selection, self._options)
@@ -158,3 +165,7 @@ class Tap(Observer):
         """What the tap has cost and written so far."""
         written = self._run.writer.stats() if self._run is not None else {}
         return {"steps": self._clock.step, "seconds_in_hooks": self._seconds} | written
+
+
+def _on_device(framework: Framework, tree: Tree) -> bool:
+    return framework.pinning(tree.sites[0].owner) is not None

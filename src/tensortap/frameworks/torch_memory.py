@@ -15,19 +15,21 @@ __all__ = ["StorageAlive", "StorageWatch", "described", "token_of"]
 def token_of(tensor: torch.Tensor) -> Hashable | None:
     """Equal while memory, geometry and version are. Once the storage is gone, another may get its address."""
     try:
-        storage, version = tensor.untyped_storage(), tensor._version
-    except (RuntimeError, NotImplementedError):  # inference tensors have no version, sparse ones no storage
+        # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
+        return (
+            tensor.untyped_storage()._cdata,
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor._version,
+            tensor.is_conj() or tensor.is_neg(),
+            *tensor.shape,
+            *tensor.stride(),
+        )
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # an inference tensor has no version, a sparse or nested one no such memory
         return None
-    # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
-    return (
-        storage._cdata,
-        tensor.storage_offset(),
-        tensor.dtype,
-        version,
-        tensor.is_conj() or tensor.is_neg(),
-        *tensor.shape,
-        *tensor.stride(),
-    )
 
 
 def described(tensor: torch.Tensor) -> Described:

@@ -25,9 +25,10 @@ whose last 11 bits came before; so two of them never differ by a multiple of 2¹
 the line (the low half of splitmix64's finaliser). Whoever owns a slot multiplies by A once, at the end.
   - Always noticed: any change within one word, so any flipped bit; any swap of two unequal words of one
     line; two flipped top bits (float32 signs) in one line; any odd number of flipped top bits.
-  - Noticed but for a chance of about 2⁻³¹: an even number of words, in several lines, that change in their
-    top bit only; four or more words, all in one line or all in one column, that change by little. In general,
-    for changes that reach the words' last bits in several lines and columns, the chance is about 2⁻⁶³.
+  - Noticed but for a chance of about 2⁻³¹: two lines that are swapped, or change by opposite amounts in the
+    same columns; an even number of words that change in their top bit only (2⁻¹⁷ at worst, for two columns
+    of the table in the same two lines); few words, all in one line or all in one column, that change by little.
+    Otherwise, for changes that reach the words' last bits in several lines and columns, about 2⁻⁶³.
   - Never noticed: zeros appended at the end. Shape and dtype are not part of it: compare them first.
 
 **Sketch.** 256 buckets, added up in float64 and stored as float32. An element's sign is bit 8·(row % 4) + j of

@@ -14,6 +14,7 @@ from typing import Any
 from tensortap.errors import RunExists
 from tensortap.store.format import (
     COVERAGE_JSON,
+    FORMAT,
     INDEX,
     PARTIAL,
     RANK_FORMAT,
@@ -40,6 +41,10 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
         raise RunExists(f"{path} is not empty and holds no tensortap run: choose another path for the run.")
     if found is None and there and not overwrite:
         raise RunExists(f"{path / RUN_JSON} is damaged: pass overwrite=True to replace the run.")
+    if found is not None and found.get("version") != FORMAT and not overwrite:
+        raise RunExists(
+            f"{path} holds a run of another format: pass overwrite=True to replace it, or choose another path."
+        )
     if found is not None and found.get("world") != world and not overwrite:
         raise RunExists(
             f"{path} holds a run of {found.get('world')} ranks, this one has {world}: "

@@ -51,11 +51,12 @@ __all__ = [
 ]
 
 FORMAT = 2
-OLDEST = 2
-"""Summaries of older runs were defined differently: they cannot be compared with those of today."""
 """History of the format:
 1: the first.
+2: digest and sketch are defined anew (version 2 of `kernels.reference`).
 """
+OLDEST = 2
+"""Summaries of older runs cannot be compared with those of today."""
 
 RUN_FORMAT = "tensortap-run"
 RANK_FORMAT = "tensortap-rank"
