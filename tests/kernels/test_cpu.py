@@ -57,7 +57,7 @@ def assert_matches(array: Array, threads: int | None = None) -> Summary:
     overflow = ~np.isfinite(expected.sketch)
     assert np.array_equal(found.sketch[overflow], expected.sketch[overflow], equal_nan=True)
     ours, theirs = found.sketch[~overflow].astype(np.float64), expected.sketch[~overflow].astype(np.float64)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=5e-7 * np.sqrt(np.mean(theirs**2)) if theirs.size else 0)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=3e-7 * np.sqrt(np.mean(theirs**2)) if theirs.size else 0)
     return found
 
 

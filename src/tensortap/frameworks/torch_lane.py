@@ -232,7 +232,6 @@ class Lane:
             kinds.setdefault(one.tensor.dtype, []).append((number, one))
             batch.missed.add(number)  # until its launch has succeeded
         for dtype, tensors in kinds.items():
-            tensors.reverse()  # the newest may still lie in the cache
             self._launch(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
 
     def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
@@ -241,8 +240,12 @@ class Lane:
         if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
-        # Those in small pieces last: then nobody waits long for the last piece. Of the others the newest come first.
-        for number, one in sorted(tensors, key=lambda each: -together.piece_size(each[1].tensor.numel())):
+
+        def turn(each: tuple[int, _Waiting]) -> tuple[int, int]:
+            # Small pieces last: then nobody waits long for the last one. Else the newest first: it may still be cached.
+            return together.piece_size(each[1].tensor.numel()), each[1].came
+
+        for number, one in sorted(tensors, key=turn, reverse=True):
             elements = one.tensor.numel()
             used, pieces = self._used, together.pieces(elements)
             partials = self._partials_at + used * PARTIAL_BYTES

@@ -37,7 +37,7 @@ WEIGHTS = 64
 their slots; 128 orders for elements of one byte, then 64, 32 and 16 for wider ones."""
 SCRATCH = 6 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
-_FOLD = 16  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
+_FOLD = 8  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
 _LARGE = 1e37  # a few such numbers overflow float32 sums, so these rows are added one by one
 
 CODES = {
