@@ -83,6 +83,8 @@ _ELEMENTS = {
 }
 _THREADS = 256
 _BLOCKS_EACH = 2
+_FINISHERS = 5
+"""Blocks that add up what was found of one tensor."""
 _BATCH = 8
 """Rows that half a block takes together."""
 _PIECE = 16
@@ -329,7 +331,7 @@ class Gpu:
         and a zero; at most `MOST_FINISHED` tensors at a time."""
         struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
         struct.pack_into(f"<{len(pending)}I", self._batch.memory, 16, *pending)
-        self._kernel(_FINISH).launch(len(pending), self._batch, stream)
+        self._kernel(_FINISH).launch(len(pending) // 4 * _FINISHERS, self._batch, stream)
 
     @property
     def _roomy(self) -> bool:
@@ -355,7 +357,7 @@ def _kernel(device: Device, variant: _Variant) -> Kernel:
 
 
 def _finish(device: Device) -> Kernel:
-    return Kernel(compile_kernel(_source("finish"), "finish", device.capability, (), device.toolkit), "finish", 512)
+    return Kernel(compile_kernel(_source("finish"), "finish", device.capability, (), device.toolkit), "finish", _THREADS)
 
 
 def _summarize(device: Device, variant: _Variant) -> Kernel:

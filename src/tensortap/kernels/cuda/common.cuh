@@ -7,7 +7,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 // What one warp knows of its rows; sums are of x - about.
-struct Share {
+struct __align__(16) Share {
     double sum, squares, l1;
     u64 digest;
     double low, high;
@@ -15,10 +15,11 @@ struct Share {
 };
 
 #define WARPS 8
+#define BUCKETS 256
 
 // What one block knows of its rows.
 struct Partial {
-    float sketch[256];
+    float sketch[BUCKETS];
     Share shares[WARPS];
     double about;
     u32 unchanged, spare;
@@ -26,7 +27,7 @@ struct Partial {
 
 // What is known of a tensor; `probe` is a few of its elements, by which a change can be told.
 struct Result {
-    float sketch[256];
+    float sketch[BUCKETS];
     double about, sum, squares, l1, low, high;
     u64 digest, nan, posinf, neginf, zeros;
     u32 probe, unchanged;

@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_rows(const Work &work, const u32 *weights, u
 }
 
 // All whole rows. False if what it met is not for float32.
-__device__ FAST_CALL bool go_fast(const Work &work, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
+__device__ FAST_CALL bool go_fast(const Work &work, const u32 *weights, RowFacts *facts, u32 slot, Rows rows, Sums &s) {
     Quick q;
 #pragma unroll
     for (int j = 0; j < 8; ++j) q.sketch[j] = 0;

@@ -1,12 +1,16 @@
-// Adds up the partial results of many tensors, four blocks a tensor, each in the order of its blocks.
+// Adds up the partial results of many tensors, in the order of their pieces. Five blocks have a tensor in hand: four of them a
+// quarter of its sketch each, the last one all the rest. What takes time is that partial results are a long way off, so each
+// thread asks for a few of them at once.
 
-#define THREADS 512
+#define THREADS 256
 #define MOST 64
-#define QUARTER 64
-#define PARTS (THREADS / QUARTER)
+#define BLOCKS 5
+#define QUARTER (BUCKETS / 4)
+#define ABREAST (4 * THREADS / QUARTER)  // partial results that the threads read at a time, each thread four buckets
+#define AT_ONCE 4                        // and how many times, before anything has come
 
 struct Item {
-    u32 first, blocks, slot, spare;
+    u32 first, pieces, slot, spare;
 };
 
 struct Batch {
@@ -15,59 +19,76 @@ struct Batch {
     Item items[MOST];
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ Batch batch) {
-    __shared__ double buckets[PARTS][QUARTER];
-    __shared__ double doubles[THREADS / 32][5];
-    __shared__ u64 wholes[THREADS / 32][5];
-    Item item = batch.items[blockIdx.x / 4];
-    u32 quarter = blockIdx.x % 4;
-    const Partial *partials = batch.partials + item.first;
-    Result *result = batch.results + item.slot;
-    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, column = thread % QUARTER;
-    if (partials->unchanged) {
-        if (quarter == 0 && thread == 0) result->unchanged = 1;
-        return;
+__device__ __forceinline__ void add_sketches(const Partial *partials, u32 pieces, float *sketch, u32 first) {
+    __shared__ double of_warps[THREADS / 32][QUARTER];
+    u32 thread = threadIdx.x, column = thread % (QUARTER / 4) * 4;
+    double sums[4] = {};
+    for (u32 k = thread / (QUARTER / 4); k < pieces; k += ABREAST * AT_ONCE) {
+        float4 some[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            u32 piece = k + i * ABREAST;
+            some[i] = piece < pieces ? *(const float4 *)(partials[piece].sketch + first + column) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) sums[0] += some[i].x, sums[1] += some[i].y, sums[2] += some[i].z, sums[3] += some[i].w;
     }
-    double bucket = 0;
-#pragma unroll 8
-    for (u32 k = thread / QUARTER; k < item.blocks; k += PARTS) bucket += partials[k].sketch[quarter * QUARTER + column];
-    buckets[thread / QUARTER][column] = bucket;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        sums[j] += __shfl_xor_sync(~0u, sums[j], 16);  // the warp's other half has the same buckets
+        if (thread % 32 < 16) of_warps[thread / 32][column + j] = sums[j];
+    }
     __syncthreads();
-    if (thread < QUARTER) {
-        for (int k = 1; k < PARTS; ++k) bucket += buckets[k][thread];
-        result->sketch[quarter * QUARTER + thread] = float(bucket);
-    }
-    if (quarter) return;
+    if (thread >= QUARTER) return;
+    double bucket = 0;
+#pragma unroll
+    for (int k = 0; k < THREADS / 32; ++k) bucket += of_warps[k][thread];
+    sketch[first + thread] = float(bucket);
+}
 
-    double sum = 0, squares = 0, l1 = 0, low = INF, high = -INF;
-    u64 digest = 0, nan = 0, posinf = 0, neginf = 0, zeros = 0;
-    for (u32 k = thread; k < item.blocks * WARPS; k += THREADS) {
-        const Share &p = partials[k / WARPS].shares[k % WARPS];
-        sum += p.sum, squares += p.squares, l1 += p.l1;
-        low = fmin(low, p.low), high = fmax(high, p.high);
-        digest += p.digest;
-        nan += p.nan, posinf += p.posinf, neginf += p.neginf, zeros += p.zeros;
+struct Totals {
+    double sum, squares, l1, low, high;
+    u64 digest, nan, posinf, neginf, zeros;
+};
+
+__device__ __forceinline__ void add_totals(Totals &t, const Totals &other) {
+    t.sum += other.sum, t.squares += other.squares, t.l1 += other.l1;
+    t.low = fmin(t.low, other.low), t.high = fmax(t.high, other.high);
+    t.digest += other.digest;
+    t.nan += other.nan, t.posinf += other.posinf, t.neginf += other.neginf, t.zeros += other.zeros;
+}
+
+__device__ __forceinline__ void add_shares(const Partial *partials, u32 pieces, Result *result) {
+    __shared__ Totals of_warps[THREADS / 32];
+    u32 thread = threadIdx.x;
+    Totals t = {0, 0, 0, INF, -INF, 0, 0, 0, 0, 0};
+#pragma unroll 2
+    for (u32 k = thread; k < pieces * WARPS; k += THREADS) {
+        Share s = partials[k / WARPS].shares[k % WARPS];
+        add_totals(t, {s.sum, s.squares, s.l1, s.low, s.high, s.digest, s.nan, s.posinf, s.neginf, s.zeros});
     }
-    sum = sum_of_warp(sum), squares = sum_of_warp(squares), l1 = sum_of_warp(l1);
-    low = min_of_warp(low), high = -min_of_warp(-high);
-    digest = sum_of_warp(digest), nan = sum_of_warp(nan), posinf = sum_of_warp(posinf);
-    neginf = sum_of_warp(neginf), zeros = sum_of_warp(zeros);
-    if (lane == 0) {
-        doubles[warp][0] = sum, doubles[warp][1] = squares, doubles[warp][2] = l1;
-        doubles[warp][3] = low, doubles[warp][4] = high;
-        wholes[warp][0] = digest, wholes[warp][1] = nan, wholes[warp][2] = posinf;
-        wholes[warp][3] = neginf, wholes[warp][4] = zeros;
-    }
+    t.sum = sum_of_warp(t.sum), t.squares = sum_of_warp(t.squares), t.l1 = sum_of_warp(t.l1);
+    t.low = min_of_warp(t.low), t.high = -min_of_warp(-t.high);
+    t.digest = sum_of_warp(t.digest), t.nan = sum_of_warp(t.nan), t.posinf = sum_of_warp(t.posinf);
+    t.neginf = sum_of_warp(t.neginf), t.zeros = sum_of_warp(t.zeros);
+    if (thread % 32 == 0) of_warps[thread / 32] = t;
     __syncthreads();
     if (thread) return;
-    for (int k = 1; k < THREADS / 32; ++k) {
-        sum += doubles[k][0], squares += doubles[k][1], l1 += doubles[k][2];
-        low = fmin(low, doubles[k][3]), high = fmax(high, doubles[k][4]);
-        digest += wholes[k][0], nan += wholes[k][1], posinf += wholes[k][2];
-        neginf += wholes[k][3], zeros += wholes[k][4];
-    }
-    result->about = partials->about, result->sum = sum, result->squares = squares, result->l1 = l1;
-    result->low = low, result->high = high;
-    result->digest = digest, result->nan = nan, result->posinf = posinf, result->neginf = neginf, result->zeros = zeros;
-    result->unchanged = 0;
+#pragma unroll
+    for (int k = 1; k < THREADS / 32; ++k) add_totals(t, of_warps[k]);
+    result->about = partials->about, result->sum = t.sum, result->squares = t.squares, result->l1 = t.l1;
+    result->low = t.low, result->high = t.high, result->digest = t.digest;
+    result->nan = t.nan, result->posinf = t.posinf, result->neginf = t.neginf, result->zeros = t.zeros;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ Batch batch) {
+    const Item &item = batch.items[blockIdx.x / BLOCKS];
+    u32 part = blockIdx.x % BLOCKS;
+    const Partial *partials = batch.partials + item.first;
+    Result *result = batch.results + item.slot;
+    bool unchanged = partials->unchanged;
+    if (part == BLOCKS - 1 && threadIdx.x == 0) result->unchanged = unchanged;
+    if (unchanged) return;
+    if (part < BLOCKS - 1) add_sketches(partials, item.pieces, result->sketch, part * QUARTER);
+    else add_shares(partials, item.pieces, result);
 }

@@ -25,11 +25,12 @@ ON_PAIRS(pair_times, "mul")              // as long as nothing underflows, zero 
 
 // What is added up of a few rows, before it is carried on in float64.
 struct Few {
-    float sum, squares, l1;
+    float squares, l1;
 };
 
 struct Packed {
     u32 low, high;  // pairs
+    float plus[8], minus[8];  // of some rows the elements whose signs the sketch keeps, and those whose signs it turns
     float sketch[8];
     u32 zeros;
     double sum, squares, l1;
@@ -48,18 +49,33 @@ __device__ __forceinline__ void add_packed(const u32 *w, u32 hash, u32 signs, u3
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             float x = fast_value(w + k, j);
-            few.sum += x;
             few.squares = fmaf(x, x, few.squares);
             few.l1 += fabsf(x);
-            p.sketch[2 * k + j] += signs >> (2 * k + j) & 1 ? -x : x;  // all eight bits become predicates at once
+            if (signs >> (2 * k + j) & 1) p.minus[2 * k + j] += x;  // all eight bits become predicates at once
+            else p.plus[2 * k + j] += x;
         }
     }
 }
 
 __device__ __forceinline__ void carry(const Few &few, Packed &p) {
-    p.sum += double(few.sum);
     p.squares += double(few.squares);
     p.l1 += double(few.l1);
+}
+
+__device__ __forceinline__ void begin_stage(Packed &p) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) p.plus[j] = p.minus[j] = 0;
+}
+
+// What both kinds of elements say: added up the sum, subtracted the sketch.
+__device__ __forceinline__ void end_stage(Packed &p) {
+    float sums[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        sums[j] = p.plus[j] + p.minus[j];
+        p.sketch[j] += p.plus[j] - p.minus[j];
+    }
+    p.sum += double(((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
 }
 
 __device__ __forceinline__ bool has_zero(u32 least) { return !(least & 0x7FFFu) || !(least & 0x7FFF0000u); }
@@ -218,6 +234,7 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     Packed p;
 #pragma unroll
     for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
+    begin_stage(p);
 #pragma unroll
     for (int k = 0; k < WORDS; ++k) p.words[k] = 0;
     p.sum = p.squares = p.l1 = 0;
@@ -225,7 +242,11 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     p.low = LARGEST, p.high = LARGEST | 0x80008000u;
     u32 signs = 0;  // of four rows, eight bits each
     for (u32 batch = 0; batch < rows.batches; ++batch) {
-        if (batch % (STAGE / BATCH) == 0) prepare(facts, rows, batch, slot, 16);
+        if (batch % (STAGE / BATCH) == 0) {
+            if (batch) end_stage(p);
+            begin_stage(p);
+            prepare(facts, rows, batch, slot, 16);
+        }
         const RowFacts *now = facts + BATCH * batch % STAGE;
         Few few = {};
 #pragma unroll
@@ -253,7 +274,9 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
         }
         carry(few, p);
     }
+    end_stage(p);
     if (rows.rest) {
+        begin_stage(p);
         prepare(facts, rows, rows.batches, slot, 16);
         Few few = {};
         u32 least = LARGEST;
@@ -268,6 +291,7 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
             if (k % PART == PART - 1 || k == rows.rest - 1) source.leave(turn);
         }
         carry(few, p);
+        end_stage(p);
     }
     float low = fminf(fast_value(&p.low, 0), fast_value(&p.low, 1)), high = fmaxf(fast_value(&p.high, 0), fast_value(&p.high, 1));
     // Whether float32 was enough, of the whole warp.

@@ -50,7 +50,7 @@ __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights,
 }
 
 // All rows, or only the one that is cut off.
-__device__ __noinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, const Rows &rows, bool all, Sums &s) {
+__device__ __noinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, Rows rows, bool all, Sums &s) {
     double sketch[8];
     for (int j = 0; j < 8; ++j) sketch[j] = s.sketch[j];
     for (u32 k = 0, count = all ? whole_rows(rows) : 0; k < count; ++k)

@@ -134,10 +134,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #if PACKED
         if (packed) move(s, 8 * whole_rows(rows));
 #endif
+        if (!done || rows.cut) {
+            Sums careful = s;  // so that the other one need not have an address: it stays in registers
 #if FAST
-        if (!done) done = go_fast(work, weights, facts[warp], slot, rows, s);
+            if (!done) done = go_fast(work, weights, facts[warp], slot, rows, careful);
 #endif
-        if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, s);
+            if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, careful);
+            s = careful;
+        }
         if (turn) __syncthreads();  // what the turn before left in `buckets` has been read
         if (thread == 0) turns.pieces[(turn + 2) % 4] = next;
         leave(s, buckets, work.partials + piece);
