@@ -1,37 +1,56 @@
-"""The GPU's kernels against the definition: counts, digests and extremes equal, the rest within rounding."""
+"""The GPU's kernels against the definition: counts, digests and extremes equal, the rest within rounding.
+
+They run on a GPU where there is one, and everywhere on the CPU, from the same source.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from support import cuda_on_cpu
+from tensortap.frameworks import torch_lane
 from tensortap.frameworks.torch import Torch
+from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.kernels import reference, summarize
+from tensortap.kernels import gpu, reference, summarize
 from tensortap.kernels.gpu import FLAT, Layout, lay_out
 from tensortap.records import Summary
 
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 WHOLES = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 SHAPES = [(), (0,), (1,), (7,), (8,), (1023,), (1024,), (1025,), (33, 77), (5, 1024, 64), (3, 5, 7, 11)]
 
 
-def cuda() -> Any:
-    from tensortap.frameworks.torch_cuda import CudaWorkshop
+Make = Callable[[], tuple[Any, str]]
+"""Gives a workshop, and the device that its tensors are on."""
+ON_GPU = pytest.param(
+    "gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+FROM_SOURCE = pytest.param(
+    "source", marks=pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="needs g++, which compiles the kernels")
+)
 
-    return CudaWorkshop(), "cuda"
+
+@pytest.fixture(params=[ON_GPU, FROM_SOURCE])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return maker(request.param, monkeypatch)
 
 
-def ops() -> Any:
-    return OpsWorkshop(), "cpu"
+@pytest.fixture(params=[ON_GPU, FROM_SOURCE, "ops"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return maker(request.param, monkeypatch)
 
 
-WORKSHOPS = [pytest.param(cuda, marks=needs_gpu), ops]
+def maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> Make:
+    if kind == "source":
+        return lambda: (cuda_on_cpu.workshop(monkeypatch), "cpu")
+    return lambda: (CudaWorkshop(), "cuda") if kind == "gpu" else (OpsWorkshop(), "cpu")
 
 
 class Forever:
@@ -76,34 +95,30 @@ def random(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> torch.Ten
     return (3 * numbers).to(dtype).to(device)
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_floats(make: Any, dtype: torch.dtype) -> None:
+def test_floats(make: Make, dtype: torch.dtype) -> None:
     workshop, device = make()
     for shape in SHAPES:
         check(workshop, random(shape, device, dtype))
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
 @pytest.mark.parametrize("dtype", [*WHOLES, torch.bool])
-def test_whole_numbers(make: Any, dtype: torch.dtype) -> None:
+def test_whole_numbers(make: Make, dtype: torch.dtype) -> None:
     workshop, device = make()
     for count in (1, 1000, 3 * 1024 + 5):
         numbers = torch.randint(0, 100, (count,), generator=torch.Generator().manual_seed(count))
         check(workshop, numbers.to(dtype).to(device))
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
-def test_numbers_past_what_floats_hold(make: Any) -> None:
+def test_numbers_past_what_floats_hold(make: Make) -> None:
     workshop, device = make()
     numbers = torch.randint(-(2**63), 2**63 - 1, (5000,), generator=torch.Generator().manual_seed(0))
     check(workshop, numbers.to(device))
     check(workshop, numbers.view(torch.uint64).to(device))
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2])
-def test_all_ways_to_lie_in_memory(make: Any, dtype: torch.dtype) -> None:
+def test_all_ways_to_lie_in_memory(make: Make, dtype: torch.dtype) -> None:
     workshop, device = make()
     table = random((500, 37), device, dtype)
     heads = random((2, 16, 4, 32), device, dtype)
@@ -119,9 +134,8 @@ def test_all_ways_to_lie_in_memory(make: Any, dtype: torch.dtype) -> None:
         check(workshop, tensor)
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> None:
+def test_values_that_float32_sums_cannot_take(make: Make, dtype: torch.dtype) -> None:
     workshop, device = make()
     broken = random((300, 1024), device, dtype)
     broken[3, 5] = math.nan
@@ -149,25 +163,28 @@ def test_values_that_float32_sums_cannot_take(make: Any, dtype: torch.dtype) -> 
     check(workshop, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("elements", [20_004_999, (1 << 26) + 5000])
+@pytest.mark.parametrize("great", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_tensors_that_keep_all_processors_busy(dtype: torch.dtype, elements: int) -> None:
-    workshop, _ = cuda()
-    numbers = torch.randn(elements, device="cuda").to(dtype)
+def test_tensors_that_keep_all_processors_busy(
+    kernels: Make, dtype: torch.dtype, great: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop, device = kernels()
+    elements = (1 << 26) + 5000 if great else 20_004_999
+    if device == "cpu":
+        monkeypatch.setattr(gpu, "_GREAT", 1 << 20)
+        elements = (1 << 20) + 5000 if great else 604_999
+    numbers = torch.randn(elements, device=device).to(dtype)
     numbers[elements // 3 :: 1001] = 0.0
     found, true = summary_of(workshop, numbers), summarize(Torch().host(numbers))
     agree(found, true)
     numbers[-1] = math.nan
     numbers[elements // 2] = -math.inf
     agree(summary_of(workshop, numbers), summarize(Torch().host(numbers)))
-    strided = numbers[: 1 << 24].view(64, 512, 8, 64).transpose(1, 2)
+    strided = numbers[: 1 << 24 if device == "cuda" else 1 << 19].view(-1, 512, 8, 64).transpose(1, 2)
     agree(summary_of(workshop, strided), summarize(Torch().host(strided.contiguous())))
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
-def test_complex_numbers(make: Any) -> None:
+def test_complex_numbers(make: Make) -> None:
     workshop, device = make()
     numbers = torch.randn(50, 40, dtype=torch.complex64, generator=torch.Generator().manual_seed(2)).to(device)
     check(workshop, numbers)
@@ -175,8 +192,7 @@ def test_complex_numbers(make: Any) -> None:
     check(workshop, numbers.conj().imag)
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
-def test_the_same_tensor_gives_the_same_bits(make: Any) -> None:
+def test_the_same_tensor_gives_the_same_bits(make: Make) -> None:
     workshop, device = make()
     tensor = random((700, 1024), device, torch.bfloat16)
     once, again = summary_of(workshop, tensor), summary_of(workshop, tensor.clone())
@@ -184,8 +200,7 @@ def test_the_same_tensor_gives_the_same_bits(make: Any) -> None:
     assert (once.mean, once.std, once.l1, once.l2) == (again.mean, again.std, again.l1, again.l2)
 
 
-@pytest.mark.parametrize("make", WORKSHOPS)
-def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make: Any) -> None:
+def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make: Make) -> None:
     workshop, device = make()
     tensor = random((64, 1024), device, torch.float32)
     first = workshop.submit(tensor)
@@ -199,19 +214,21 @@ def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make
     assert columns["l2"][2] == pytest.approx(2 * columns["l2"][0])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_more_tensors_than_there_is_room_for_at_a_time() -> None:
-    workshop, _ = cuda()
-    tensors = [torch.full((40,), float(number), device="cuda") for number in range(2500)]
+def test_more_tensors_than_there_is_room_for_at_a_time(kernels: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop, device = kernels()
+    count, large = 2500, 200 << 20
+    if device == "cpu":
+        monkeypatch.setattr(torch_lane, "SLOTS", 80)
+        count, large = 200, 1 << 18
+    tensors = [torch.full((40,), float(number), device=device) for number in range(count)]
     tickets = [workshop.submit(tensor) for tensor in tensors]
-    tensors.append(torch.ones(200 << 20, device="cuda", dtype=torch.bfloat16))
+    tensors.append(torch.ones(large, device=device, dtype=torch.bfloat16))
     tickets.append(workshop.submit(tensors[-1]))
     again = workshop.submit(tensors[7], tickets[7])
     workshop.end_step()
     columns, unchanged, _ = workshop.collect([*tickets, again])
-    assert columns["max"][:2500].tolist() == list(range(2500))
-    assert columns["l1"][2500] == 200 << 20
+    assert columns["max"][:count].tolist() == list(range(count))
+    assert columns["l1"][count] == large
     assert unchanged[-1] and columns["max"][-1] == 7
 
 
@@ -224,13 +241,13 @@ def test_a_layout_is_as_simple_as_the_strides_allow() -> None:
     assert lay_out((2,) * 7, (7, 13, 1, 29, 3, 53, 101), 4, 256) is None
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32])
-def test_tensors_read_together_give_the_bits_that_each_gives_alone(dtype: torch.dtype) -> None:
-    workshop, _ = cuda()
+def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make, dtype: torch.dtype) -> None:
+    workshop, device = kernels()
     counts = [1 << 24, 1, 5, 1023, 8192, 20_004_999, (1 << 20) + 3, 2048, 100_000, 16384 * 300, 33, 8192 * 527]
-    tensors = [random((count,), "cuda", dtype) for count in counts]
+    if device == "cpu":
+        counts = [1 << 19, 1, 5, 1023, 8192, 604_999, (1 << 16) + 3, 2048, 20_000, 16384 * 10, 33, 8192 * 17]
+    tensors = [random((count,), device, dtype) for count in counts]
     if dtype.is_floating_point:
         tensors[0][5] = math.nan
         tensors[5][77] = math.inf
@@ -243,11 +260,9 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(dtype: torch.
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes() -> None:
-    workshop, _ = cuda()
-    steady, changed = random((64, 1024), "cuda", torch.float32), random((65, 1024), "cuda", torch.float32)
+def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Make) -> None:
+    workshop, device = kernels()
+    steady, changed = random((64, 1024), device, torch.float32), random((65, 1024), device, torch.float32)
     first = workshop.submit(steady, later=Forever())
     second = workshop.submit(steady, first)
     third = workshop.submit(changed, later=Forever())

@@ -17,7 +17,7 @@ from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.kernels import summarize
 from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Turns
-from tensortap.kernels.reference import BUCKETS
+from tensortap.kernels.reference import BUCKETS, digest_weights
 
 ITEMS = {"float32": 4, "float64": 8}
 
@@ -104,13 +104,14 @@ class FakeEvent:
 
 
 class FakeWorkshop(CudaWorkshop):
-    def __init__(self) -> None:
+    def __init__(self, gpu: Any = None) -> None:
         super().__init__()
-        self.gpu = FakeGpu()
+        self.gpu = gpu or FakeGpu()
 
     def _open_lane(self, index: int, stream: int) -> Lane:
-        self._gpus[index] = self.gpu, torch.zeros(1)  # type: ignore[assignment]
-        return Lane(self.gpu, torch.zeros(1), torch.device("cpu"), stream)  # type: ignore[arg-type]
+        weights = torch.from_numpy(digest_weights().view(np.int32))
+        self._gpus[index] = self.gpu, weights
+        return Lane(self.gpu, weights, torch.device("cpu"), stream)
 
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""

@@ -104,7 +104,22 @@ _WORK = "5Q4I"
 _WORK_BYTES = struct.calcsize(f"<{_WORK}")
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{_MOST_DIMS}I{_MOST_DIMS}q")
-_SUMMARIZE = ("common.cuh", "tensor.cuh", "slow.cuh", "fast.cuh", "packed.cuh", "summarize.cu")
+_FILES = {
+    "finish": ("common.cuh", "finish.cu"),
+    "summarize": (
+        "common.cuh",
+        "kinds.cuh",
+        "instructions.cuh",
+        "elements.cuh",
+        "tensor.cuh",
+        "slow.cuh",
+        "fast.cuh",
+        "ring.cuh",
+        "packed.cuh",
+        "summarize.cu",
+    ),
+}
+"""What the kernels are made of."""
 
 
 class _Variant(NamedTuple):
@@ -357,12 +372,23 @@ def _kernel(device: Device, variant: _Variant) -> Kernel:
 
 
 def _finish(device: Device) -> Kernel:
-    return Kernel(compile_kernel(_source("finish"), "finish", device.capability, (), device.toolkit), "finish", _THREADS)
+    return Kernel(
+        compile_kernel(_source("finish"), "finish", device.capability, (), device.toolkit), "finish", _THREADS
+    )
 
 
 def _summarize(device: Device, variant: _Variant) -> Kernel:
+    options = _options(variant)
+    flags = [f"-D{option}={value}" for option, value in options.items()]
+    image = compile_kernel(_source("summarize"), "summarize", device.capability, flags, device.toolkit)
+    arriving = variant.dtype in ("bfloat16", "float16") and variant.layout == 0 and device.capability >= (9, 0)
+    return Kernel(image, "summarize", _THREADS, options["RING"] if arriving else 0)
+
+
+def _options(variant: _Variant) -> dict[str, int]:
+    """What the source wants to know."""
     rows, ring = _PARTS[variant.great]
-    options = {
+    return {
         "ELEMENT": _ELEMENTS[variant.dtype],
         "LAYOUT": variant.layout,
         "MOST": variant.most,
@@ -370,16 +396,11 @@ def _summarize(device: Device, variant: _Variant) -> Kernel:
         "PART": rows,
         "RING": ring,
     }
-    flags = [f"-D{option}={value}" for option, value in options.items()]
-    image = compile_kernel(_source("summarize"), "summarize", device.capability, flags, device.toolkit)
-    arriving = variant.dtype in ("bfloat16", "float16") and variant.layout == 0 and device.capability >= (9, 0)
-    return Kernel(image, "summarize", _THREADS, ring if arriving else 0)
 
 
-def _source(file: str) -> str:
+def _source(name: str) -> str:
     folder = resources.files("tensortap.kernels") / "cuda"
-    parts = ("common.cuh", "finish.cu") if file == "finish" else _SUMMARIZE
-    return "".join((folder / part).read_text() for part in parts)
+    return "".join((folder / file).read_text() for file in _FILES[name])
 
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

@@ -2,26 +2,12 @@
 
 #if PACKED
 #if ELEMENT == BF16
-#define PAIRS "bf16x2"
 #define LARGEST 0x7F7F7F7Fu
 #define FARTHEST 16.0f  // the mean of squares over the variance, up to which sums about 0 are good enough
 #else
-#define PAIRS "f16x2"
 #define LARGEST 0x7BFF7BFFu
 #define FARTHEST 4.0f  // squares have 22 bits, so that adding them up rounds
 #endif
-
-// An instruction that takes two pairs and does the same with both of their elements.
-#define ON_PAIRS(name, instruction)                                                                      \
-    __device__ __forceinline__ u32 name(u32 a, u32 b) {                                                  \
-        asm(instruction "." PAIRS " %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));                            \
-        return a;                                                                                        \
-    }
-
-ON_PAIRS(pair_min, "min")
-ON_PAIRS(pair_max, "max")
-ON_PAIRS(pair_least, "min.xorsign.abs")  // the lesser magnitudes; what their signs are is no matter
-ON_PAIRS(pair_times, "mul")              // as long as nothing underflows, zero only where one of the two is
 
 // What is added up of a few rows, before it is carried on in float64.
 struct Few {
@@ -86,148 +72,6 @@ __device__ __forceinline__ u32 count_zeros(const u32 *w) {
     for (int k = 0; k < 4; ++k) count += !(w[k] & 0x7FFFu) + !(w[k] & 0x7FFF0000u);
     return count;
 }
-
-// Where rows come from, PART at a time.
-#define PARTS_EACH (BATCH / PART)
-
-__device__ __forceinline__ u32 parts_of(const Rows &rows) { return rows.batches * PARTS_EACH + (rows.rest + PART - 1) / PART; }
-
-#if LAYOUT == 0
-#define PART_BYTES (PART * ROW * BYTES)
-#define KEPT (RING / 2 / PART_BYTES)
-
-struct Bells {
-    u64 full[KEPT];
-    u32 left[KEPT];  // warps that have done with a part
-};
-
-__device__ __forceinline__ u32 shared_address(const void *at) { return u32(__cvta_generic_to_shared(at)); }
-
-__device__ __forceinline__ void await(const u64 *bell, u32 parity) {
-    asm volatile("{\n.reg .pred rung;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 rung, [%0], %1;\n@!rung bra again;\n}"
-                 :: "r"(shared_address(bell)), "r"(parity) : "memory");
-}
-
-// Rows that lie side by side come by themselves into a ring in shared memory, one piece's after another's. The half's four
-// warps wait until a part is there; the last one that has done with it asks for what comes in its place.
-struct Source {
-    const Work *list;
-    u32 count, pieces;
-    const Turns &turns;
-    const u8 *ring;
-    Bells *bells;
-    u32 taken, asked;         // parts that were read so far, and asked for; every warp keeps count
-    u32 turn;                 // that of the part that is asked for next
-    u32 tensor, part, parts;  // which part it is, and how many its piece has; the same if nothing more is known
-    Rows rows;
-
-    __device__ __forceinline__ Source(const Work *list, const Works &works, const Turns &turns, const u8 *ring, Bells *bells)
-        : list(list), count(MOST == 1 ? 1 : works.count), pieces(works.pieces), turns(turns), ring(ring), bells(bells), taken(0),
-          asked(0), turn(0) {
-        open();
-    }
-
-    __device__ __forceinline__ void open() {
-        u32 piece = turns.piece(turn);
-        part = parts = 0;
-        if (piece >= pieces) return;
-        tensor = tensor_of(list, count, piece);
-        rows = rows_of_half(list[tensor], piece - list[tensor].first);
-        parts = parts_of(rows);
-    }
-
-    // Past pieces that have nothing for this half; what comes after the next turn is not known yet.
-    __device__ __forceinline__ void find(u32 now) {
-        while (part == parts && turn <= now) ++turn, open();
-    }
-
-    __device__ __forceinline__ void begin() {
-        if (threadIdx.x % SLOTS) return;
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(&bells->full[k])) : "memory");
-            bells->left[k] = 0;
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-
-    // A turn begins: ask for all that there is room for. All warps have done with what came before.
-    __device__ __forceinline__ void ask_ahead(u32 now) {
-        find(now);
-        while (part < parts && asked < taken + KEPT) {
-            if (threadIdx.x % SLOTS == 0) ask(asked % KEPT);
-            ++asked, ++part;
-            find(now);
-        }
-    }
-
-    __device__ __forceinline__ void ask(u32 slot) {
-        u32 batch = part / PARTS_EACH, within = part % PARTS_EACH * PART;
-        u32 whole = batch < rows.batches || rows.rest >= within + PART ? PART : rows.rest - within;
-        u32 nbytes = whole * ROW * BYTES, bell = shared_address(&bells->full[slot]);
-        const u8 *from = (const u8 *)list[tensor].data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bell), "r"(nbytes) : "memory");
-        u32 to = shared_address(ring + slot * PART_BYTES);
-#if MOST == 1
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(to), "l"(from), "r"(nbytes), "r"(bell) : "memory");
-#else
-        // A tensor that is read alone was just made and is likely to be used next. Of many only the last is: they need not
-        // stay in the cache, where together they would push out what the model needs.
-        u64 policy;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                     :: "r"(to), "l"(from), "r"(nbytes), "r"(bell), "l"(policy) : "memory");
-#endif
-    }
-
-    __device__ __forceinline__ void arrive() { await(&bells->full[taken % KEPT], taken / KEPT & 1); }
-
-    __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
-        u32 offset = (taken % KEPT * PART_BYTES + row * (ROW * BYTES)) ^ 16 * slot ^ turn;  // the three do not overlap
-        uint4 v = *(const uint4 *)(ring + offset);
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-    }
-
-    __device__ __forceinline__ void leave(u32 now) {
-        u32 *left = &bells->left[taken % KEPT], before;
-        if (part < parts && asked == taken + KEPT) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) {
-                asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(left)) : "memory");
-                if (before == WARPS / 2 - 1) {
-                    *left = 0;
-                    ask(taken % KEPT);
-                }
-            }
-            __syncwarp();
-            ++asked, ++part;
-            find(now);
-        }
-        ++taken;
-    }
-};
-#else
-struct Bells {};
-
-// Groups at strides are loaded one by one; there is one tensor.
-struct Source {
-    const Work &work;
-    const Turns &turns;
-    u32 taken;  // of this piece
-    Rows rows;
-
-    __device__ __forceinline__ Source(const Work *list, const Works &, const Turns &turns, const u8 *, Bells *)
-        : work(list[0]), turns(turns) {}
-    __device__ __forceinline__ void begin() {}
-    __device__ __forceinline__ void ask_ahead(u32 now) { taken = 0, rows = rows_of_half(work, turns.piece(now)); }
-    __device__ __forceinline__ void arrive() {}
-    __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
-        load(work, first_row(rows, taken / PARTS_EACH) + taken % PARTS_EACH * PART + row, slot ^ turn / 16, w);
-    }
-    __device__ __forceinline__ void leave(u32) { ++taken; }
-};
-#endif
 
 // All whole rows. False if what it met needs more care.
 __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {

@@ -101,13 +101,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #endif
     __syncthreads();
 #if PACKED
-    extern __shared__ __align__(128) u8 ring[];  // for rows that arrive
+    SHARED_RING;  // for rows that arrive
     __shared__ Bells bells[2];
     Source source(list, works, turns, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
     source.begin();
 #endif
-    u32 weight;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(weight) : "l"(works.weights + thread));
+    u32 weight = read_here(works.weights + thread);
     for (u32 turn = 0, piece; (piece = turns.piece(turn)) < works.pieces; ++turn) {
         const Work &work = list[tensor_of(list, count, piece)];
         piece -= work.first;

@@ -1,54 +1,4 @@
-// A tensor's elements, rows and groups: how they are found in memory, and what is hashed of them.
-//
-// Compiled at run time with ELEMENT (a code below), LAYOUT (0 rows as they lie in memory, 1 whole groups at strides, 2 single
-// elements at strides), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch, more than one only as they
-// lie), and PART and RING (see `packed.cuh`).
-
-#define BF16 0
-#define F16 1
-#define F32 2
-#define F64 3
-#define E4M3 4
-#define E5M2 5
-#define I8 6
-#define I16 7
-#define I32 8
-#define I64 9
-#define U8 10
-#define U16 11
-#define U32 12
-#define U64 13
-
-#if ELEMENT == F64 || ELEMENT == I64 || ELEMENT == U64
-#define BYTES 8
-#elif ELEMENT == F32 || ELEMENT == I32 || ELEMENT == U32
-#define BYTES 4
-#elif ELEMENT == BF16 || ELEMENT == F16 || ELEMENT == I16 || ELEMENT == U16
-#define BYTES 2
-#else
-#define BYTES 1
-#endif
-// Elements that float32 holds exactly can go the fast way.
-#define FAST (BYTES < 4 || ELEMENT == F32)
-#define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 900)
-
-#define THREADS 256
-#define SLOTS 128
-#define ROW 1024
-#define WORDS (2 * BYTES)      // 32-bit words in a group of 8 elements
-#define BATCH 8                // rows that are taken together
-#define STAGE 32               // rows whose hashes a warp works out at a time, one a lane
-#define MOST_DIMS 6
-
-#define SIGN_SEED 0x27D4EB2Fu
-#define ROW_SEED 0x85EBCA6Bu
-#define GOLDEN 0x9E3779B97F4A7C15ull
-
-#if PACKED
-#define FAST_CALL __noinline__
-#else
-#define FAST_CALL __forceinline__
-#endif
+// A tensor in memory: its rows and groups, and into which pieces it is divided.
 
 // A tensor to be read.
 struct Work {
@@ -75,69 +25,6 @@ struct Works {
     Work list[MOST];
 };
 
-__device__ __forceinline__ u32 mix(u32 x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-
-__device__ __forceinline__ u32 line_hash(u64 line) {
-    u64 z = line + GOLDEN;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return u32(z ^ (z >> 31)) | 1u;
-}
-
-__device__ __forceinline__ float half_to_float(u16 bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-
-__device__ __forceinline__ float e4m3_to_float(u32 bits) {
-    u32 sign = (bits & 0x80u) << 24, magnitude = bits & 0x7Fu;
-    if (magnitude == 0x7Fu) return __uint_as_float(0x7FC00000u);
-    float value = magnitude < 8 ? float(magnitude) * 0.001953125f : __uint_as_float((magnitude << 20) + (120u << 23));
-    return __uint_as_float(__float_as_uint(value) | sign);
-}
-
-// Element j of a group, from its words.
-__device__ __forceinline__ float fast_value(const u32 *w, int j) {
-#if ELEMENT == BF16
-    return __uint_as_float(j & 1 ? w[j >> 1] & 0xFFFF0000u : w[j >> 1] << 16);
-#elif ELEMENT == F16
-    return half_to_float(u16(j & 1 ? w[j >> 1] >> 16 : w[j >> 1]));
-#elif ELEMENT == F32
-    return __uint_as_float(w[j]);
-#elif ELEMENT == I16
-    return float(short(w[j >> 1] >> (16 * (j & 1))));
-#elif ELEMENT == U16
-    return float(u16(w[j >> 1] >> (16 * (j & 1))));
-#else
-    u32 byte = (w[j >> 2] >> (8 * (j & 3))) & 0xFFu;
-#if ELEMENT == E4M3
-    return e4m3_to_float(byte);
-#elif ELEMENT == E5M2
-    return half_to_float(u16(byte << 8));
-#elif ELEMENT == I8
-    return float((signed char)byte);
-#else
-    return float(byte);
-#endif
-#endif
-}
-
-__device__ __forceinline__ double value(const u32 *w, int j) {
-#if FAST
-    return double(fast_value(w, j));
-#elif BYTES == 4
-    return ELEMENT == I32 ? double(int(w[j])) : double(w[j]);
-#else
-    u64 bits = w[2 * j] | u64(w[2 * j + 1]) << 32;
-    return ELEMENT == F64 ? __longlong_as_double(i64(bits)) : ELEMENT == I64 ? double(i64(bits)) : double(bits);
-#endif
-}
-
 #if LAYOUT
 __device__ __forceinline__ i64 place(const Work &work, u64 index) {
     i64 offset = 0;
@@ -160,13 +47,6 @@ __device__ __forceinline__ const u8 *address(const Work &work, u32 row, u32 grou
 #endif
 }
 #endif
-
-// What is read here is not read again by the same processor: it need not stay in its cache.
-__device__ __forceinline__ uint4 read(const uint4 *at) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    return v;
-}
 
 // The words of a whole group.
 __device__ __forceinline__ void load(const Work &work, u32 row, u32 group, u32 *w) {
@@ -233,18 +113,18 @@ __device__ __noinline__ int load_cut(const Work &work, u32 row, u32 group, u32 *
     return count;
 }
 
-// The words of the first element, zeros behind it. Volatile, so that the load stays where it is written.
+// The words of the first element, zeros behind it.
 __device__ __forceinline__ void load_first(const Work &work, u32 *w) {
 #pragma unroll
     for (int k = 0; k < WORDS; ++k) w[k] = 0;
     if (!work.elements) return;
 #if BYTES == 1
-    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(w[0]) : "l"(work.data));
+    w[0] = read_here((const u8 *)work.data);
 #elif BYTES == 2
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(w[0]) : "l"(work.data));
+    w[0] = read_here((const u16 *)work.data);
 #else
 #pragma unroll
-    for (int k = 0; k < BYTES / 4; ++k) asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(w[k]) : "l"((const u32 *)work.data + k));
+    for (int k = 0; k < BYTES / 4; ++k) w[k] = read_here((const u32 *)work.data + k);
 #endif
 }
 

@@ -1,0 +1,93 @@
+"""The CUDA source on a CPU: compiled by g++ with what `cuda/` has in place of a GPU, and run a warp at a time.
+
+`workshop` gives the real workshop, lanes and plans; only what a launch does is done here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import fake_gpu
+from tensortap.kernels import gpu
+from tensortap.kernels.cuda.driver import Parameter
+from tensortap.kernels.gpu import Device, Gpu
+
+COMPILER = shutil.which("g++")
+FOLDER = Path(__file__).parent / "cuda"
+PROCESSORS = 3
+"""Few, so that blocks take several pieces each."""
+
+
+class CpuKernel:
+    """Stands in for `kernels.cuda.driver.Kernel`."""
+
+    seed = 0
+    """Of the order in which warps take turns."""
+
+    def __init__(self, library: Path) -> None:
+        self._launch = ctypes.CDLL(str(library)).launch_on_cpu
+        self._launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        self._launch.restype = ctypes.c_char_p
+
+    def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
+        CpuKernel.seed += 1
+        if awaited := self._launch(ctypes.addressof(parameter.memory), blocks, self.seed):
+            raise AssertionError(f"a thread waits in vain for {awaited.decode()}")
+
+    def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
+        return lambda: self.launch(blocks, parameter, stream)
+
+
+@cache
+def built(name: str, *options: tuple[str, int]) -> CpuKernel:
+    lines = ['#include "machine.h"', *(f"#define {option} {value}" for option, value in options)]
+    for file in gpu._FILES[name]:
+        ours = FOLDER / file
+        lines.append((ours if ours.exists() else Path(gpu.__file__).parent / "cuda" / file).read_text())
+    struct = {"summarize": "Works", "finish": "Batch"}[name]
+    lines.append(f'extern "C" const char *launch_on_cpu(const {struct} *given, unsigned blocks, unsigned seed) {{')
+    lines.append(f"    return launch(blocks, THREADS, seed, [=] {{ {name}(*given); }});\n}}\n")
+    return CpuKernel(_compiled("\n".join(lines)))
+
+
+def _compiled(source: str) -> Path:
+    assert COMPILER is not None
+    stem = _scratch() / hashlib.sha256(source.encode()).hexdigest()[:16]
+    code, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
+    code.write_text(source)
+    # A product and a sum are rounded once only where the source says fmaf.
+    options = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", f"-I{FOLDER}"]
+    subprocess.run([COMPILER, *options, "-o", str(library), str(code)], check=True, capture_output=True, text=True)
+    return library
+
+
+@cache
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="cuda_on_cpu_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _kernel(device: Device, variant: gpu._Variant) -> CpuKernel:
+    if variant == gpu._FINISH:
+        return built("finish")
+    return built("summarize", *gpu._options(variant).items())
+
+
+def workshop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Takes tensors of the CPU as if they were on a GPU."""
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(gpu, "_kernel", _kernel)
+    monkeypatch.setattr(gpu, "clear", lambda address, count, stream: ctypes.memset(address, 0, 4 * count))
+    return fake_gpu.FakeWorkshop(Gpu(Device(0, (9, 0), PROCESSORS, "")))
