@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tensortap as tt
+from tensortap.capture import garbage
 from tensortap.capture import tap as taps
 from tensortap.capture.tap import Tap
 
@@ -56,6 +59,25 @@ def test_what_somebody_else_has_set_stays(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
         gc.set_threshold(5000, 20, 30)
     assert gc.get_threshold() == (5000, 20, 30)
+
+
+def test_only_the_number_that_was_changed_is_set_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        with opened(tmp_path / "a"):
+            gc.set_threshold(50_000)
+        assert gc.get_threshold() == (50_000, 10, 10)
+        shutil.rmtree(tmp_path / "a")
+
+
+def test_the_collector_may_close_a_dropped_tap_in_the_middle_of_anything() -> None:
+    def closed_by_the_collector() -> None:
+        with garbage._lock:  # another tap is being opened or closed
+            garbage.resume(object())
+
+    thread = threading.Thread(target=closed_by_the_collector, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_number_that_can_hardly_grow(tmp_path: Path) -> None:

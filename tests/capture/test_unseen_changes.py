@@ -56,6 +56,20 @@ def test_a_view_that_backward_never_reached_has_no_gradient(run_path: Path) -> N
     assert coverage(tap)["flat"][0] == "no gradient"
 
 
+def test_a_view_whose_memory_was_changed_past_it(run_path: Path) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).t().contiguous().t()
+            y.detach().mul_(0.5)
+            return y
+
+    model = nn.Sequential(Scaled(4, 4))
+    with tt.capture(model, run_path, keep="tensors") as tap:
+        model(torch.ones(2, 4)).sum().backward()
+        tap.step()
+    np.testing.assert_array_equal(values(tt.open(run_path), "grad_output")["0", 0, "0"], np.ones((2, 4)))
+
+
 def test_the_last_output_changed_in_place(run_path: Path) -> None:
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,26 +14,39 @@ __all__ = ["put_off", "resume"]
 _RARER = 30
 """Not rarer still: cycles that outlive their step must not pile up either."""
 _MOST = 2**31 - 1
-_lock = threading.Lock()
-_taps = 0
-_before, _ours = (0, 0, 0), (0, 0, 0)
+_lock = threading.RLock()  # the collector itself may close a tap that was dropped, in whatever this thread is doing
+_open: set[object] = set()
+_before: int | None = None
+"""The last threshold as it was before the first of them was opened."""
 
 
-def put_off() -> None:
-    """A tap was opened: full collections become rarer, until as many have been closed."""
-    global _taps, _before, _ours
+def put_off(tap: object) -> None:
+    """Full collections become rarer, until this tap and all others are closed."""
     with _lock:
-        if not _taps:
-            _before = gc.get_threshold()
-            _ours = (*_before[:2], min(_before[2] * _RARER, _MOST))
-            gc.set_threshold(*_ours)
-        _taps += 1
+        _open.add(tap)
+        _fit()
 
 
-def resume() -> None:
-    """A tap was closed. Whoever has set other thresholds meanwhile keeps them."""
-    global _taps
+def resume(tap: object) -> None:
     with _lock:
-        _taps -= 1
-        if not _taps and gc.get_threshold() == _ours:
-            gc.set_threshold(*_before)
+        _open.discard(tap)
+        _fit()
+
+
+def _fit() -> None:
+    """The threshold becomes what it should be, unless somebody else has set it meanwhile."""
+    global _before
+    if bool(_open) == (_before is not None):
+        return
+    youngest, younger, last = gc.get_threshold()
+    if _before is None:
+        _before = last
+        gc.set_threshold(youngest, younger, _rarer(last))
+    else:
+        before, _before = _before, None
+        if last == _rarer(before):
+            gc.set_threshold(youngest, younger, before)
+
+
+def _rarer(threshold: int) -> int:
+    return min(threshold * _RARER, _MOST)

@@ -130,8 +130,8 @@ class Tap(Observer):
             optimizer=optimizer,
         )
         if self._run is not None and _on_device(self._framework, self._tree):
-            garbage.put_off()
-            resume = weakref.finalize(self, garbage.resume)  # once, also if nobody closes it
+            garbage.put_off(this := object())
+            resume = weakref.finalize(self, garbage.resume, this)  # once, also if nobody closes it
             resume.atexit = False
             self._undo.callback(resume)
 

@@ -168,7 +168,12 @@ class Torch(Reading, Replacing):
     def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
         if not tensor.requires_grad:
             return None
-        base = _base_of(tensor) if tensor._is_view() else None
+        base = None
+        if tensor._is_view():
+            # If its memory was changed past its view's node, torch makes that anew when asked for it. A hook that is
+            # registered before would crash the process.
+            _ = tensor.grad_fn
+            base = _base_of(tensor)
         if base is None or base.grad_fn is None:
             return tensor.register_hook(_TensorHook(seen)).remove
 
