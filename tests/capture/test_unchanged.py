@@ -122,3 +122,38 @@ def test_nothing_outlives_the_step(run_path: Path) -> None:
         assert seen[0].expired()  # before the step ends, and before the tap is closed
         tap.step()
     handle.remove()
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class of its own, as libraries have them."""
+
+
+@pytest.mark.parametrize(
+    "kind_of", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64, Marked]
+)
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_what_was_seen_may_still_be_resized(run_path: Path, kind_of: Any, keep: str) -> None:
+    """As programs do that free parameters and activations between uses."""
+    model = nn.Identity()
+    x = torch.ones(4, 6).as_subclass(Marked) if kind_of is Marked else torch.ones(4, 6).to(kind_of)
+    views = x, x.t(), x[:0], x[0].expand(3, 6), x[:, ::2], x[1, 1]
+    shapes = [tuple(view.shape) for view in views]
+    with tt.capture(model, run_path, keep=keep, kinds=("input",)):
+        for view in views:
+            model(view)
+    x.untyped_storage().resize_(0)
+    x.resize_(8, 6)
+    run = tt.open(run_path)
+    assert [record.shape for record in run] == shapes
+    assert keep == "summary" or all((run.load(record) == 1).all() for record in run)
+
+
+def test_parameters_may_still_be_resized(run_path: Path) -> None:
+    model = zoo.Residual()
+    with tt.capture(model, run_path, kinds=ALL_KINDS) as tap:
+        zoo.loss_of(model(zoo.batch())).backward()
+        tap.step()
+    for parameter in model.parameters():
+        for tensor in (parameter, parameter.grad):
+            tensor.untyped_storage().resize_(0)
+            tensor.untyped_storage().resize_(tensor.nbytes)

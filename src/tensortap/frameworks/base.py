@@ -272,7 +272,8 @@ class Framework(Protocol):
         """None where the framework does not track changes, and every sighting must be looked at anew."""
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
-        """The elements as a NumPy array; of a tensor in host memory a view, not a copy."""
+        """The elements as a NumPy array; of a tensor in host memory a view, not a copy. It is to be read, or copied,
+        before the user's code goes on, which may change that memory or give it back."""
 
     # --- devices -----------------------------------------------------------------------------------------------
     def workshop(self, tensor: Any) -> Workshop | None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.dlpack import to_dlpack
 
 from tensortap.frameworks.base import Identity, Workshop
 from tensortap.frameworks.torch_memory import StorageAlive, token_of
@@ -51,14 +52,14 @@ class Reading:
         tensor = tensor.detach()
         plain = type(tensor) in PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
         if plain and tensor.is_cpu and not tensor.is_neg():
-            return tensor.numpy()
+            return np.from_dlpack(_Lent(tensor))
         tensor = dense(tensor)
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
         tensor = tensor.resolve_conj().resolve_neg()
         if (bits := BITS.get(tensor.dtype)) is not None:
-            return tensor.view(bits[0]).numpy().view(bits[1])
-        return tensor.numpy()
+            return np.from_dlpack(_Lent(tensor.view(bits[0]))).view(bits[1])
+        return np.from_dlpack(_Lent(tensor))
 
     # --- devices -----------------------------------------------------------------------------------------------
     def workshop(self, tensor: torch.Tensor) -> Workshop | None:
@@ -75,6 +76,22 @@ class Reading:
         from tensortap.frameworks.torch_sending import CudaPinning
 
         return CudaPinning()
+
+
+class _Lent:
+    """A tensor's memory, for NumPy to read. `Tensor.numpy` would forbid the user to resize its storage ever after, and
+    the tensor's own `__dlpack__` takes three times as long."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return to_dlpack(self._tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the host
 
 
 def _unreadable_by_kind(tensor: torch.Tensor) -> str:
