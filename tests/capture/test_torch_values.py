@@ -444,3 +444,14 @@ def test_nested_tensors_of_an_encoder_do_not_stop_the_recording(run_path: Path) 
     assert run.finished and len(run)
     remarks = [row.reason for row in tap.coverage]
     assert any("a nested tensor has no single shape" in reason for reason in remarks)
+
+
+def test_memory_that_was_given_back_is_not_read(run_path: Path) -> None:
+    """As of parameters that are freed between uses: they have a shape, and no elements."""
+    model = nn.Linear(4, 4)
+    with tt.capture(model, run_path, kinds=("param",)) as tap:
+        zoo.loss_of(model(zoo.batch()))
+        model.weight.untyped_storage().resize_(0)
+        tap.step()
+    assert [(r.key.path, r.key.call) for r in tt.open(run_path)] == [("weight", 0), ("bias", 0), ("bias", 1)]
+    assert coverage(tap)[""][1] == "param weight is not recorded: its memory has been given back"

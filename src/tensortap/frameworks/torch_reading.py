@@ -37,10 +37,11 @@ class Reading:
                 return reason
         elif _is_wrapped(tensor):
             return _WRAPPED
-        if not tensor.is_cuda:
+        if tensor.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return _CAPTURING
+        elif not tensor.is_cpu:
             return ""
-        if torch.cuda.is_current_stream_capturing():
-            return _CAPTURING
         own = tensor.layout is torch.strided and (plain or not is_shared_out(tensor))
         return "its memory has been given back" if own and not tensor.data_ptr() and tensor.numel() else ""
 
