@@ -14,6 +14,7 @@ import tensortap as tt
 from support import zoo
 from support.tapping import tapped
 from tensortap.errors import UsageError
+from tensortap.report.html.environment import settings
 
 
 def net() -> nn.Module:
@@ -86,6 +87,27 @@ def test_rank_from_the_launcher(run_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = tt.open(run_path)
     assert run.ranks == [0, 1] and {record.rank for record in run} == {0, 1}
     assert json.loads((run_path / "run.json").read_text())["world"] == 2
+
+
+def test_the_run_says_how_it_was_read(tmp_path: Path) -> None:
+    runs = {gather: tapped(net(), tmp_path / str(gather), gather=gather)[0] for gather in (True, False)}
+    assert [run.info["config"]["gather"] for run in runs.values()] == [True, False]
+    said = {setting.name: setting for setting in settings(runs[True].info, runs[False].info)}["gather"]
+    assert (said.reference, said.candidate) == ("on", "off")
+
+
+def test_a_run_that_does_not_say_how_it_was_read(tmp_path: Path) -> None:
+    """As those of older versions."""
+    torch.manual_seed(0)
+    model = net()
+    for name in ("old", "new"):
+        tapped(model, tmp_path / name)
+    about = json.loads((tmp_path / "old/run.json").read_text())
+    del about["config"]["gather"]
+    (tmp_path / "old/run.json").write_text(json.dumps(about))
+    assert tt.compare(tmp_path / "old", tmp_path / "new").first is None
+    said = {s.name: s for s in settings(tt.open(tmp_path / "old").info, tt.open(tmp_path / "new").info)}["gather"]
+    assert (said.reference, said.candidate) == ("–", "on")
 
 
 def test_optimizer_counts_the_steps(run_path: Path) -> None:

@@ -51,7 +51,7 @@ class RunSink:
             "framework": framework.name,
             "model": tree.sites[0].cls,
             "modules": len(tree.sites),
-            "config": selection.described() | {"compiled": options.compiled},
+            "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
             "environment": surroundings(framework.environment()),
         }
         self.where = str(path)
