@@ -8,6 +8,7 @@ import shutil
 from contextlib import suppress
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from storing import record, write
 
@@ -111,6 +112,51 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path):
         open_run(tmp_path / "a")
 
 
+def with_version(path, version):
+    """The same run, of which one file says that it is of another format: None leaves out what it is of."""
+    if path.suffix == ".json":
+        about = json.loads(path.read_text()) | {"version": version}
+        path.write_text(json.dumps({name: value for name, value in about.items() if value is not None}))
+        return
+    with pa.ipc.open_stream(path.read_bytes()) as stream:
+        table, about = stream.read_all(), dict(stream.schema.metadata)
+    about.pop(b"version")
+    schema = table.schema.with_metadata(about if version is None else about | {b"version": str(version).encode()})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize("file", ["run.json", "rank_0/rank.json", "rank_0/index.arrows", "rank_1/index.arrows"])
+@pytest.mark.parametrize(
+    ("version", "advice"), [(FORMAT + 1, "pip install --upgrade tensortap"), (OLDEST - 1, "record the run again")]
+)
+def test_every_file_that_says_its_format_is_asked(tmp_path, file, version, advice):
+    """Ranks may have been written by different versions."""
+    write(tmp_path / "a", rank=0, world=2)
+    write(tmp_path / "a", rank=1, world=2)
+    with_version(tmp_path / "a" / file, version)
+    with pytest.raises(RunUnreadable, match=rf"{file} is of format {version}.*{advice}"):
+        list(open_run(tmp_path / "a"))
+
+
+def test_an_index_of_a_newer_format_is_not_called_damaged(tmp_path):
+    write(tmp_path / "a")
+    schema = pa.schema({"other": pa.int64()}, {"format": "tensortap-index", "version": str(FORMAT + 1)})
+    with pa.OSFile(str(tmp_path / "a/rank_0/index.arrows"), "wb") as file, pa.ipc.new_stream(file, schema):
+        pass
+    with pytest.raises(RunUnreadable, match="pip install --upgrade tensortap"):
+        len(open_run(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("file", ["rank_0/rank.json", "rank_0/index.arrows"])
+@pytest.mark.parametrize("version", [None, "two"])
+def test_files_of_a_rank_that_do_not_say_their_format_are_read(tmp_path, file, version):
+    write(tmp_path / "a")
+    with_version(tmp_path / "a" / file, version)
+    run = open_run(tmp_path / "a")
+    assert run.finished and len(list(run)) == 3
+
+
 def test_a_run_with_summaries_of_another_definition_is_not_read(tmp_path):
     write(tmp_path / "a")
     info = json.loads((tmp_path / "a/run.json").read_text())
@@ -148,8 +194,6 @@ def test_what_is_no_run(tmp_path):
 
 
 def test_another_arrow_file_is_not_taken_for_an_index(tmp_path):
-    import pyarrow as pa
-
     write(tmp_path / "a")
     table = pa.table({"x": [1]})
     with pa.OSFile(str(tmp_path / "a/rank_0/index.arrows"), "wb") as file, pa.ipc.new_stream(file, table.schema) as s:

@@ -9,6 +9,9 @@
 The index is only ever appended to, a whole batch at a time, after the bytes that the batch refers to. So any
 prefix of it can be trusted. `file` is always the finished name; until the file is finished, the same bytes
 are at the same offset under the `.partial` name.
+
+run.json, rank.json and the index (in its schema's metadata) each say of which version they are: ranks are written by
+processes of their own, and not necessarily by the same tensortap.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ __all__ = [
     "SHARD_NAME",
     "TEMPORARY_NAME",
     "check_run_info",
+    "check_version",
     "coverage_from",
     "decode",
     "encode",
@@ -191,6 +195,12 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
     version = info.get("version")
     if not isinstance(version, int) or not isinstance(info.get("world"), int):
         raise RunUnreadable(f"{path} is damaged: version and world must be whole numbers.")
+    check_version(version, path)
+    return info
+
+
+def check_version(version: int, path: str) -> None:
+    """Of run.json, or of one rank's files: other ranks may have been written by another tensortap."""
     if version < OLDEST:
         raise RunUnreadable(
             f"{path} is of format {version}, of a tensortap that summarised otherwise: record the run again"
@@ -200,7 +210,6 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
             f"{path} is of format {version}; this tensortap reads up to format {FORMAT}. "
             "Upgrade it: pip install --upgrade tensortap"
         )
-    return info
 
 
 def coverage_from(row: Any) -> Coverage:

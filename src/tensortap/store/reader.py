@@ -24,6 +24,7 @@ from tensortap.store.format import (
     RANK_NAME,
     RUN_JSON,
     check_run_info,
+    check_version,
     coverage_from,
     rank_name,
 )
@@ -77,7 +78,7 @@ class Run:
         self._spans = Spans(path)
         self._indexes: dict[int, Index] = {}
         self._keys: dict[tuple[int, int], dict[Key, int]] = {}
-        self._status = {rank: _json_or_none(self._folder(rank) / RANK_JSON) for rank in ranks}
+        self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in ranks}
         self._coverage = {rank: _json_or_none(self._folder(rank) / COVERAGE_JSON) for rank in ranks}
 
     @property
@@ -305,6 +306,13 @@ def _looks_like(folder: Path) -> str:
 def _few(values: Collection[Any]) -> str:
     shown = ", ".join(str(value) for value in list(values)[:8])
     return shown + (f", … ({len(values)} in all)" if len(values) > 8 else "")
+
+
+def _rank_status(path: Path) -> dict[str, Any] | None:
+    status = _json_or_none(path)
+    if isinstance(version := _field(status, "version"), int):
+        check_version(version, str(path))
+    return status
 
 
 def _json_or_none(path: Path) -> dict[str, Any] | None:

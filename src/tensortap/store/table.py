@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tensortap.errors import RunUnreadable
 from tensortap.records import Key, Record
-from tensortap.store.format import END_OF_STREAM, SCHEMA, decode
+from tensortap.store.format import END_OF_STREAM, SCHEMA, check_version, decode
 
 __all__ = ["Index"]
 
@@ -83,6 +83,7 @@ class Index:
         end = 0
         try:
             stream = pa.ipc.open_stream(source)
+            _check_version(stream.schema, path)
             if not stream.schema.equals(SCHEMA):
                 raise RunUnreadable(f"{path} is damaged: it has not the columns of an index.")
             end = source.tell()
@@ -99,6 +100,15 @@ class Index:
             pass  # the rest is no whole batch
         self.lost = size - end
         return pa.Table.from_batches(batches, SCHEMA)
+
+
+def _check_version(schema: Any, path: Path) -> None:
+    """Before its columns are looked at: those of a newer one may be others."""
+    try:
+        version = int((schema.metadata or {})[b"version"])
+    except (KeyError, ValueError):
+        return  # if it is no index at all, its columns tell
+    check_version(version, str(path))
 
 
 def _taken(table: Any, places: npt.NDArray[np.int64]) -> Any:
