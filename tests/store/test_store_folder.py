@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 from storing import write
@@ -137,15 +140,51 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreWriteError, match="file"):
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(RunExists, match=f"{name} is a file, or a link to nothing"):
+            RunWriter(tmp_path / name, info={})
+    with pytest.raises(StoreWriteError, match="file/a cannot be made: Not a directory; a part of the path is a file"):
         RunWriter(tmp_path / "file" / "a", info={})
+    with pytest.raises(StoreWriteError, match="xxx cannot be made: File name too long; choose another path"):
+        RunWriter(tmp_path / ("x" * 300), info={})
 
     def refuse(path, *args, **kwargs):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    with pytest.raises(StoreWriteError, match="check that you may write there"):
+    with pytest.raises(StoreWriteError, match="b cannot be made: Permission denied; check that you may write there"):
         RunWriter(tmp_path / "b", info={})
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can make others")
+@pytest.mark.parametrize("path", ["/proc/tensortap", "/proc/tensortap/a"])
+def test_nobody_has_removed_a_folder_that_never_was(path):
+    with pytest.raises(StoreWriteError) as caught:
+        RunWriter(path, info={})
+    assert str(caught.value) == f"the folder {path} cannot be made: No such file or directory; choose another path."
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("file", ["run.json", "rank.json", "index.arrows"])
+def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch, file, number):
+    """Root may write anywhere: hence as if."""
+
+    def refused(real):
+        def call(path, *args, **kwargs):
+            if file in str(path):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *args, **kwargs)
+
+        return call
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(Path, "write_text", refused(Path.write_text))
+    monkeypatch.setattr("tensortap.store.index.os.open", refused(os.open))
+    with pytest.raises(StoreWriteError, match=rf"could not write {tmp_path}/a.*: {os.strerror(number)}; ") as caught:
+        RunWriter(tmp_path / "a", info={})
+    assert str(caught.value).endswith("choose another path.") and ".tmp" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,21 @@ from tensortap.store.format import (
     TEMPORARY_NAME,
     rank_name,
 )
+from tensortap.store.state import folder_error
 
 __all__ = ["claim", "read_json", "write_json"]
 
 
 def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite: bool) -> Path:
     """Make `path` a run, or join the one that another rank has begun. Returns the rank's own folder."""
-    if path.exists() and not path.is_dir():
-        raise RunExists(f"{path} is a file, not a folder: choose another path for the run.")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise RunExists(
+            f"{error.filename} is a file, or a link to nothing: choose another path for the run."
+        ) from error
+    except OSError as error:
+        raise folder_error(error, path) from error
     there = (path / RUN_JSON).exists()  # asked before it is read: another rank may write it in between
     found = _run_info(path)
     if found is None and not _is_ours(path):
@@ -64,6 +70,8 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
         own.mkdir(exist_ok=overwrite)
     except FileExistsError as error:  # the same rank, started twice
         raise RunExists(f"{own} exists already: each rank of a run is written once.") from error
+    except OSError as error:
+        raise folder_error(error, own) from error
     return own
 
 

@@ -63,7 +63,7 @@ class IndexWriter:
         except OSError as error:
             if self._fd >= 0:
                 os.close(self._fd)
-            raise write_error(error, path) from error
+            raise write_error(error, path, begun=False) from error
 
     def append(self, record: Record) -> None:
         state = self._state

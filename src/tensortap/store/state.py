@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tensortap.errors import StoreWriteError
 
-__all__ = ["State", "write_error"]
+__all__ = ["State", "folder_error", "write_error"]
 
 _ADVICE = {
     errno.ENOSPC: "free some space, keep fewer tensors, or write to another disk",
@@ -25,18 +25,38 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
     errno.EIO: "the disk reports a fault: check it, or write to another disk",
 }
+_ADVICE_ON_FOLDERS = _ADVICE | {
+    errno.ENOENT: "choose another path",
+    errno.ENOTDIR: "a part of the path is a file: choose another one",
+}
 
 
-def write_error(error: BaseException, path: object) -> StoreWriteError:
+def write_error(error: BaseException, path: object, begun: bool = True) -> StoreWriteError:
     """The one error that users see when the disk does not do as asked: which file, why, and what to do."""
-    number = error.errno if isinstance(error, OSError) else None
+    advice = _ADVICE.get(_number(error) or 0, "see the cause above")
+    rest = " What was flushed before stays readable." if begun else ""
+    return _told(f"could not write {path}: {_why(error)}; {advice}.{rest}", error)
+
+
+def folder_error(error: OSError, path: object) -> StoreWriteError:
+    """The same for a folder that cannot be made. If something is missing then, nobody has removed it."""
+    advice = _ADVICE_ON_FOLDERS.get(error.errno or 0, "choose another path")
+    return _told(f"the folder {path} cannot be made: {_why(error)}; {advice}.", error)
+
+
+def _number(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
+
+
+def _why(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        why = error.strerror
-    else:
-        why = f"{type(error).__name__}: {error}"
-    advice = _ADVICE.get(number or 0, "see the cause above")
-    result = StoreWriteError(f"could not write {path}: {why}; {advice}. What was flushed before stays readable.")
-    result.errno = number  # not filename or strerror: with those, str() forgets the message
+        return error.strerror
+    return f"{type(error).__name__}: {error}"
+
+
+def _told(message: str, error: BaseException) -> StoreWriteError:
+    result = StoreWriteError(message)
+    result.errno = _number(error)  # not filename or strerror: with those, str() forgets the message
     result.__cause__ = error
     return result
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import dtypes
-from tensortap.errors import UsageError
+from tensortap.errors import TensortapError, UsageError
 from tensortap.machine import cores, memory, neighbours
 from tensortap.records import Coverage, Location, Record
 from tensortap.sending import Incoming, Pinning
@@ -88,10 +88,10 @@ class RunWriter:
         try:
             self._folder = claim(self.path, rank, world, {**own, **info}, overwrite)
             self._write_status("running", "")
-        except FileExistsError:
+        except TensortapError:
             raise
         except OSError as error:
-            raise write_error(error, error.filename or self.path) from error
+            raise write_error(error, self.path, begun=False) from error
         self._numbers: dict[int, int] = {}
         self._numbers_lock = threading.Lock()
         past = can_go_past(self._folder)
