@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,73 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
     assert [(key.step, key.module) for key in once if key not in together] == [(3, "parts.2")]
     assert all(once[key] == digest for key, digest in together.items())
     assert len(tap.notices) == 1 and "parts.2: output 0 was changed in place" in tap.notices[0]
+
+
+@pytest.mark.parametrize("fails", ["end_step", "collect", "close"])
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_what_was_noticed_is_told_though_the_device_fails_at_the_end(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, fails: str, on_error: str
+) -> None:
+    now = [0]
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(0.5) if now[0] == 3 and number == 2 else x
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    new_gpu()
+    model = Blocks(6, change)
+    tap = tt.capture(model, tmp_path / "run", kinds="output", classes="Linear", on_error=on_error)
+    for now[0] in range(4):
+        train(model, now[0], tap)
+        if now[0] < 3:
+            tap.step()
+            tap.flush()
+    monkeypatch.setattr(FakeWorkshop, fails, fail)
+    with (
+        pytest.raises(tt.TensortapError, match="the device is lost")
+        if on_error == "raise"
+        else pytest.warns(RuntimeWarning, match="the device is lost")
+    ):
+        tap.close()
+    run = tt.open(tmp_path / "run")
+    assert not run.finished and {r.key.step for r in run} >= {0, 1, 2}
+    failed, told = run.notices
+    assert "it failed: " in failed and "the device is lost" in failed
+    assert "parts.2: output 0 was changed in place" in told
+
+
+def test_what_was_found_before_the_device_failed_is_waited_for(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of the last whole step are still on their way when the device fails."""
+    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    failed = threading.Event()
+    collect = FakeWorkshop.collect
+
+    def late(self: Any, tickets: Any) -> Any:
+        failed.wait()
+        return collect(self, tickets)
+
+    def fail(*_: Any) -> None:
+        failed.set()
+        raise RuntimeError("the device is lost")
+
+    now, last = [0], 6  # in which the first place is tried again
+    new_gpu()
+    model = Blocks(2, lambda number, x: unseen(2)(number, x) if now[0] == last else x)
+    tap = tt.capture(model, tmp_path / "run", kinds="output", classes="Linear")
+    for now[0] in range(last + 1):
+        tap.flush()
+        train(model, now[0], tap)
+        if now[0] == last:
+            monkeypatch.setattr(FakeWorkshop, "collect", late)
+        tap.step()
+    monkeypatch.setattr(FakeWorkshop, "end_step", fail)
+    with pytest.raises(tt.TensortapError, match="the device is lost"):
+        tap.close()
+    assert any("parts.0: output 0 was changed without" in notice for notice in tt.open(tmp_path / "run").notices)
 
 
 def test_a_tap_that_has_stopped_holds_no_tensor(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

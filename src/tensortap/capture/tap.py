@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +88,23 @@ class RunSink:
         if self._closed:
             return
         self._closed = True
+        failures: list[Exception] = []  # a device that has failed gives nothing back; what came before it is kept
         try:
-            try:
-                self._recorder.send()
-                self.writer.flush()
-            finally:  # before the writer lets go of memory that a device may still be writing into
-                self._recorder.close()
-            self._say_unseen(book)
-        except Exception as error:  # a device that has failed gives nothing back; what came before it is kept
-            self.writer.close("failed", reason or f"{type(error).__name__}: {error}")
-            raise
+            failures += _failure(self._recorder.send)
+            failures += _failure(self.writer.flush)
+        finally:  # before the writer lets go of memory that a device may still be writing into
+            failures += _failure(self._recorder.close)
+        failures += _failure(partial(self._tell, status, book))
+        if failures:
+            status, reason = "failed", reason or f"{type(failures[0]).__name__}: {failures[0]}"
+        failures += _failure(partial(self.writer.close, status, reason))
+        if failures:
+            raise failures[0]
+
+    def _tell(self, status: str, book: CoverageBook) -> None:
+        self._say_unseen(book)
         if status == "finished" or book.changed:
             self.writer.coverage(book.rows(), book.notices)
-        self.writer.close(status, reason)
 
     def _say_unseen(self, book: CoverageBook) -> None:
         while self._recorder.changed_unseen:  # one by one: the index's thread may be adding to it
@@ -165,6 +171,15 @@ class Tap(Observer):
         """What the tap has cost and written so far."""
         written = self._run.writer.stats() if self._run is not None else {}
         return {"steps": self._clock.step, "seconds_in_hooks": self._seconds} | written
+
+
+def _failure(task: Callable[[], None]) -> list[Exception]:
+    """What it has raised: one, or none."""
+    try:
+        task()
+    except Exception as error:
+        return [error]
+    return []
 
 
 def _on_device(framework: Framework, tree: Tree) -> bool:
