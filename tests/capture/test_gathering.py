@@ -1,12 +1,11 @@
 """Tensors that are read together, a little after they were seen: only where that makes no difference.
 
-A CPU stands in for the device: its workshop puts off what it may, and reads it when a few have come together.
+A CPU stands in for the device, which reads what was put off when a few have come together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,88 +14,19 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from support import zoo
+from support import fake_gpu, zoo
+from support.fake_gpu import FakeWorkshop
 from support.tapping import ALL_KINDS, everything
 from tensortap.capture import steadiness
-from tensortap.frameworks.base import Collected, Patience, Trial
-from tensortap.frameworks.torch import Torch
-from tensortap.frameworks.torch_ops import OpsTicket, OpsWorkshop
 
-
-class Patient(OpsWorkshop):
-    """Reads what was put off four tensors later at most, together with what came meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: list[Waiting] = []
-        self._trials: list[Waiting] = []
-        self._missed: set[tuple[Any, int]] = set()
-        self._came = 0
-        self.waited = self.tried = 0
-
-    def submit(
-        self,
-        tensor: torch.Tensor,
-        known: OpsTicket | None = None,
-        later: Patience | None = None,
-        flat: bool | None = None,
-    ) -> OpsTicket:
-        self._came += 1
-        ticket = super().submit(tensor, known)
-        if later is not None:
-            self.waited += 1
-            self._waiting.append(Waiting(tensor.detach(), tensor._version, ticket.number, self._came, later))
-        if any(self._came - one.came >= min(4, one.patience.proven) for one in self._waiting):
-            self._read_waiting()
-        self._read_trials([one for one in self._trials if self._came - one.came >= min(4, one.patience.proven)])
-        return ticket
-
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        self.tried += 1
-        self._trials.append(Waiting(tensor.detach(), tensor._version, -1, self._came, trial))
-
-    def _read_waiting(self) -> None:
-        for one in self._waiting:
-            if one.tensor._version == one.version:
-                self._step.rows[one.number] = OpsWorkshop.submit(OpsWorkshop(), one.tensor).step.rows[0]
-            else:
-                self._missed.add((self._step, one.number))
-                one.patience.lost()
-        self._waiting.clear()
-
-    def _read_trials(self, trials: list[Waiting]) -> None:
-        for one in trials:
-            ticket = super().submit(one.tensor) if one.tensor._version == one.version else None
-            one.patience.waited(self._came - one.came, ticket)
-        self._trials = [one for one in self._trials if one not in trials]
-
-    def settle(self) -> None:
-        self._read_waiting()
-        self._read_trials(list(self._trials))
-
-    def end_step(self) -> None:
-        self._read_waiting()
-        super().end_step()
-
-    def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
-        missed = {place for place, ticket in enumerate(tickets) if (ticket.step, ticket.number) in self._missed}
-        return super().collect(tickets)._replace(missed=missed)
-
-
-@dataclass(eq=False)
-class Waiting:
-    tensor: torch.Tensor
-    version: int
-    number: int
-    came: int
-    patience: Any
+OUTPUT_BYTES = 4 * 8 * 4
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> Patient:
-    workshop = Patient()
-    monkeypatch.setattr(Torch, "workshop", lambda self, tensor: workshop)
-    return workshop
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorkshop]:
+    """What is put off is read when four more of a chain's outputs have come, at the latest."""
+    with fake_gpu.window(monkeypatch, 4 * OUTPUT_BYTES):
+        yield fake_gpu.install(monkeypatch)()
 
 
 class Chain(nn.Module):
@@ -135,7 +65,7 @@ def plainly(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_the_run_is_the_same(tmp_path: Path, patient: Patient) -> None:
+def test_the_run_is_the_same(tmp_path: Path, patient: FakeWorkshop) -> None:
     for name, gather in (("once", False), ("later", True)):
         torch.manual_seed(3)
         model = zoo.Residual()
@@ -154,7 +84,7 @@ def test_the_run_is_the_same(tmp_path: Path, patient: Patient) -> None:
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("kinds", ["output", ("input", "output", "grad_output", "param_grad")])
 def test_what_is_changed_in_every_step_is_never_put_off(
-    tmp_path: Path, patient: Patient, changed: set[int], counted: bool, kinds: Any
+    tmp_path: Path, patient: FakeWorkshop, changed: set[int], counted: bool, kinds: Any
 ) -> None:
     def double(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if number in changed and counted:
@@ -171,7 +101,7 @@ def test_what_is_changed_in_every_step_is_never_put_off(
 
 
 def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
-    tmp_path: Path, patient: Patient
+    tmp_path: Path, patient: FakeWorkshop
 ) -> None:
     earlier: list[torch.Tensor] = []
 
@@ -188,7 +118,7 @@ def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
     assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
 
 
-def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: Patient) -> None:
+def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: FakeWorkshop) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2) if number == 2 and step >= 2 else x
 
@@ -206,7 +136,7 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
 
 
 def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
-    tmp_path: Path, patient: Patient, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
 
@@ -225,7 +155,7 @@ def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
 
 
 def test_places_are_tried_again_by_the_steps_that_are_recorded(
-    tmp_path: Path, patient: Patient, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
     record(tmp_path / "run", plainly, 4 * 12, kinds="output", steps=range(0, 48, 4))
@@ -233,20 +163,20 @@ def test_places_are_tried_again_by_the_steps_that_are_recorded(
     tt.open(tmp_path / "run")
 
 
-def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: Patient) -> None:
+def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: FakeWorkshop) -> None:
     torch.manual_seed(0)
     model = Chain(lambda number, x: x)
     with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
         for _ in range(4):
             loss = model(torch.randn(4, 8)).sum()
-            assert not patient._waiting and not patient._trials
+            assert patient.waiting() == 0
             loss.backward()
             tap.step()
             tap.flush()
     assert patient.waited
 
 
-def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: Patient) -> None:
+def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: FakeWorkshop) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if step == 4:
             raise ZeroDivisionError
@@ -257,7 +187,7 @@ def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, p
     assert any("parts.2" in notice for notice in tt.open(tmp_path / "run").notices)
 
 
-def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: Patient) -> None:
+def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: FakeWorkshop) -> None:
     record(tmp_path / "whole", plainly, 3, keep="tensors")
     with torch.no_grad():
         model = Chain(lambda number, x: x)

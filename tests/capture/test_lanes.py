@@ -18,7 +18,6 @@ from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
 from tensortap.capture import steadiness
 from tensortap.frameworks import torch_lane
-from tensortap.frameworks.torch_ops import OpsWorkshop
 
 Step = Callable[[nn.Module, int, Any], None]
 
@@ -453,9 +452,7 @@ def test_any_program_that_does_the_same_in_every_step(
 
 
 @pytest.mark.parametrize("change", [nothing, counted(1), unseen(1)])
-def test_a_tensor_that_waits_and_is_then_kept_whole(
-    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, change: Any
-) -> None:
+def test_a_tensor_that_waits_and_is_then_kept_whole(tmp_path: Path, new_gpu: Any, change: Any) -> None:
     """It is met again as the next module's input, whose tensors are kept, and changed only after that."""
 
     class Pairs(nn.Module):
@@ -471,7 +468,6 @@ def test_a_tensor_that_waits_and_is_then_kept_whole(
                 change(0, y.detach())
             return x
 
-    monkeypatch.setattr(FakeWorkshop, "parts", OpsWorkshop.parts)
     keep = {"second.*": "tensors", "*": "summary"}
     alike(tmp_path, new_gpu, Pairs, no_backward, least=0, kinds=("input", "output"), classes="Linear", keep=keep)
     for gather in (False, True):

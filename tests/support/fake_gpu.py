@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from tensortap.frameworks import torch_lane, torch_results
+from tensortap.frameworks.base import Patience, Trial
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
+from tensortap.frameworks.torch_ops import OpsWorkshop
+from tensortap.frameworks.torch_results import CudaTicket
 from tensortap.kernels import summarize
 from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Turns
 from tensortap.kernels.reference import BUCKETS, digest_weights
+from tensortap.sending import Incoming
 
 ITEMS = {"float32": 4, "float64": 8}
 
@@ -107,6 +111,25 @@ class FakeWorkshop(CudaWorkshop):
     def __init__(self, gpu: Any = None) -> None:
         super().__init__()
         self.gpu = gpu or FakeGpu()
+        self.waited = self.tried = 0
+        """How many tensors were put off, and read at once and again."""
+
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        known: CudaTicket | None = None,
+        later: Patience | None = None,
+        flat: bool | None = None,
+    ) -> CudaTicket:
+        self.waited += later is not None
+        return super().submit(tensor, known, later, flat)
+
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+        self.tried += 1
+        super().submit_again(tensor, trial)
+
+    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
+        return OpsWorkshop().parts(tensor)
 
     def _open_lane(self, index: int, stream: int) -> Lane:
         weights = torch.from_numpy(digest_weights().view(np.int32))
