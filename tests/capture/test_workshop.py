@@ -202,6 +202,55 @@ def test_a_token_is_that_of_one_tensor_while_its_memory_is_watched(monkeypatch: 
     assert len(watch) == 0
 
 
+class Marked(torch.Tensor):
+    """A tensor of a class of its own, as libraries have them."""
+
+
+def test_a_tensor_of_another_class_has_the_token_of_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_gpu.install(monkeypatch)()
+    base = torch.ones(4, 8)
+    parts = base, base.view(2, 16), base[:2], base[:, ::2], base.t(), base[0, 1:]
+    plain = [gpu.described(part)[:3] for part in parts]
+    marked = [gpu.described(part.as_subclass(Marked)) for part in parts]
+    assert [found[:3] for found in marked] == plain and len(set(plain)) == len(parts)
+    assert not any(found[3] for found in marked), "it may work otherwise: it is not read as it lies"
+    base.add_(1)
+    assert gpu.described(base.as_subclass(Marked))[0] == gpu.described(base)[0] != plain[0][0]
+    with torch.inference_mode():
+        assert gpu.described(torch.ones(4, 8).as_subclass(Marked)) == (None, "float32", (4, 8), False)
+
+
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize("change", [True, False])
+def test_a_tensor_that_is_met_under_another_class_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: bool, change: bool
+) -> None:
+    fake_gpu.install(monkeypatch)()
+
+    class Marking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            marked = x.as_subclass(Marked)
+            if change:
+                x.data.mul_(2)
+            return self.second(marked)
+
+    model = Marking()
+    with tt.capture(model, tmp_path / "run", kinds=("input", "output"), classes="Linear", gather=gather) as tap:
+        for _ in range(4):
+            model(torch.randn(4, 8, requires_grad=True))
+            tap.step()
+            tap.flush()
+    found = {(r.key.step, r.key.module, r.key.kind): r for r in tt.open(tmp_path / "run")}
+    for step in range(4):
+        pair = found[step, "first", "output"], found[step, "second", "input"]
+        assert (pair[0].tensor == pair[1].tensor) == (pair[0].summary.digest == pair[1].summary.digest) == (not change)
+
+
 def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, there: OpsWorkshop) -> None:
     def submit(*_: Any) -> Any:
         raise RuntimeError("out of memory")

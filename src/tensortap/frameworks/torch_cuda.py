@@ -18,7 +18,7 @@ from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_shared_out
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
@@ -44,15 +44,17 @@ class CudaWorkshop:
         self._error: Exception | None = None
 
     def described(self, tensor: torch.Tensor) -> Described:
-        if not _lies_flat(tensor):
+        plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
+        if not ((plain or not is_shared_out(tensor)) and _is_flat(tensor)):
             return described(tensor)
-        dtype, shape = tensor.dtype, tuple(tensor.shape)  # asked of every tensor of a step: as little as will do
+        dtype, shape = tensor.dtype, tuple(tensor.shape)
         try:
+            # One of another class may be met as a plain one, too, and has the same token then.
             # It begins with another type than other tokens do, and is never equal to one of them.
             token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *shape
         except RuntimeError:  # an inference tensor has no version
-            return None, NAMES[dtype], shape, True
-        return token, NAMES[dtype], shape, True
+            return None, NAMES[dtype], shape, plain
+        return token, NAMES[dtype], shape, plain
 
     def submit(
         self,
@@ -193,10 +195,13 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
 
 
 def _lies_flat(tensor: torch.Tensor) -> bool:
-    """Whether its elements are those of its own memory, one after the other."""
+    """Whether it is nothing peculiar, and its elements are those of its own memory, one after the other."""
+    return type(tensor) in PLAIN and _is_flat(tensor)
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
     return (
-        type(tensor) in PLAIN
-        and tensor.layout is torch.strided
+        tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.data_ptr() % 16
         and not tensor.is_neg()
