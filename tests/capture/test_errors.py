@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error: int | None = None
+        self.failed = threading.Event()
         for name in ("write", "pwrite", "pwritev", "writev"):
             if hasattr(os, name):
                 monkeypatch.setattr(os, name, self._before(getattr(os, name)))
@@ -30,6 +32,7 @@ class Disk:
     def _before(self, true: Any) -> Any:
         def call(fd: int, *args: Any) -> Any:
             if self.error is not None and "rank_0" in os.readlink(f"/proc/self/fd/{fd}"):
+                self.failed.set()
                 raise OSError(self.error, os.strerror(self.error))
             return true(fd, *args)
 
@@ -61,6 +64,7 @@ def test_raise_is_one_error_at_the_end_of_a_step(run_path: Path, monkeypatch: py
         try:
             train(model, tap, disk, 2, code)
         finally:
+            assert disk.failed.wait(60)  # writers may still have to come to it
             disk.error = None
     message = str(caught.value)
     assert os.strerror(code) in message and "\n" not in message and str(run_path) in message
