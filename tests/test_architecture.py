@@ -13,10 +13,11 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "details", "placements", "dtypes", "machine", "sending"}
+COMMON = {"errors", "records", "arguments", "details", "placements", "dtypes", "machine", "sending"}
 ROOMS = {
     "errors": set(),
-    "records": {"details", "placements"},
+    "arguments": set(),
+    "records": {"arguments", "details", "placements"},
     "details": {"records"},
     "placements": set(),
     "dtypes": set(),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from tensortap.arguments import OtherArgument
     from tensortap.details import Detail
     from tensortap.placements import Placements
 
@@ -226,6 +227,8 @@ class Finding:
     """What was allowed of a single row."""
     counterpart: str | None = None
     """What the candidate calls the module to look at, if it has another name there."""
+    arguments: tuple[OtherArgument, ...] = ()
+    """The plain arguments in which its call differs."""
 
     @property
     def module(self) -> str:

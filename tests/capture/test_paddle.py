@@ -245,3 +245,44 @@ def test_a_deep_copy_is_silent_and_exceptions_leave_no_hook(run_path: Path) -> N
         assert all(row.calls == 0 for row in tap.coverage)
         raise ZeroDivisionError
     assert hooks_on(model) == 0
+
+
+# --- plain arguments -----------------------------------------------------------------------------------------------
+class Takes(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.fc(x)
+
+
+class Gives(nn.Layer):
+    def __init__(self, recomputed: bool = False) -> None:
+        super().__init__()
+        self.first, self.part, self.recomputed = nn.Linear(4, 4), Takes(), recomputed
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        if self.recomputed:
+            return recompute(self.part, x, scale=0.5)
+        kinds = {"dtype": paddle.bfloat16, "place": paddle.CPUPlace(), "shape": paddle.ones([2, 3]).shape}
+        x = self.part(x, None, True, causal=False, scale=float("nan"), **kinds)
+        return self.part(x, (x, 3), cut=slice(1))
+
+
+def test_plain_arguments_are_kept_by_the_same_paths(run_path: Path) -> None:
+    run, _ = tapped(Gives(), run_path)
+    first, second = [run.arguments(record) for record in run.records(module="part", kind="output")]
+    shape = first.pop("shape")
+    assert [*shape] == [2, 3]
+    assert repr(first) == "{'1': None, '2': True, 'causal': False, 'scale': nan, 'dtype': bfloat16, 'place': cpu}"
+    assert (first["dtype"].kind, first["place"].kind) == ("dtype", "device")
+    assert repr(second) == "{'1.1': 3, 'cut': a slice object}"
+
+
+def test_plain_arguments_of_a_recomputed_call_are_kept_once(run_path: Path) -> None:
+    run, _ = tapped(Gives(recomputed=True), run_path)
+    assert len((run_path / "rank_0" / "calls.jsonl").read_text().splitlines()) == 1
+    found = {str(run.arguments(r)) for r in run.records(module="part", kind="grad_output")}
+    assert found == {"{'1': 0.5}"}, "recompute itself makes positions of keywords"

@@ -178,6 +178,7 @@ def test_hostile_names_stay_inside_the_index(run_path: Path) -> None:
     assert modules_of(run) == {"", *(n.replace(".", "_") for n in names)}
     assert {p.name.split("_")[0] for p in (run_path / "rank_0").iterdir()} <= {
         "index.arrows",
+        "calls.jsonl",
         "rank.json",
         "coverage.json",
         "step",

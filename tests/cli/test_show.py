@@ -261,3 +261,56 @@ def test_a_real_model_is_shown(capsys: Capsys, tmp_path: Path) -> None:
     assert said.code == 0
     assert "Sequential, 3 modules" in said.out
     assert "torch" in said.out
+
+
+# --- plain arguments -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def called(tmp_path: Path) -> Path:
+    with RunWriter(tmp_path / "called", info={"framework": "torch"}, calls=True) as writer:
+        writer.called(0, 0, "layers.0", 0, {"is_causal": True, "past": {"object": "Cache"}})
+        writer.called(1, 0, "layers.0", 0, {"is_causal": False, "text": "a\n\x1b[2J"})
+        writer.called(0, 0, "layers.1", 0, {"1": {"float": "nan"}})
+        for seq, (step, module) in enumerate([(0, "layers.0"), (0, "layers.1"), (1, "layers.0"), (1, "layers.2")]):
+            writer.append(record(seq, module, step, "output"))
+    return tmp_path / "called"
+
+
+def test_what_modules_were_called_with(capsys: Capsys, called: Path) -> None:
+    said = call(capsys, "show", called)
+    assert said.out.rstrip().endswith(
+        "called with\n"
+        "layers.0: is_causal=True, past=a Cache object\n"
+        "layers.1: 1=nan\n"
+        "layers.0: is_causal=False, text='a\\n\\x1b[2J'"
+    )
+    assert "is_causal=False" not in call(capsys, "show", called, "--step", "0").out
+    assert "called with" not in call(capsys, "show", called, "--module", "layers.2").out
+
+
+def test_plain_arguments_of_each_record_in_json(capsys: Capsys, called: Path, run: Path) -> None:
+    assert [each["arguments"] for each in records(capsys, called)] == [
+        {"is_causal": True, "past": {"object": "Cache"}},
+        {"1": {"float": "nan"}},
+        {"is_causal": False, "text": "a\n\x1b[2J"},
+        {},
+    ]
+    assert {each["arguments"] for each in records(capsys, run)} == {None}, "a run of an older version"
+    assert "called with" not in call(capsys, "show", run).out
+
+
+def test_the_page_of_a_run_tells_what_each_module_was_first_called_with(capsys: Capsys, called: Path) -> None:
+    out = called.with_name("page.html")
+    assert call(capsys, "report", called, "-o", out, "-q").code == 0
+    page = out.read_text(encoding="utf-8")
+    assert "is_causal=True, past=a Cache object; changed 1 time" in page
+    assert "<code>1=nan</code>" in page
+
+
+def test_many_calls_are_cut(capsys: Capsys, tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "many", info={}, calls=True) as writer:
+        for seq in range(30):
+            writer.called(0, 0, f"m{seq}", 0, {"n": seq})
+            writer.append(record(seq, f"m{seq}", 0, "output"))
+    said = call(capsys, "show", tmp_path / "many", "--limit", "0")
+    assert "m11: n=11" in said.out
+    assert said.out.rstrip().endswith("and 18 more: --module chooses")

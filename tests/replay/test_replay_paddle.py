@@ -50,12 +50,36 @@ def run(run_path: Path) -> Any:
 
 @pytest.mark.parametrize("module", ["stem", "block.norm", "block.act", "block"])
 def test_layers_come_out_as_they_did(run: Any, module: str) -> None:
-    given = {"scale": 0.5} if module == "block" else {}
-    result = tt.replay(run, module, Net(), arguments=given)
+    result = tt.replay(run, module, Net())
     assert result.verdict == "match", str(result)
     assert not result.unmatched
     kinds = {row["kind"] for row in result.rows}
     assert {"input", "output", "grad_output"} <= kinds
+
+
+def test_plain_arguments_come_back(run_path: Path) -> None:
+    class Casts(nn.Layer):
+        def forward(self, x: Any, dtype: Any, place: Any = None, scale: float = 1.0) -> Any:
+            assert place == paddle.CPUPlace()
+            return x.astype(dtype).astype(x.dtype) * scale
+
+    class Whole(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.casts = nn.Linear(4, 4), Casts()
+
+        def forward(self, x: Any) -> Any:
+            return self.casts(self.stem(x), paddle.float16, place=paddle.CPUPlace(), scale=0.5)
+
+    with tt.capture(Whole(), run_path, keep="tensors") as tap:
+        tap._tree.sites[0].owner(paddle.ones([2, 4])).sum().backward()
+        tap.step()
+    result = tt.replay(run_path, "casts", Whole())
+    assert result.verdict == "match"
+    result = tt.replay(run_path, "casts", Whole(), arguments={"dtype": "float32", "scale": 1.0})
+    assert "1=float16 in the reference and float32 in the candidate, scale=0.5 and 1.0" in str(result)
+    with pytest.raises(UsageError, match="paddle has no dtype float3"):
+        tt.replay(run_path, "casts", Whole(), arguments={"dtype": "float3"})
 
 
 def test_another_dtype_and_implementation(run: Any) -> None:

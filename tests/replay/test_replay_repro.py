@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import tapped
+from tensortap.arguments import Told
 from tensortap.errors import UsageError
 from tensortap.records import Comparison
 
@@ -92,7 +96,7 @@ def run(file: Path, run_path: Path) -> Path:
 
 
 def test_a_module_of_ones_own(run: Path, file: Path, tmp_path: Path) -> None:
-    result = tt.replay(run, "mixer", f"{file}:build", arguments={"scale": 0.5}, repro=tmp_path / "bug")
+    result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
     assert result.verdict == "match"
     assert {path.name for path in (tmp_path / "bug").iterdir()} >= {"model.py", "repro.py", "tensors.safetensors"}
     printed = run_script(tmp_path / "bug")
@@ -102,9 +106,7 @@ def test_a_module_of_ones_own(run: Path, file: Path, tmp_path: Path) -> None:
 
 
 def test_in_another_dtype_the_script_prints_what_the_comparison_found(run: Path, file: Path, tmp_path: Path) -> None:
-    result = tt.replay(
-        run, "mixer", f"{file}:build", arguments={"scale": 0.5}, dtype="bfloat16", repro=tmp_path / "bug"
-    )
+    result = tt.replay(run, "mixer", f"{file}:build", dtype="bfloat16", repro=tmp_path / "bug")
     printed, found = run_script(tmp_path / "bug"), errors(result, "mixer")
     assert set(printed) == set(found)
     assert max(printed.values()) > 1e-4
@@ -164,14 +166,41 @@ def test_an_implementation_that_returns_something_else(run: Path, file: Path, tm
     assert 'show("output y", None, ' in (tmp_path / "bug" / "repro.py").read_text()
 
 
+def test_plain_arguments_are_written_as_code() -> None:
+    from tensortap.replay.arguments import arranged
+
+    def forward(x: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    values = {"1": [1, (2.5,)], "2": {"k": None}, "nan": math.nan, "inf": [-math.inf], "numpy": np.float32(0.5)}
+    told = {"dtype": Told("dtype", "float16"), "device": [Told("device", "cuda:0")], "text": "a\n'\"\udc80"}
+    written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t")
+    args, kwargs = eval(f"(lambda *args, **kwargs: (args, kwargs))({written})", {"torch": torch, "t": 0})
+    assert args == (0, [1, (2.5,)], {"k": None})
+    assert math.isnan(kwargs.pop("nan"))
+    assert kwargs == {
+        "inf": [-math.inf],
+        "numpy": 0.5,
+        "dtype": torch.float16,
+        "device": [torch.device("cuda:0")],
+        "text": told["text"],
+    }
+
+
 def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path) -> None:
     from tensortap.replay.arguments import arranged
 
     def forward(**anything: Any) -> None: ...
 
     evil = 'a=print("hello"), b'
-    written = arranged([evil], forward, {}, "x").written(lambda path: "t")
-    assert eval(f"dict({written})", {"t": 1}) == {evil: 1}
+    kept = {"k": evil, "dtype": Told("dtype", evil), "device": Told("device", evil), "other": Told("object", evil)}
+    found = arranged([evil], kept, forward, {}, "x")
+    written = found.written(lambda path: "t")
+    assert eval(f"dict({written})", {"t": 1, "torch": SimpleNamespace(device=str)}) == {
+        evil: 1,
+        "k": evil,
+        "device": evil,
+    }
+    assert len(found.assumed) == 2, "what is no dtype's name is not written, and told"
     with tt.open(run) as opened:
         opened.info["environment"]["versions"] = {'"""\nprint("hello")\n"""': "1"}
         tt.replay(opened, "first", f"{file}:build", repro=tmp_path / "bug")
@@ -182,7 +211,7 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
 def test_what_lies_beside_the_file_and_is_not_copied_is_told(run: Path, file: Path, tmp_path: Path) -> None:
     (file.parent / "widths.py").write_text("WIDTH = 4\n")
     file.write_text("import json\nfrom widths import WIDTH\n" + MODEL)
-    result = tt.replay(run, "mixer", f"{file}:build", arguments={"scale": 0.5}, repro=tmp_path / "bug")
+    result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
     told = [note for note in result.notes if note.startswith("repro:")]
     assert len(told) == 1
     assert f"{file.name} imports widths.py, which lies beside it: copy it to" in told[0]

@@ -272,22 +272,171 @@ class Caller(nn.Module):
         return self.scaled(y, 0.5, ({"k": y + 1}, None), mask=torch.ones(4))
 
 
-def test_what_is_no_tensor_must_be_given(run_path: Path) -> None:
+def without_arguments(path: Path) -> Any:
+    """The run as an older version would have recorded it."""
+    (path / "rank_0" / "calls.jsonl").unlink()
+    return tt.open(path)
+
+
+def test_plain_arguments_are_those_of_the_run(run_path: Path) -> None:
     run, _ = tapped(Caller(), run_path)
-    with pytest.raises(UsageError, match=r"scaled needs the argument by, .* --arg by=VALUE"):
-        tt.replay(run, "scaled", Caller())
+    result = tt.replay(run, "scaled", Caller())
+    assert result.verdict == "match"
+    assert noted(result, "call 0, called with 1=0.5")
+    assert not noted(result, "did not keep")
+
+
+def test_what_is_given_comes_before_what_was_kept(run_path: Path) -> None:
+    run, _ = tapped(Caller(), run_path)
     assert tt.replay(run, "scaled", Caller(), arguments={"by": 0.5}).verdict == "match"
-    assert tt.replay(run, "scaled", Caller(), arguments={"by": 2.0}).verdict == "diverged"
+    result = tt.replay(run, "scaled", Caller(), arguments={"by": 2.0})
+    assert result.verdict == "diverged"
+    assert str(result).endswith("It was called with 1=0.5 in the reference and 2.0 in the candidate.")
     with pytest.raises(UsageError, match="scaled takes no argument bye; it takes x, by, pair, mask"):
-        tt.replay(run, "scaled", Caller(), arguments={"by": 0.5, "bye": 1})
+        tt.replay(run, "scaled", Caller(), arguments={"bye": 1})
+    for name in ("x", "pair", "mask"):
+        with pytest.raises(UsageError, match=f"argument {name} is a tensor that the run has"):
+            tt.replay(run, "scaled", Caller(), arguments={name: 1})
+
+
+def test_a_run_without_plain_arguments_must_be_told_them(run_path: Path) -> None:
+    tapped(Caller(), run_path)
+    run = without_arguments(run_path)
+    with pytest.raises(UsageError, match=r"scaled needs the argument by, which was no tensor .* --arg by=VALUE"):
+        tt.replay(run, "scaled", Caller())
+    result = tt.replay(run, "scaled", Caller(), arguments={"by": 0.5})
+    assert result.verdict == "match"
+    assert tt.replay(run, "scaled", Caller(), arguments={"by": 2.0}).verdict == "diverged"
     with pytest.raises(UsageError, match="argument x is a tensor that the run has"):
         tt.replay(run, "scaled", Caller(), arguments={"by": 0.5, "x": 1})
 
 
-def test_defaults_are_told(run_path: Path) -> None:
+def test_defaults_are_told_where_they_are_a_guess(run_path: Path) -> None:
     run, _ = tapped(zoo.Structured(), run_path)
-    assert noted(tt.replay(run, "inner", zoo.Structured()), "mode = 'plain'")
+    assert noted(tt.replay(run, "inner", zoo.Structured()), "called with mode='plain'")
+    assert not noted(tt.replay(run, "inner", zoo.Structured()), "did not keep")
+    run = without_arguments(run_path)
+    assert noted(tt.replay(run, "inner", zoo.Structured()), "did not keep; used are mode = 'plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured(), arguments={"mode": "plain"}), "mode =")
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.shift = 1.0
+
+
+class Particular(nn.Module):
+    """Looks at what it is given, and at its type."""
+
+    def forward(
+        self, x: torch.Tensor, sizes: list[int], cache: Cache | None = None, pair: Any = None, **options: Any
+    ) -> torch.Tensor:
+        assert type(sizes) is list
+        y = x * sum(sizes) + (0 if cache is None else cache.shift)
+        y = y if pair is None else y + pair[0] + (0 if pair[1] is None else pair[1].shift)
+        y = y.to(options["dtype"]).to(x.dtype) if "dtype" in options else y
+        y = y + torch.full((), options["fill"], device=options["device"]) if "device" in options else y
+        return y.nan_to_num(nan=options.get("nan", 0.0)) * options.get("odd.name", 1)
+
+
+class Particulars(nn.Module):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.first, self.inner, self.given = nn.Linear(4, 4), Particular(), (args, kwargs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        args, kwargs = self.given
+        y = self.first(x)
+        return self.inner(y, *[(y, *each[1:]) if isinstance(each, tuple) else each for each in args], **kwargs)
+
+
+WAYS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a list": (([1, 2],), {}),
+    "by name": ((), {"sizes": [3]}),
+    "dtype": (([1],), {"dtype": torch.float16}),
+    "device": (([1],), {"device": torch.device("cpu"), "fill": 2}),
+    "numbers": (([1],), {"nan": float("nan"), "odd.name": 3, "unused": {"k": (1, None)}}),
+    "beside a tensor": (([1], None, (0, None)), {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_come_back_as_they_were(way: str, run_path: Path) -> None:
+    args, kwargs = WAYS[way]
+    run, _ = tapped(Particulars(*args, **kwargs), run_path)
+    result = tt.replay(run, "inner", Particulars())
+    assert result.verdict == "match", str(result)
+    assert not noted(result, "did not keep")
+    assert not noted(result, "other plain arguments")
+
+
+def test_what_could_not_be_kept_is_told(run_path: Path) -> None:
+    run, _ = tapped(Particulars([1], Cache()), run_path)
+    result = tt.replay(run, "inner", Particulars())
+    assert result.verdict == "diverged"
+    assert noted(result, "did not keep; used are cache = None (it was a Cache object) (--arg NAME=VALUE gives another)")
+    assert tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()}).verdict == "match"
+    run, _ = tapped(Particulars([1], extra=Cache(), cache=Cache()), run_path, overwrite=True)
+    result = tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()})
+    assert result.verdict == "match"
+    assert noted(result, "used are no extra (it was a Cache object)")
+    run, _ = tapped(Particulars([1], None, (0, Cache())), run_path, overwrite=True)
+    result = tt.replay(run, "inner", Particulars())
+    assert result.verdict == "diverged"
+    assert noted(result, "used are 3.1 = None (it was a Cache object)")
+
+
+def test_an_argument_that_is_needed_and_was_not_kept(run_path: Path) -> None:
+    class Needs(nn.Module):
+        def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+            return x + cache.shift
+
+    model = Particulars(Cache())
+    model.inner = Needs()  # type: ignore[assignment]
+    run, _ = tapped(model, run_path)
+    with pytest.raises(UsageError, match="needs the argument cache, which was a Cache object and is not kept: give it"):
+        tt.replay(run, "inner", model)
+    assert tt.replay(run, "inner", model, arguments={"cache": Cache()}).verdict == "match"
+
+
+def test_another_implementation_need_not_take_them_all(run_path: Path) -> None:
+    run, _ = tapped(Particulars([2], None, unused=1), run_path)
+    result = tt.replay(run, "inner", Particulars(), implementation=lambda self, x: x * 2)
+    assert result.verdict == "match"
+    assert noted(result, "left out, because its forward does not take them: 2=None, 1=[2], unused=1")
+
+    def needy(self: Any, x: torch.Tensor, sizes: Any, cache: Any, more: int) -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(UsageError, match="needs the argument more, which the call in the run was not given"):
+        tt.replay(run, "inner", Particulars(), implementation=needy)
+
+
+def test_a_dtype_is_given_by_its_name(run_path: Path) -> None:
+    run, _ = tapped(Particulars([1], dtype=torch.float16), run_path)
+    result = tt.replay(run, "inner", Particulars(), arguments={"dtype": "float32"})
+    assert "It was called with dtype=float16 in the reference and float32 in the candidate." in str(result)
+    with pytest.raises(UsageError, match="torch has no dtype float3"):
+        tt.replay(run, "inner", Particulars(), arguments={"dtype": "float3"})
+
+
+def test_a_device_goes_along_with_the_module(run_path: Path) -> None:
+    tapped(Particulars([1], device=torch.device("cpu"), fill=1), run_path)
+    file = run_path / "rank_0" / "calls.jsonl"
+    file.write_text(file.read_text().replace('"cpu"', '"cuda:7"'))  # as if it had been recorded elsewhere
+    assert tt.replay(run_path, "inner", Particulars(), device="cpu").verdict == "match"
+
+
+def test_of_several_calls_each_has_its_own(run_path: Path) -> None:
+    class Twice(Particulars):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.inner(self.first(x), [1]), [3])
+
+    run, _ = tapped(Twice(), run_path, steps=2)
+    for step, call, sizes in ((0, 0, "[1]"), (0, 1, "[3]"), (1, 0, "[1]"), (1, 1, "[3]")):
+        result = tt.replay(run, "inner", Twice(), step=step, call=call)
+        assert result.verdict == "match"
+        assert noted(result, f"called with 1={sizes}")
 
 
 @pytest.mark.parametrize(

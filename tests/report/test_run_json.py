@@ -8,6 +8,7 @@ from typing import Any
 
 from reporting import facts, record
 
+from tensortap.arguments import Told
 from tensortap.records import Location
 from tensortap.report.run_json import text
 
@@ -34,7 +35,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     assert set(value["records"][0]) == {
         *("step", "micro", "phase", "module", "call", "kind", "path"),
         *("rank", "seq", "class", "dtype", "shape", "tensor", "elements", "nan", "posinf", "neginf", "zeros"),
-        *("min", "max", "mean", "std", "l1", "l2", "digest", "location"),
+        *("min", "max", "mean", "std", "l1", "l2", "digest", "location", "arguments"),
     }
 
 
@@ -52,6 +53,15 @@ def test_numbers_that_json_lacks_are_null() -> None:
     value = strict("".join(text(facts(info={"config": {"lr": math.nan, "x": [math.inf]}}), [odd], 1)))
     assert [value["records"][0][name] for name in ("min", "l2", "mean", "std")] == [None, None, None, 0.5]
     assert value["run"]["config"] == {"lr": None, "x": [None]}
+
+
+def test_plain_arguments_are_written_as_in_a_run() -> None:
+    given = {"scale": math.nan, "size": (2, None), "past": Told("object", "Cache")}
+    value = strict("".join(text(facts(), [record(), record(1)], 2, arguments=lambda r: None if r.seq else given)))
+    assert [each["arguments"] for each in value["records"]] == [
+        {"scale": {"float": "nan"}, "size": {"tuple": [2, None]}, "past": {"object": "Cache"}},
+        None,
+    ]
 
 
 def test_digest_location_and_sketch() -> None:

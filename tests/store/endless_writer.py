@@ -1,6 +1,7 @@
 """Writes a run until it is killed. After each flush it prints how many records are promised to be on disk.
 
-Usage: endless_writer.py FOLDER SEED. Record n is of tensor n // 2, whose bytes follow from its number.
+Usage: endless_writer.py FOLDER SEED. Record n is of tensor n // 2, whose bytes follow from its number,
+as do the plain arguments of its call.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ def contents(tensor: int) -> np.ndarray:
 
 def main(folder: str, seed: int) -> None:
     dice = random.Random(seed)
-    writer = RunWriter(folder, info={}, writers=1 + seed % 2, max_buffer=dice.choice([1000, 50_000, 1 << 20]))
+    buffer = dice.choice([1000, 50_000, 1 << 20])
+    writer = RunWriter(folder, info={}, writers=1 + seed % 2, max_buffer=buffer, calls=True)
     seq = 0
     for step in range(10**9):
         for _ in range(dice.randrange(1, 12)):
             array = contents(seq // 2)
+            writer.called(step, 0, f"layers.{seq // 2}", 0, {"tensor": seq // 2})
             where = writer.put(f"tensor {seq // 2}", array, step=step)
             for _twice in range(2):
                 tensor = seq // 2

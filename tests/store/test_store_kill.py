@@ -41,6 +41,7 @@ def check(folder: Path, promised: int) -> int:
         assert (found.seq, found.tensor) == (seq, seq // 2)
         assert found.summary.sketch[255] == found.tensor
         assert np.array_equal(run.load(found), contents(found.tensor))
+        assert run.arguments(found) == {"tensor": found.tensor}, "a call's arguments are there before its records"
     return len(run)
 
 

@@ -48,6 +48,8 @@ def capture(
     gather: on a GPU, read several tensors together, a little after they are seen, where that has proved to be the same.
         False reads each at once.
 
+    What the modules are called with beside tensors is kept as well, where it changes.
+
     Nothing in the training changes, and nothing stays behind after the block or `close()`.
 
     >>> with tensortap.capture(model, "runs/a", keep="tensors", steps=range(0, 100, 10)) as tap:

@@ -1,4 +1,4 @@
-"""Opens what a module takes or returns, however nested, into tensors with a path each.
+"""Opens what a module takes or returns, however nested, into tensors with a path each, and what else it was given.
 
 Own code instead of a framework's: neither torch's nor paddle's opener sees plain dataclasses, and the path is part of
 a record's identity, so it must not depend on the framework.
@@ -7,7 +7,7 @@ a record's identity, so it must not depend on the framework.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["Opened", "is_closed", "keyed_parts", "open_arguments", "open_value"]
@@ -18,54 +18,66 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ra
 
 @dataclasses.dataclass(slots=True)
 class Opened:
-    """Tensors by path, in order, and the types that could not be opened."""
+    """Tensors by path, in order, the types that could not be opened, and all that is no tensor."""
 
     tensors: list[tuple[str, Any]]
     closed: list[str]
+    plain: Sequence[tuple[str, Any]] = ()
+    """By path; a container without tensors is one value."""
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
     """Open what a module returned. A bare tensor has the path "0", as if it were the only one of a tuple."""
     if is_tensor(value):  # by far the most common case
         return Opened([("0", value)], [])
-    opened = Opened([], [])
-    _Opener(is_tensor, opened).open(value, "", 0)
-    return opened
+    opener = _Opener(is_tensor)
+    opener.open(value, "", 0)
+    return opener.opened()
 
 
 def open_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Opened:
     """Open what a module was called with: positions and keyword names are the first part of the path."""
     if len(args) == 1 and not kwargs and is_tensor(args[0]):
         return Opened([("0", args[0])], [])
-    opened = Opened([], [])
-    opener = _Opener(is_tensor, opened)
+    opener = _Opener(is_tensor)
     opener.open(args, "", 0)
     opener.open(kwargs, "", 0)
-    return opened
+    return opener.opened()
 
 
 class _Opener:
-    def __init__(self, is_tensor: Callable[[Any], bool], opened: Opened) -> None:
+    def __init__(self, is_tensor: Callable[[Any], bool]) -> None:
         self._is_tensor = is_tensor
-        self._opened = opened
+        self._tensors: list[tuple[str, Any]] = []
+        self._closed: list[str] = []
+        self._plain: list[tuple[str, Any]] = []
         self._used: set[str] = set()
         self._open: set[int] = set()
 
+    def opened(self) -> Opened:
+        return Opened(self._tensors, self._closed, self._plain)
+
     def open(self, value: Any, path: str, depth: int) -> None:
         if self._is_tensor(value):
-            self._opened.tensors.append((self._unique(path or "0"), value))
+            self._tensors.append((self._unique(path or "0"), value))
             return
         if isinstance(value, _PLAIN):
+            self._plain.append((path, value))
             return
-        if is_closed(value, depth, self._open):
-            itself = "" if keyed_parts(value) is None else " (nested in itself)"
-            self._opened.closed.append(f"{type(value).__qualname__}{itself}")
+        if (parts := keyed_parts(value)) is None or depth >= _DEEPEST or id(value) in self._open:
+            itself = "" if parts is None else " (nested in itself)"
+            self._closed.append(f"{type(value).__qualname__}{itself}")
+            self._plain.append((path, value))
             return
+        tensors, plain = len(self._tensors), len(self._plain)
         self._open.add(id(value))
-        for key, part in keyed_parts(value) or ():
-            name = str(key).replace(".", "\\.") if isinstance(value, Mapping) else str(key)
+        mapping = isinstance(value, Mapping)
+        for key, part in parts:
+            name = str(key).replace(".", "\\.") if mapping else str(key)
             self.open(part, f"{path}.{name}" if path else name, depth + 1)
         self._open.discard(id(value))
+        if path and len(self._tensors) == tensors:
+            self._plain[plain:] = [(path, value)]
 
     def _unique(self, path: str) -> str:
         """Keys like 1 and "1" read alike: the later one is told apart by a ~2."""
@@ -84,6 +96,8 @@ def is_closed(value: Any, depth: int, around: Collection[int]) -> bool:
 
 def keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
     """The parts of a container, each with its key, index or name; None if it is none that can be opened."""
+    if type(value) in (tuple, list):  # by far the most common, and asking the others takes longer than opening
+        return iter(enumerate(value))
     if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping leaves None out
         return iter(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

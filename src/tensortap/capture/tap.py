@@ -66,6 +66,7 @@ class RunSink:
             max_buffer=options.max_buffer,
             crowded=threads >= cores(),
             pinning=framework.pinning(tree.sites[0].owner),
+            calls=True,
         )
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
@@ -149,6 +150,7 @@ class Tap(Observer):
         watcher = super()._new_watcher(sink, chosen)
         if self._run is not None:
             watcher.forward_over = self._run.settle
+            watcher.called_with = self._run.writer.called
         return watcher
 
     def _stop(self, error: Exception) -> None:

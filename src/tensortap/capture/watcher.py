@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from tensortap.arguments import written
 from tensortap.capture.clock import Call, Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened, open_arguments, open_value
@@ -44,6 +45,10 @@ class Watcher:
         self._hand_on = record
         self.forward_over: Callable[[], None] = lambda: None
         """Called when the root has run."""
+        self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
+        """Told of every call that has other plain arguments than the one before; see `RunWriter.called`."""
+        self._arguments: dict[str, str] = {}
+        """The plain arguments of a module's last call, as text; one that never had any is not in here."""
         self._shares = Shares(framework)
         self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
         self._pieces: dict[Key, tuple[Site, Any]] = {}
@@ -115,9 +120,20 @@ class Watcher:
         if call.replay:
             return call
         self._book.called(site.name, autograd)
+        if opened.plain or site.name in self._arguments:
+            self._note_arguments(call, opened)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
         return call
+
+    def _note_arguments(self, call: Call, opened: Opened) -> None:
+        if self.called_with is None:
+            return
+        arguments = written(opened.plain, self._framework.named)
+        text = repr(arguments)  # which tells True from 1, and takes half as long as JSON
+        if self._arguments.get(call.module) != text:
+            self._arguments[call.module] = text
+            self.called_with(self._clock.step, call.micro, call.module, call.number, arguments)
 
     def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)

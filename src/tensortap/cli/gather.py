@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.arguments import all_in_words, read
 from tensortap.errors import UsageError
 from tensortap.records import KINDS, PHASES, Record, shown
 from tensortap.report.facts import RunFacts
@@ -20,7 +22,7 @@ from tensortap.store import Run
 from tensortap.store.format import decode
 from tensortap.store.select import Filter
 
-__all__ = ["SORTS", "Choice", "Chosen", "choose", "facts_of", "steps_meant", "suggestion"]
+__all__ = ["SORTS", "Choice", "Chosen", "calls_of", "choose", "facts_of", "steps_meant", "suggestion"]
 
 _NAMES = ("seq", "step", "micro", "call", "module", "kind", "dtype")
 _NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
@@ -138,7 +140,28 @@ def facts_of(run: Run) -> RunFacts:
         bytes_on_disk=_bytes_in(Path(run.path)),
         notices=run.notices,
         coverage=run.coverage,
+        calls=_calls(run),
     )
+
+
+def calls_of(run: Run, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Of the modules that these are records of: each way in which plain arguments were given to them."""
+    found = ((r.key.module, run.arguments(r)) for r in records)
+    return list(dict.fromkeys((module, all_in_words(given)) for module, given in found if given))
+
+
+def _calls(run: Run) -> list[tuple[str, str]]:
+    """Of each module, what it was first called with."""
+    first: dict[str, str] = {}
+    others: Counter[str] = Counter()
+    for rank in run.ranks:
+        for called in run.calls(rank) or ():
+            if called.module not in first:
+                first[called.module] = all_in_words(read(called.arguments))
+            else:
+                others[called.module] += 1
+    changed = {module: f"; changed {times} time{'s' * (times > 1)}" for module, times in others.items()}
+    return [(module, words + changed.get(module, "")) for module, words in first.items()]
 
 
 def steps_meant(text: str, known: Sequence[int]) -> list[int]:

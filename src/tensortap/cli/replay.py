@@ -40,7 +40,7 @@ def replay(
     eval_: Annotated[bool, typer.Option("--eval", help="Switch the module to evaluation.")] = False,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An argument that is no tensor, and so is not recorded."),
+        typer.Option(metavar="NAME=VALUE", help="A plain argument, in place of the one that the run kept."),
     ] = None,
     repro: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a script that shows the same without tensortap.")

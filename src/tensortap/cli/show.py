@@ -71,7 +71,9 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
         chosen = gather.choose(run, choice)
         hint = "" if len(chosen) else gather.suggestion(run, choice.modules)
         records = list(chosen.records(limit))
-        view = RecordsView(records, len(chosen), len(run), choice.sort, len(run.ranks), hint)
+        view = RecordsView(
+            records, len(chosen), len(run), choice.sort, len(run.ranks), hint, gather.calls_of(run, records)
+        )
         lines = run_page.render(run_page.build(gather.facts_of(run), view, coverage), screen.width())
     screen.print_lines(lines)
 
@@ -84,6 +86,6 @@ def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
     with tensortap.open(path) as run:
         with screen.waiting(f"reading {path}"):
             chosen, facts = gather.choose(run, choice), gather.facts_of(run)
-        text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch)
+        text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch, run.arguments)
         with nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON"):  # not across the text itself
             sys.stdout.writelines(text)

@@ -48,7 +48,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    born = findings(Case(judgement, structure, *matched.describing, matched.names))
+    born = findings(Case(judgement, structure, *matched.describing, matched.names, matched.calls.of))
     missing = lost_in_free_run(matched, structure)
     comparison = replace(conclude(matched, judgement, born, policy, renames, missing), options=request.options)
     if request.details and len(comparison):

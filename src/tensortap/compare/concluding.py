@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
+from tensortap.compare.calls import remarks
 from tensortap.compare.judge import Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
@@ -92,14 +93,14 @@ def _sentence(
     pair = next((pair for pair, finding in born.items() if finding is first), None)
     tensors = None if pair is None else _tensors(matched, pair)
     if isolated:
-        return sentence.isolated(births, tensors, several)
+        return sentence.isolated(births, tensors, several) + sentence.called(first)
     if tensors is None:
         return sentence.lost(first, several)
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), tensors)
     at_start = first.key.step == int(left.step.min())
     changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
-    return sentence.parted(
+    parted = sentence.parted(
         first,
         changed if at_start else 0,
         tensors,
@@ -107,6 +108,7 @@ def _sentence(
         _has_forward(left),
         str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
     )
+    return parted + sentence.called(first)
 
 
 def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:
@@ -147,7 +149,8 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         notes.append(f"many names are on one side only; try {options}")
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
-    return notes
+    said = {birth.module for birth in births[:1] if birth.arguments}
+    return notes + remarks(matched.calls.first_of_modules, said)
 
 
 def _unmatched(matched: Matched) -> list[Unmatched]:

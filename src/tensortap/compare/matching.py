@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Alignment, Renames, align
+from tensortap.compare.calls import OtherCalls
 from tensortap.compare.judge import Pairs, judge
 from tensortap.compare.mapped import (
     Allowance,
@@ -60,6 +61,11 @@ class Matched:
     def names(self) -> Mapping[str, str]:
         """What the candidate calls the reference's modules, where that is something else."""
         return {} if self.plan is None else other_names(self.plan)
+
+    @cached_property
+    def calls(self) -> OtherCalls:
+        """In which plain arguments the calls of the two sides differ."""
+        return OtherCalls(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
     @property
     def describing(self) -> tuple[Callable[[int], Key], Callable[[int], str], Callable[[int], Difference | None]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tensortap.arguments import ABSENT, OtherArgument, in_words
 from tensortap.records import Finding, Key, shown
 
-__all__ = ["Tensor", "checkpoints", "isolated", "lost", "matched", "parted", "too_little"]
+__all__ = ["Tensor", "called", "checkpoints", "isolated", "lost", "matched", "other_arguments", "parted", "too_little"]
 
 
 _MOST_NAMED = 8
+_MOST_ARGUMENTS = 3
 
 
 class Tensor(NamedTuple):
@@ -138,6 +140,29 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     if len(modules) == 1:
         return f"{name} is wrong on the reference's own inputs: {how}.{too}"
     return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}.{too}"
+
+
+def called(first: Finding) -> str:
+    """A further sentence, where the module to look at was called differently."""
+    return f" It was called with {other_arguments(first.arguments)}." if first.arguments else ""
+
+
+def other_arguments(others: Sequence[OtherArgument]) -> str:
+    """In which plain arguments two calls differ.
+
+    >>> other_arguments([OtherArgument("is_causal", True, False), OtherArgument("scale", 0.5, 1.0)])
+    'is_causal=True in the reference and False in the candidate, scale=0.5 and 1.0'
+    """
+    words: list[str] = []
+    for path, ours, theirs in others[:_MOST_ARGUMENTS]:
+        if ours is ABSENT or theirs is ABSENT:
+            side, value = ("candidate", theirs) if ours is ABSENT else ("reference", ours)
+            words.append(f"{path}={in_words(value)} in the {side} alone")
+        else:
+            where = ("", "") if words else (" in the reference", " in the candidate")
+            words.append(f"{path}={in_words(ours)}{where[0]} and {in_words(theirs)}{where[1]}")
+    rest = len(others) - _MOST_ARGUMENTS
+    return ", ".join(words) + (f" and {rest} more" if rest > 0 else "")
 
 
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:

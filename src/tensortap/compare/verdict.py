@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tensortap.arguments import OtherArgument
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
 from tensortap.records import Difference, Finding, Key
@@ -33,6 +34,8 @@ class Case:
     difference: Callable[[int], Difference | None]
     theirs: Mapping[str, str] = field(default_factory=dict)
     """The candidate's names of modules, where they differ."""
+    others: Callable[[int], tuple[OtherArgument, ...]] = lambda pair: ()
+    """In which plain arguments the calls differ that a pair is of."""
 
     def births(self) -> list[int]:
         """The earliest first."""
@@ -58,7 +61,18 @@ class Case:
             container=place.container if place.container != self.structure.module[row] else None,
             inputs_rel_l2=judgement.sources_error[born],
             counterpart=self.theirs.get(self.blamed(row, place)),
+            arguments=self._arguments(row, place),
         )
+
+    def _arguments(self, row: int, place: Place) -> tuple[OtherArgument, ...]:
+        """In which plain arguments the call differs whose doing it is."""
+        structure, module = self.structure, self.blamed(row, place)
+        kind, own = structure.kind[row], structure.call_of(row)
+        if kind in ("param", "buffer") or (kind == "input" and place.container is None):
+            return ()  # no call made it
+        near = [call for call in (own, own and own.parent) if call is not None and call.module == module]
+        calls = near[:1] or structure.calls_of_module.get((structure.scope[row], module), [])
+        return next((found for call in calls if (found := self.others(next(iter(call.rows.values()))[0]))), ())
 
 
 def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:

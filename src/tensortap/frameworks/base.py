@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.arguments import Told
 from tensortap.sending import Incoming, Pinning
 
 __all__ = [
@@ -264,6 +265,9 @@ class Framework(Protocol):
 
     # --- tensors -----------------------------------------------------------------------------------------------
     def is_tensor(self, value: Any) -> bool: ...
+
+    def named(self, value: Any) -> Told | None:
+        """What a dtype or a device is called; None of all else."""
 
     def unreadable(self, tensor: Any) -> str:
         """Why this tensor's elements cannot be read (meta, nested, vmapped, ...); empty if they can."""

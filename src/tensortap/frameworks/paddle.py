@@ -16,6 +16,7 @@ import numpy.typing as npt
 import paddle
 
 from tensortap import dtypes
+from tensortap.arguments import Told
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import (
     After,
@@ -257,6 +258,13 @@ class Paddle(Replacing):
     # --- tensors -----------------------------------------------------------------------------------------------
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
+
+    def named(self, value: Any) -> Told | None:
+        if type(value) is paddle.dtype:
+            return Told("dtype", str(value).removeprefix("paddle."))
+        if issubclass(type(value), paddle.base.core.Place):
+            return Told("device", str(value).removeprefix("Place(").removesuffix(")"))
+        return None
 
     def unreadable(self, tensor: Any) -> str:
         if not tensor.is_selected_rows() and not tensor.is_sparse() and tensor.size == 0:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import paddle
 
 from tensortap import dtypes
+from tensortap.arguments import Told
 from tensortap.errors import UsageError
 from tensortap.frameworks.player import FLOATS
 
@@ -56,6 +57,14 @@ class PaddlePlayer:
     def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
         sent = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         paddle.autograd.backward(list(outputs), sent)
+
+    def named(self, told: Told) -> Any:
+        if told.kind == "dtype" and isinstance(found := getattr(paddle, told.text, None), paddle.dtype):
+            return found
+        try:
+            return paddle.device._convert_to_place(told.text)
+        except ValueError as error:
+            raise UsageError(f"paddle has no {told.kind} {told.text}") from error
 
     def plain_source(self, module: Any) -> str | None:
         return None

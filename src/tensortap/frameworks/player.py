@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.arguments import Told
 from tensortap.frameworks.base import Framework
 
 __all__ = ["FLOATS", "Player", "player_of"]
@@ -34,6 +35,9 @@ class Player(Protocol):
 
     def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Backward from the outputs with these gradients."""
+
+    def named(self, told: Told) -> Any:
+        """The dtype or device that is called so."""
 
     def plain_source(self, module: Any) -> str | None:
         """An expression that builds the same module with the framework alone; None if there is none."""

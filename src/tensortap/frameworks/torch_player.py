@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tensortap.arguments import Told
 from tensortap.errors import UsageError
 from tensortap.frameworks.torch_tensors import tensor_of
 
@@ -57,6 +58,14 @@ class TorchPlayer:
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         sent = [gradient.to(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         torch.autograd.backward(list(outputs), sent)
+
+    def named(self, told: Told) -> torch.dtype | torch.device:
+        if told.kind == "dtype" and isinstance(found := getattr(torch, told.text, None), torch.dtype):
+            return found
+        try:
+            return torch.device(told.text)
+        except RuntimeError as error:
+            raise UsageError(f"torch has no {told.kind} {told.text}") from error
 
     def plain_source(self, module: torch.nn.Module) -> str | None:
         if not type(module).__module__.startswith("torch.nn.modules.") or list(module.children()):

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.dlpack import to_dlpack
 
+from tensortap.arguments import Told
 from tensortap.frameworks.base import Identity, Workshop
 from tensortap.frameworks.torch_memory import StorageAlive, token_of
 from tensortap.frameworks.torch_tensors import BITS, NAMES, PLAIN, dense, is_shared_out
@@ -28,6 +29,11 @@ class Reading:
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
+
+    def named(self, value: Any) -> Told | None:
+        if type(value) is torch.dtype:
+            return Told("dtype", str(value).removeprefix("torch."))
+        return Told("device", str(value)) if type(value) is torch.device else None
 
     def unreadable(self, tensor: torch.Tensor) -> str:
         # Asked for every tensor of a step, hence in one piece for those that are nothing peculiar.

@@ -125,8 +125,12 @@ class Check(Observer):
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         self._chosen = chosen
-        if not self._options.isolate:
-            return super()._new_watcher(sink, chosen)
+        watcher = self._isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
+        assert self._comparator is not None
+        watcher.called_with = self._comparator.run.called
+        return watcher
+
+    def _isolator(self, chosen: list[str]) -> Isolator:
         assert self._comparator is not None
         if self._unkept:
             self._book.notice(

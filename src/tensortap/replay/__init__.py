@@ -46,7 +46,8 @@ def replay(
     step, micro, call, rank: which of the recorded calls; None is the first.
     dtype, device: what the module and its inputs are moved to.
     evaluate: switch the module to evaluation.
-    arguments: those by name that are no tensors, and so are not recorded; else the defaults of forward are used.
+    arguments: arguments by name that are no tensors, in place of those that the run has; for what it could not keep,
+        the defaults of forward are used.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
     repro: a folder to write a script and its tensors to, which show the same without tensortap.
     details: how many tensors to look at closely, for `Comparison.details`.

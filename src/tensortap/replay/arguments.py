@@ -1,7 +1,7 @@
-"""The arguments of a recorded call, put together again from the paths of its tensors.
+"""The arguments of a recorded call, put together again from the paths of its tensors and of what else it was given.
 
-Only tensors are recorded. What else a module was called with is taken from what the user gives, or left at the defaults
-of its forward, and told. Containers come back as tuples and dicts, whatever they were.
+What the run did not keep is taken from what the user gives, or left at the defaults of the module's forward, and told.
+Containers with tensors in them come back as tuples and dicts, whatever they were.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from tensortap.arguments import LEFT_OUT, Told, in_words
 from tensortap.errors import UsageError
 
-__all__ = ["Arguments", "Slot", "arranged", "parts_of"]
+__all__ = ["Arguments", "Slot", "arranged", "moved", "parts_of"]
 
 
 @dataclass(frozen=True)
@@ -25,44 +28,85 @@ class Slot:
     path: str
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A plain value of the run, in a tree of paths."""
+
+    value: Any
+
+
 @dataclass
 class Arguments:
-    """Positional and keyword arguments, with a Slot wherever a tensor goes."""
+    """Positional and keyword arguments, with a Slot wherever a tensor goes, and a Told for a dtype or a device."""
 
     positional: list[Any] = field(default_factory=list)
     keywords: dict[str, Any] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
-    """What was not recorded, with the value that is used."""
+    """What the run did not keep, with the value that is used."""
+    dropped: list[str] = field(default_factory=list)
+    """What the run kept and the forward does not take."""
 
-    def filled(self, tensor: Callable[[str], Any]) -> tuple[list[Any], dict[str, Any]]:
+    def filled(self, tensor: Callable[[str], Any], named: Callable[[Told], Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with tensors in place of the slots."""
-        return [_filled(value, tensor) for value in self.positional], {
-            name: _filled(value, tensor) for name, value in self.keywords.items()
+
+        def value(slot: Slot | Told) -> Any:
+            return tensor(slot.path) if isinstance(slot, Slot) else named(slot)
+
+        return [_filled(each, value) for each in self.positional], {
+            name: _filled(each, value) for name, each in self.keywords.items()
         }
 
     def written(self, variable: Callable[[str], str]) -> str:
-        """The arguments as one would write them, with variables in place of the slots."""
+        """The arguments as one would write them for torch, with variables in place of the slots."""
         return ", ".join(
             [_written(value, variable) for value in self.positional]
             + [_keyword(name, _written(value, variable)) for name, value in self.keywords.items()]
         )
 
+    @property
+    def plain(self) -> list[str]:
+        """Those without a tensor, in words."""
+        every = [*((str(at), value) for at, value in enumerate(self.positional)), *self.keywords.items()]
+        return [f"{name}={in_words(value)}" for name, value in every if not _holds_a_slot(value)]
 
-def arranged(paths: Iterable[str], forward: Callable[..., Any], given: Mapping[str, Any], name: str) -> Arguments:
-    """What to call `forward` with. `given` are arguments by name that were no tensors; `name` is for messages."""
+
+def arranged(
+    paths: Iterable[str],
+    kept: Mapping[str, Any] | None,
+    forward: Callable[..., Any],
+    given: Mapping[str, Any],
+    name: str,
+) -> Arguments:
+    """What to call `forward` with. `kept` are the plain arguments that the run has, None if it has not recorded any;
+    `given` are arguments by name that come before those; `name` is for messages."""
     tree: dict[str, Any] = {}
     for path in paths:
-        *above, last = parts_of(path)
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[last] = Slot(path)
-    found = Arguments()
+        _put(tree, parts_of(path), Slot(path))
+    found, lost = Arguments(), dict[str, str]()
+    for path, value in (kept or {}).items():
+        parts = parts_of(path)
+        if _can_be_had(value):
+            _put(tree, parts, _Kept(value))
+        elif len(parts) > 1 and parts[0] in tree:  # beside tensors
+            _put(tree, parts, _Kept(None))
+            found.assumed.append(f"{path} = None (it was {value!r})")
+        else:
+            lost[parts[0]] = "too much to be kept" if path == LEFT_OUT else repr(value)
     places = {int(part): node for part, node in tree.items() if part.isdecimal()}
-    found.positional = [_built(places[at]) if at in places else _HOLE for at in range(max(places, default=-1) + 1)]
+    count = max((int(part) for part in (*tree, *lost) if part.isdecimal()), default=-1) + 1
+    found.positional = [_built(places[at]) if at in places else _HOLE for at in range(count)]
     found.keywords = {part: _built(node) for part, node in tree.items() if not part.isdecimal()}
-    _complete(found, _parameters(forward), dict(given), name)
+    _Completion(found, _parameters(forward), dict(given), kept is None, lost, name).run()
     return found
+
+
+def moved(kept: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """The same plain arguments for a module that was moved to another device."""
+
+    def told(value: Told) -> Told:
+        return Told("device", device) if value.kind == "device" else value
+
+    return {path: _filled(value, told) for path, value in kept.items()}
 
 
 def parts_of(path: str) -> list[str]:
@@ -76,43 +120,94 @@ def parts_of(path: str) -> list[str]:
 _HOLE = object()
 
 
-def _complete(found: Arguments, parameters: list[inspect.Parameter], given: dict[str, Any], name: str) -> None:
-    """Fill what no tensor stands at."""
-    listed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for at, value in enumerate(found.positional):
-        parameter = listed[at] if at < len(listed) else None
-        if value is not _HOLE:
-            if parameter is not None and parameter.name in given:
-                raise UsageError(f"{name}: argument {parameter.name} is a tensor that the run has; it cannot be given")
-            continue
-        found.positional[at] = _value_of(parameter, given, found, name) if parameter is not None else None
-        if parameter is None:
-            found.assumed.append(f"argument {at} = None")
-    for parameter in [*listed[len(found.positional) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]:
-        if parameter.name in found.keywords:
-            continue
-        told = parameter.name in given
-        value = _value_of(parameter, given, found, name)
-        if told:
-            found.keywords[parameter.name] = value
-    if open_ended or not parameters:
-        found.keywords |= {key: given.pop(key) for key in list(given) if key not in found.keywords}
-    if given:
-        known = ", ".join(p.name for p in parameters) or "none that is known"
-        raise UsageError(f"{name} takes no argument {next(iter(given))}; it takes {known}")
+@dataclass
+class _Completion:
+    """Puts in what was given in place of what was kept, and fills what neither has."""
 
+    found: Arguments
+    parameters: list[inspect.Parameter]
+    given: dict[str, Any]
+    unknown: bool
+    """Whether the run did not record plain arguments at all."""
+    lost: dict[str, str]
+    """By position or keyword, what the run could not keep: what it was."""
+    name: str
 
-def _value_of(parameter: inspect.Parameter, given: dict[str, Any], found: Arguments, name: str) -> Any:
-    if parameter.name in given:
-        return given.pop(parameter.name)
-    if parameter.default is parameter.empty:
-        raise UsageError(
-            f"{name} needs the argument {parameter.name}, which was no tensor and is not recorded: give it with "
-            f"--arg {parameter.name}=VALUE, or arguments={{{parameter.name!r}: ...}}"
-        )
-    found.assumed.append(f"{parameter.name} = {parameter.default!r}")
-    return parameter.default
+    def run(self) -> None:
+        kinds = {parameter.kind for parameter in self.parameters}
+        listed = [p for p in self.parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        by_name = [p for p in self.parameters if p.kind is p.KEYWORD_ONLY]
+        if self.parameters:
+            most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(listed)
+            any_name = inspect.Parameter.VAR_KEYWORD in kinds
+            self._drop(most, None if any_name else {p.name for p in (*listed, *by_name)})
+        self._by_position(listed)
+        for parameter in [*listed[len(self.found.positional) :], *by_name]:
+            if parameter.name in self.found.keywords:
+                self._replace(self.found.keywords, parameter.name, parameter.name)
+                continue
+            told = parameter.name in self.given
+            value = self._value_of(parameter, self.lost.pop(parameter.name, None))
+            if told:
+                self.found.keywords[parameter.name] = value
+        if inspect.Parameter.VAR_KEYWORD in kinds or not self.parameters:
+            for each in list(self.given):
+                self.lost.pop(each, None)
+                self._replace(self.found.keywords, each, each)
+        self.found.assumed += [f"no {each} (it was {was})" for each, was in self.lost.items()]
+        if self.given:
+            known = ", ".join(p.name for p in self.parameters) or "none that is known"
+            raise UsageError(f"{self.name} takes no argument {next(iter(self.given))}; it takes {known}")
+
+    def _drop(self, most: int | None, names: set[str] | None) -> None:
+        """Another implementation need not take all that the module takes."""
+        found = self.found
+        while most is not None and len(found.positional) > most and not _holds_a_slot(found.positional[-1]):
+            value = found.positional.pop()
+            if self.lost.pop(str(len(found.positional)), None) is None:
+                found.dropped.append(f"{len(found.positional)}={in_words(value)}")
+        for each in [each for each in found.keywords if names is not None and each not in names]:
+            if not _holds_a_slot(found.keywords[each]):
+                found.dropped.append(f"{each}={in_words(found.keywords.pop(each))}")
+
+    def _by_position(self, listed: list[inspect.Parameter]) -> None:
+        found = self.found
+        for at, value in enumerate(found.positional):
+            parameter = listed[at] if at < len(listed) else None
+            if value is not _HOLE:
+                if parameter is not None:
+                    self._replace(found.positional, at, parameter.name)
+                continue
+            lost = self.lost.pop(str(at), None)
+            found.positional[at] = self._value_of(parameter, lost) if parameter is not None else None
+            if parameter is None:
+                found.assumed.append(f"argument {at} = None" + (f" (it was {lost})" if lost else ""))
+
+    def _replace(self, where: Any, at: Any, name: str) -> None:
+        """What is given takes the place of what was kept, but not of a tensor."""
+        if name not in self.given:
+            return
+        kept = where[at] if isinstance(where, list) else where.get(at)
+        if _holds_a_slot(kept):
+            raise UsageError(f"{self.name}: argument {name} is a tensor that the run has; it cannot be given")
+        value = self.given.pop(name)
+        # A dtype has no other form on a command line than its name.
+        where[at] = Told(kept.kind, value) if isinstance(kept, Told) and isinstance(value, str) else value
+
+    def _value_of(self, parameter: inspect.Parameter, lost: str | None) -> Any:
+        if parameter.name in self.given:
+            return self.given.pop(parameter.name)
+        if parameter.default is parameter.empty:
+            why = "was no tensor and is not recorded" if self.unknown else "the call in the run was not given"
+            raise UsageError(
+                f"{self.name} needs the argument {parameter.name}, which "
+                + (f"was {lost} and is not kept" if lost else why)
+                + f": give it with --arg {parameter.name}=VALUE, or arguments={{{parameter.name!r}: ...}}"
+            )
+        if self.unknown or lost:
+            was = f" (it was {lost})" if lost else ""
+            self.found.assumed.append(f"{parameter.name} = {parameter.default!r}{was}")
+        return parameter.default
 
 
 def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -122,21 +217,52 @@ def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
+def _put(tree: dict[str, Any], parts: list[str], leaf: Slot | _Kept) -> None:
+    """Into its place, unless another stands there: in a damaged run, a value may have two."""
+    *above, last = parts
+    for part in above:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            return
+    tree.setdefault(last, leaf)
+
+
+def _can_be_had(value: Any) -> bool:
+    """Whether a value is whole, or can be had again."""
+    if isinstance(value, Told):
+        return value.kind == "device" or (value.kind == "dtype" and value.text.isidentifier())
+    return all(map(_can_be_had, _parts(value)))
+
+
+def _holds_a_slot(value: Any) -> bool:
+    return isinstance(value, Slot) or any(map(_holds_a_slot, _parts(value)))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if type(value) is dict:
+        yield from value
+        yield from value.values()
+    elif type(value) in (tuple, list):
+        yield from value
+
+
 def _built(node: Any) -> Any:
     if isinstance(node, Slot):
         return node
+    if isinstance(node, _Kept):
+        return node.value
     if all(part.isdecimal() for part in node):
         return tuple(_built(node[str(at)]) if str(at) in node else None for at in range(max(map(int, node)) + 1))
     return {part: _built(below) for part, below in node.items()}
 
 
-def _filled(value: Any, tensor: Callable[[str], Any]) -> Any:
-    if isinstance(value, Slot):
-        return tensor(value.path)
-    if isinstance(value, tuple):
-        return tuple(_filled(each, tensor) for each in value)
-    if isinstance(value, dict):
-        return {name: _filled(each, tensor) for name, each in value.items()}
+def _filled(value: Any, filling: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (Slot, Told)):
+        return filling(value)
+    if type(value) in (tuple, list):  # what a user gives may be anything, and stays as it is
+        return type(value)(_filled(each, filling) for each in value)
+    if type(value) is dict:
+        return {name: _filled(each, filling) for name, each in value.items()}
     return value
 
 
@@ -149,9 +275,15 @@ def _keyword(name: str, value: str) -> str:
 def _written(value: Any, variable: Callable[[str], str]) -> str:
     if isinstance(value, Slot):
         return variable(value.path)
+    if isinstance(value, Told):
+        return f"torch.{value.text}" if value.kind == "dtype" else f"torch.device({value.text!r})"
     if isinstance(value, tuple):
         inner = ", ".join(_written(each, variable) for each in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, list):
+        return f"[{', '.join(_written(each, variable) for each in value)}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {_written(each, variable)}" for name, each in value.items()) + "}"
-    return repr(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    return repr(value) if type(value) is not float or np.isfinite(value) else f'float("{value}")'

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import read
 from tensortap.errors import UsageError
 from tensortap.records import Key, Record, shown
 from tensortap.store import Run, RunWriter
@@ -48,6 +49,12 @@ class Excerpt:
     def of(self, kind: str) -> dict[str, Record]:
         """The module's own records of a kind, by path."""
         return {r.key.path: r for r in self.records if r.key.kind == kind and r.key.module == self.module}
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """The plain arguments of the module's call, by path; None if they were not recorded."""
+        calls = self.run.calls(self.rank)
+        return None if calls is None else read(calls.of(self.step, self.micro, self.module, self.call))
 
     @property
     def kinds(self) -> set[str]:
@@ -123,10 +130,16 @@ def excerpt(run: Run, place: Place) -> Excerpt:
 def copied(source: Run, records: Iterable[Record], out: Path, key_of: Callable[[Key], Key] = lambda key: key) -> None:
     """Some records of a run as a run of their own, perhaps under other names."""
     info = {name: value for name, value in source.info.items() if name not in _STORES_OWN}
-    with RunWriter(out, info=info) as writer:
+    known = {rank: calls for rank in source.ranks if (calls := source.calls(rank)) is not None}
+    with RunWriter(out, info=info, calls=bool(known)) as writer:
         kept: dict[int, Any] = {}
+        told: set[tuple[int, int, str, int]] = set()
         for record in records:
-            key = key_of(record.key)
+            key, own = key_of(record.key), record.key
+            call = key.step, key.micro, key.module, key.call
+            if key.phase == "forward" and call not in told and record.rank in known:
+                told.add(call)
+                writer.called(*call, known[record.rank].of(own.step, own.micro, own.module, own.call))
             if record.location is not None and record.tensor not in kept:
                 kept[record.tensor] = writer.put(f"{key}", source.load(record), step=key.step)
             location = None if record.location is None else kept[record.tensor]

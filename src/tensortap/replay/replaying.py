@@ -22,7 +22,7 @@ from tensortap.frameworks.player import FLOATS, Player, player_of
 from tensortap.kernels import summarize
 from tensortap.records import Comparison, Record, shown
 from tensortap.replay import repro
-from tensortap.replay.arguments import arranged
+from tensortap.replay.arguments import arranged, moved
 from tensortap.replay.excerpt import Excerpt, Place, copied, excerpt
 from tensortap.replay.sources import Source, function_of
 from tensortap.replay.state import homes_of, restore, state_of
@@ -97,8 +97,13 @@ class _Replay:
         if request.evaluate:
             self._module.eval()
         self._module = self._player.moved(self._module, request.dtype, request.device)
+        kept = self._part.arguments
         self._arguments = arranged(
-            self._part.of("input"), self._module.forward, request.arguments, shown(self._part.module)
+            self._part.of("input"),
+            kept if kept is None or request.device is None else moved(kept, request.device),
+            self._module.forward,
+            request.arguments,
+            shown(self._part.module),
         )
 
     def compared(self, folder: Path) -> Comparison:
@@ -177,7 +182,7 @@ class _Replay:
                 made[record.tensor] = self._player.differentiable(self._loaded(record))
             return made[record.tensor]
 
-        args, kwargs = self._arguments.filled(tensor)
+        args, kwargs = self._arguments.filled(tensor, self._player.named)
         with self._told_if_it_fails():
             return module(*args, **kwargs)
 
@@ -186,7 +191,7 @@ class _Replay:
         try:
             yield
         except Exception as error:
-            assumed = f" (not recorded: {', '.join(self._arguments.assumed)})" if self._arguments.assumed else ""
+            assumed = f" (not kept: {', '.join(self._arguments.assumed)})" if self._arguments.assumed else ""
             said = f"{shown(self._part.module)} failed on what the run recorded"
             raise UsageError(f"{said}: {type(error).__name__}: {error}{assumed}") from error
 
@@ -212,12 +217,15 @@ class _Replay:
 
     def _told(self) -> list[str]:
         part = self._part
-        notes = [f"replayed: step {part.step}, micro {part.micro}, call {part.call}", *part.notes, *self._notes]
+        plain = f", called with {', '.join(self._arguments.plain)}" if self._arguments.plain else ""
+        notes = [f"replayed: step {part.step}, micro {part.micro}, call {part.call}{plain}", *part.notes, *self._notes]
         if self._arguments.assumed:
             notes.append(
-                f"arguments that are no tensors are not recorded; used are {', '.join(self._arguments.assumed)} "
+                f"arguments that the run did not keep; used are {', '.join(self._arguments.assumed)} "
                 "(--arg NAME=VALUE gives another)"
             )
+        if self._arguments.dropped:
+            notes.append(f"left out, because its forward does not take them: {', '.join(self._arguments.dropped)}")
         if drops(self._framework, self._module):
             notes.append("dropout is on and draws other numbers than it did in the run: try --eval, or evaluate=True")
         return notes

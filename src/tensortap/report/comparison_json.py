@@ -12,6 +12,8 @@
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded)
                 tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
+                arguments       plain arguments in which the call of the module to look at differs: path, reference and
+                                candidate each, written as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
                 candidate_value, max_ulp, mismatched, row_rel_l2, row_index
                                                                how far apart; null where it was not measured

@@ -30,6 +30,8 @@ class RunFacts:
     notices: Sequence[str] = ()
     coverage: Mapping[int, Sequence[Coverage]] = field(default_factory=dict)
     """By rank."""
+    calls: Sequence[tuple[str, str]] = ()
+    """Modules that got plain arguments, and which, in words."""
 
 
 def ran_on(info: Mapping[str, object]) -> str:

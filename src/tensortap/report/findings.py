@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensortap.arguments import as_json
 from tensortap.records import Comparison, Finding
 from tensortap.report import pairs
 
@@ -34,6 +35,10 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "tolerance": finding.tolerance,
         "row_tolerance": finding.row_tolerance,
         "rule": finding.rule,
+        "arguments": [
+            {"path": path, "reference": as_json(ours), "candidate": as_json(theirs)}
+            for path, ours, theirs in finding.arguments
+        ],
         **measured,
     }
 

@@ -41,6 +41,8 @@ class RecordsView:
     """How many ranks the run has: with several, each row says its own."""
     hint: str = ""
     """What to try instead, if nothing matches."""
+    calls: Sequence[tuple[str, str]] = ()
+    """Modules among the records that got plain arguments, and which, in words."""
 
     @property
     def hidden(self) -> int:

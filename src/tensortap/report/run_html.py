@@ -40,6 +40,7 @@ def page(facts: RunFacts, examination: Examination) -> Page:
             [
                 static.births("What is suspicious", data.births, "Nothing is."),
                 static.coverage(data.unseen),
+                static.calls(facts.calls),
                 static.environment(data.settings),
                 static.definitions(RUN),
             ]

@@ -13,6 +13,8 @@
                 min, max, mean, std, l1, l2                    over the finite elements
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
                 location                                       file, offset and nbytes, or null if not kept
+                arguments                                      what its call got beside tensors, by path and as in a
+                                                               run's calls.jsonl; null if it is of no call, or not known
                 sketch                                         a list of numbers; only if it was asked for
 
 JSON knows neither NaN nor infinities: such a number is null. A `min` that is null means that no element was finite.
@@ -22,9 +24,10 @@ The root module's name is the empty string.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from tensortap.arguments import as_json
 from tensortap.records import Record
 from tensortap.report.facts import RunFacts
 from tensortap.report.plain import plain
@@ -35,14 +38,23 @@ _COUNTS = ("elements", "nan", "posinf", "neginf", "zeros")
 _MOMENTS = ("min", "max", "mean", "std", "l1", "l2")
 
 
-def text(facts: RunFacts, records: Iterable[Record], matching: int, sketch: bool = False) -> Iterator[str]:
+Arguments = Mapping[str, Any] | None
+
+
+def text(
+    facts: RunFacts,
+    records: Iterable[Record],
+    matching: int,
+    sketch: bool = False,
+    arguments: Callable[[Record], Arguments] = lambda record: None,
+) -> Iterator[str]:
     """The object, piece by piece and one record a line: the records need not be in memory together."""
     head = {"format": "tensortap-show", "version": 1, "run": run_object(facts), "coverage": coverage_object(facts)}
     yield json.dumps({**head, "matching": matching}, indent=2, allow_nan=False)[:-2]
     yield ',\n  "records": ['
     for place, record in enumerate(records):
         yield ",\n    " if place else "\n    "
-        yield json.dumps(record_object(record, sketch), allow_nan=False)
+        yield json.dumps(record_object(record, sketch, arguments(record)), allow_nan=False)
     yield "\n  ]\n}\n"
 
 
@@ -71,7 +83,7 @@ def coverage_object(facts: RunFacts) -> dict[str, Any]:
     return {"counts": counts, "modules": modules}
 
 
-def record_object(record: Record, sketch: bool = False) -> dict[str, Any]:
+def record_object(record: Record, sketch: bool = False, arguments: Arguments = None) -> dict[str, Any]:
     summary = record.summary
     value = {
         **record.key._asdict(),
@@ -85,6 +97,7 @@ def record_object(record: Record, sketch: bool = False) -> dict[str, Any]:
         **{name: plain(getattr(summary, name)) for name in _MOMENTS},
         "digest": f"{summary.digest:016x}",
         "location": None if record.location is None else record.location._asdict(),
+        "arguments": None if arguments is None else {path: as_json(value) for path, value in arguments.items()},
     }
     if sketch:
         value["sketch"] = [plain(float(x)) for x in summary.sketch]

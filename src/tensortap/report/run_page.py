@@ -19,6 +19,7 @@ __all__ = ["CoverageGroup", "RunPage", "build", "render"]
 _LABEL = 10
 _STATUSES = ("seen", "never called", "no gradient", "skipped", "alias")
 _GROUPS = 6
+_CALLS = 12
 _WIDTH = 160  # of a list of names where nothing else sets one
 
 
@@ -80,7 +81,7 @@ def render(page: RunPage, width: int | None) -> list[Text]:
         lines += table.lines(columns_of(page.view), width)
     if rest := remainder(page.view):
         lines += _wrapped(rest, width, "dim")
-    return lines
+    return lines + _call_lines(page.view.calls, width)
 
 
 # --- the data ------------------------------------------------------------------------------------------------------
@@ -164,6 +165,16 @@ def _all_modules(group: CoverageGroup, width: int | None) -> list[Text]:
         table.Column("calls", [plural(n, "call") for n in calls]),
     ]
     return table.lines(columns, width, indent=_LABEL + 4)[1:]
+
+
+def _call_lines(calls: Sequence[tuple[str, str]], width: int | None) -> list[Text]:
+    if not calls:
+        return []
+    lines = [Text(), Text("called with", "bold")]
+    for module, words in calls[:_CALLS]:
+        lines += _wrapped(f"{clean(shown(module))}: {clean(words)}", width, "")
+    left = len(calls) - _CALLS
+    return lines + (_wrapped(f"and {count(left)} more: --module chooses", width, "dim") if left > 0 else [])
 
 
 def _some(names: Sequence[str], room: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensortap.errors import RunExists
 from tensortap.store.format import (
+    CALLS,
     COVERAGE_JSON,
     FORMAT,
     INDEX,
@@ -164,6 +165,6 @@ def _clear(folder: Path) -> None:
 
 
 def _is_our_file(name: str) -> bool:
-    if name in (RANK_JSON, COVERAGE_JSON, INDEX) or TEMPORARY_NAME.fullmatch(name):
+    if name in (RANK_JSON, COVERAGE_JSON, CALLS, INDEX) or TEMPORARY_NAME.fullmatch(name):
         return True
     return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL)))

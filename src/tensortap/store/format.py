@@ -3,12 +3,15 @@
     runs/a/run.json                       format, version, world, started, and what is known of the run
     runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
+    runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
+                                          step, micro, module, call, arguments (see `tensortap.arguments`)
     runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
     runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
 
 The index is only ever appended to, a whole batch at a time, after the bytes that the batch refers to. So any
 prefix of it can be trusted. `file` is always the finished name; until the file is finished, the same bytes
-are at the same offset under the `.partial` name.
+are at the same offset under the `.partial` name. A call's line in calls.jsonl is there before any row of the call is; a
+run without that file was written by a version that did not keep plain arguments.
 
 run.json, rank.json and the index (in its schema's metadata) each say of which version they are: ranks are written by
 processes of their own, and not necessarily by the same tensortap.
@@ -29,6 +32,7 @@ from tensortap.errors import RunUnreadable
 from tensortap.records import Coverage, Key, Location, Record, Summary
 
 __all__ = [
+    "CALLS",
     "COVERAGE_JSON",
     "END_OF_STREAM",
     "FORMAT",
@@ -67,6 +71,7 @@ RANK_FORMAT = "tensortap-rank"
 RUN_JSON = "run.json"
 RANK_JSON = "rank.json"
 COVERAGE_JSON = "coverage.json"
+CALLS = "calls.jsonl"
 INDEX = "index.arrows"
 PARTIAL = ".partial"
 

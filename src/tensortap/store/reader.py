@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tensortap.arguments import read
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable
 from tensortap.records import Coverage, Key, Record
+from tensortap.store.calls import Calls, read_calls
 from tensortap.store.folder import read_json
 from tensortap.store.format import (
+    CALLS,
     COVERAGE_JSON,
     INDEX,
     RANK_JSON,
@@ -78,6 +81,7 @@ class Run:
         self._spans = Spans(path)
         self._indexes: dict[int, Index] = {}
         self._keys: dict[tuple[int, int], dict[Key, int]] = {}
+        self._calls: dict[int, Calls | None] = {}
         self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in ranks}
         self._coverage = {rank: _json_or_none(self._folder(rank) / COVERAGE_JSON) for rank in ranks}
 
@@ -98,6 +102,7 @@ class Run:
             said = [
                 self._notice_of_status(rank),
                 self._notice_of_index(rank),
+                self._notice_of_calls(rank),
                 *self._notices_of_capture(rank),
             ]
             found += [f"rank {rank}: {text}" for text in said if text]
@@ -142,6 +147,27 @@ class Run:
             self._keys[spot] = self._index(rank).keys_of_step(key.step)
         place = self._keys[spot].get(Key(*key))
         return None if place is None else self._index(rank).records(np.array([place]))[0]
+
+    def arguments(self, record: Record) -> dict[str, Any] | None:
+        """What the module got beside tensors in the call that the record is of, by path, with a `Told` for what could
+        not be kept. None if it is of no call, as a parameter is, or if that was not recorded.
+
+        >>> run.arguments(record)                                              # doctest: +SKIP
+        {'is_causal': True, 'scale': 0.125}
+        """
+        calls, key = self.calls(record.rank), record.key
+        if calls is None or key.kind in ("param", "buffer", "param_grad"):
+            return None
+        return read(calls.of(key.step, key.micro, key.module, key.call))
+
+    def calls(self, rank: int) -> Calls | None:
+        """The plain arguments of all calls of a rank; None if they were not recorded, or cannot be read."""
+        if rank not in self._calls:
+            try:
+                self._calls[rank] = read_calls(self._folder(rank) / CALLS)
+            except (OSError, ValueError):  # the notices say so
+                self._calls[rank] = None
+        return self._calls[rank]
 
     def at(self, rank: int, row: int) -> Record:
         """The record in that row of `index(rank)`."""
@@ -225,6 +251,7 @@ class Run:
         self._spans.close()
         self._indexes.clear()
         self._keys.clear()
+        self._calls.clear()
 
     def __enter__(self) -> Run:
         return self
@@ -274,6 +301,11 @@ class Run:
             )
         if _field(self._status[rank], "status") == "finished" and not index.complete:
             return f"the index ends early, though the rank finished; {len(index)} records are intact"
+        return ""
+
+    def _notice_of_calls(self, rank: int) -> str:
+        if self.calls(rank) is None and (self._folder(rank) / CALLS).exists():
+            return f"{CALLS} cannot be read: plain arguments are not known"
         return ""
 
     def _notices_of_capture(self, rank: int) -> list[str]:

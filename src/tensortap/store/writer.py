@@ -25,8 +25,10 @@ from tensortap.errors import TensortapError, UsageError
 from tensortap.machine import cores, memory, neighbours
 from tensortap.records import Coverage, Location, Record
 from tensortap.sending import Incoming, Pinning
+from tensortap.store.calls import Called, CallsWriter
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
+    CALLS,
     COVERAGE_JSON,
     FORMAT,
     INDEX,
@@ -58,7 +60,8 @@ class RunWriter:
 
     `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
     many threads write tensors, each to a file of its own. `crowded` says that the run itself needs every core of the
-    machine. `pinning` is for tensors that come from a device.
+    machine. `pinning` is for tensors that come from a device. `calls` says that plain arguments are kept, even if no
+    call has any.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class RunWriter:
         writers: int | None = None,
         crowded: bool = False,
         pinning: Pinning | None = None,
+        calls: bool = False,
     ) -> None:
         count = _default_writers(pinning is not None) if writers is None else writers
         buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
@@ -102,6 +106,7 @@ class RunWriter:
         self._shards = [
             Shard(self._folder, self._new_name, self._pool.share(), self._state, route) for _ in range(count)
         ]
+        self._calls = CallsWriter(self._folder / CALLS, self._state) if calls else None
         self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
         self._closing = threading.Lock()
         self._closed = False
@@ -134,6 +139,13 @@ class RunWriter:
         """The same for many rows that are not known yet. They are asked for their columns when their turn comes."""
         self._check_open()
         self._index.append_rows(rows)
+
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        """Keep the plain arguments of a call, as `tensortap.arguments` writes them. To be told before its records, and
+        only if those of the module's call before were others."""
+        self._check_open()
+        assert self._calls is not None, "calls=True says that plain arguments are kept"
+        self._calls.add(Called(step, micro, module, call, arguments))
 
     def flush(self) -> None:
         """Wait until all that was put and appended so far has been written."""
@@ -186,6 +198,8 @@ class RunWriter:
                 shard.stop()
             for shard in self._shards:
                 shard.join()
+            if self._calls is not None:
+                self._calls.close()
             self._pool.release()
         failure = self._state.failure
         try:
@@ -220,6 +234,8 @@ class RunWriter:
             raise UsageError(f"the writer of {self.path} belongs to process {self._pid}: open one in each process.")
 
     def _barrier(self) -> bool:
+        if self._calls is not None and not self._calls.write():
+            return False
         tickets = [(shard, shard.seal()) for shard in self._shards]
         with self._state.changed:
             return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))

@@ -128,6 +128,17 @@ def test_the_answer_is_there_without_scripts() -> None:
     assert page.parsed.policy["script-src"] == [hashed(script) for script in scripts]
 
 
+def test_plain_arguments_are_a_table() -> None:
+    told = read(examination(ROWS), facts(calls=[("", "1=None"), ("a", "is_causal=True, past=a Cache object")])).parsed
+    assert "Plain arguments" in told.text
+    assert "(root)" in told.text
+    assert "is_causal=True, past=a Cache object" in told.text
+    assert told.element("calls")
+    many = read(examination(ROWS), facts(calls=[(f"m{at}", "x=1") for at in range(600)])).parsed.text
+    assert "and 100 more" in many
+    assert "Plain arguments" not in read(examination(ROWS)).parsed.text
+
+
 def test_an_empty_run_has_a_page() -> None:
     table = pa.Table.from_pylist([row()]).slice(0, 0)
     page = read(examination([], table=table), facts(steps=[], ranks=[]))
@@ -146,6 +157,7 @@ def test_names_are_text(name: str) -> None:
         info={"framework": name, "environment": {"flags": {name: name}}},
         notices=[name],
         coverage={0: [Coverage(name, name, "skipped", 0, name)]},
+        calls=[(name, name)],
     )
     usual = read(
         examination([row("x", status="dead", birth=True)]),
@@ -153,6 +165,7 @@ def test_names_are_text(name: str) -> None:
             info={"framework": "x", "environment": {"flags": {"x": "x"}}},
             notices=["x"],
             coverage={0: [Coverage("x", "x", "skipped", 0, "x")]},
+            calls=[("x", "x")],
         ),
     )
     page = read(hostile, about)

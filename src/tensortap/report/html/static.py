@@ -10,10 +10,11 @@ from tensortap.report.html.environment import Setting
 from tensortap.report.html.markup import element, join, text
 from tensortap.report.wording import count, plural
 
-__all__ = ["banner", "births", "coverage", "definitions", "environment", "glyph", "header", "notes"]
+__all__ = ["banner", "births", "calls", "coverage", "definitions", "environment", "glyph", "header", "notes"]
 
 _MOST_BIRTHS = 100
 _MOST_COVERAGE = 500
+_MOST_CALLS = 500
 
 Birth = Mapping[str, Any]
 
@@ -123,3 +124,18 @@ def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:
     more = element("p", f"and {count(rest)} more") if rest > 0 else ""
     table = element("table", head, element("tbody", *body))
     return element("section", element("h2", "What could not be seen"), table, more, id="coverage")
+
+
+def calls(rows: Sequence[tuple[str, str]]) -> str:
+    """Modules that got plain arguments, and which."""
+    if not rows:
+        return ""
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in ("module", "called with"))))
+    body = [
+        element("tr", element("td", text(shown(module))), element("td", element("code", text(words))))
+        for module, words in rows[:_MOST_CALLS]
+    ]
+    rest = len(rows) - _MOST_CALLS
+    more = element("p", f"and {count(rest)} more") if rest > 0 else ""
+    table = element("table", head, element("tbody", *body))
+    return element("section", element("h2", "Plain arguments"), table, more, id="calls")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tensortap.records import Record
+from tensortap.store.calls import Called, Calls
 from tensortap.store.format import SCHEMA, encode
 from tensortap.store.reader import Run
 from tensortap.store.table import Index
@@ -29,6 +30,7 @@ class LiveRun(Run):
         self._waiting: list[Record] = []
         self._batches: list[object] = []
         self._count = 0
+        self._plain = Calls()
         self._said: list[str] = []
         self._finished = False
         self._closed = False
@@ -41,6 +43,13 @@ class LiveRun(Run):
         self._count += 1
         if len(self._waiting) >= _BATCH:
             self._encode()
+
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        """As `RunWriter.called`."""
+        self._plain.add(Called(step, micro, module, call, arguments))
+
+    def calls(self, rank: int) -> Calls:
+        return self._plain
 
     def close_with(self, status: str, reason: str, notices: Sequence[str]) -> None:
         """Nothing more will come. What the watching could not see is in `notices`. A second time does nothing."""
