@@ -18,6 +18,7 @@ from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
 from tensortap.capture import steadiness
 from tensortap.frameworks import torch_lane
+from tensortap.kernels import summarize
 
 Step = Callable[[nn.Module, int, Any], None]
 
@@ -473,3 +474,57 @@ def test_a_tensor_that_waits_and_is_then_kept_whole(tmp_path: Path, new_gpu: Any
     for gather in (False, True):
         kept = [r for r in tt.open(tmp_path / str(gather)) if r.location is not None]
         assert {r.key.module for r in kept} == {f"second.{n}" for n in range(4)} and len(kept) == 5 * 8
+
+
+def test_an_interrupt_leaves_no_row_that_nobody_has_read(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_gpu()
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 8) for _ in range(6)]
+    looked = torch_lane._Waiting.unchanged
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(waiting: Any) -> bool:
+        if tap.stats()["steps"] == 4 and interrupts:
+            raise interrupts.pop()
+        return looked(waiting)
+
+    monkeypatch.setattr(torch_lane._Waiting, "unchanged", interrupted)
+    with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
+        for batch in batches:
+            try:
+                model(batch)
+            except KeyboardInterrupt:
+                continue  # as in a notebook
+            finally:
+                tap.step()
+                tap.flush()
+    assert not interrupts
+    true = {(step, str(at)): model[: at + 1](batch) for step, batch in enumerate(batches) for at in range(6)}
+    for record in tt.open(tmp_path / "a"):
+        output = true[record.key.step, record.key.module].detach().numpy()
+        assert record.summary.digest == summarize(output).digest, record.key
+
+
+def test_nothing_waits_on_once_there_is_a_second_stream(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = new_gpu()
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    seen: list[int] = []
+
+    def to_another_stream(*_: Any) -> None:
+        if tap.stats()["steps"] == 4:
+            seen.append(gpu.waiting())
+            monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+
+    with tt.capture(model, tmp_path / "a", kinds="output") as tap:
+        model[3].register_forward_pre_hook(to_another_stream)
+        model[4].register_forward_pre_hook(lambda *_: seen.append(gpu.waiting()))
+        for _ in range(5):
+            seen.clear()
+            model(torch.randn(4, 8))
+            tap.step()
+    assert seen[0] > 0 and seen[1] == 0

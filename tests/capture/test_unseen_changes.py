@@ -28,6 +28,25 @@ def test_an_optimizer_that_counts_no_version(tmp_path: Path) -> None:
     assert result.first is not None and result.first.key.kind == "param" and "optimizer" in str(result)
 
 
+def test_a_change_that_leaves_the_first_channel_alone(run_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(256, 256), nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            y.data[:, 1:] *= 2
+            return self.b(y)
+
+    model = Model()
+    with tt.capture(model, run_path, keep="tensors"):
+        model(torch.randn(64, 256))
+    with tt.open(run_path) as run:
+        made, taken = values(run, "output")["a", 0, "0"], values(run, "input")["b", 0, "0"]
+    np.testing.assert_array_equal(taken[:, 1:], 2 * made[:, 1:])
+
+
 def test_an_input_buffer_that_is_filled_anew(run_path: Path) -> None:
     model, buffer = nn.Linear(1000, 2), np.zeros((1, 1000), np.float32)
     with tt.capture(model, run_path, kinds="input") as tap:

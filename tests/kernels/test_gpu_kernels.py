@@ -214,6 +214,16 @@ def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make
     assert columns["l2"][2] == pytest.approx(2 * columns["l2"][0])
 
 
+def test_a_change_that_leaves_the_first_channel_alone(kernels: Make) -> None:
+    workshop, device = kernels()
+    tensor = random((64, 256), device, torch.bfloat16)
+    first = workshop.submit(tensor)
+    tensor.data[:, 1:] *= 2
+    second = workshop.submit(tensor, first)
+    workshop.end_step()
+    assert list(workshop.collect([first, second]).unchanged) == [False, False]
+
+
 def test_more_tensors_than_there_is_room_for_at_a_time(kernels: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop, device = kernels()
     count, large = 2500, 200 << 20

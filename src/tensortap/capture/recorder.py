@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from tensortap import dtypes
 from tensortap.capture.arriving import Arriving
 from tensortap.capture.keys import Keys
@@ -20,12 +17,12 @@ from tensortap.capture.steadiness import Place, Steadiness
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Identity, Workshop
 from tensortap.kernels import summarize
+from tensortap.kernels.probe import probe
 from tensortap.records import Key, Location, Record, Summary
 from tensortap.store.writer import RunWriter
 
 __all__ = ["Recorder"]
 
-_PROBES = 32
 _MOST_KNOWN = 100_000
 _MANY = 4096
 _NO_PLACE: tuple[Place | None, str] = (None, "now")
@@ -129,10 +126,10 @@ class Recorder:
         # Parameters and buffers are looked at anew each time: fused optimizers, for one, count no version.
         identity = None if key.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
-        probe = _probe(array) if identity is not None else b""
+        seen = probe(array) if identity is not None else b""
         known = self._seen_before(identity)
-        if known is None or known.probe != probe:
-            known = _Known(identity, probe, next(self._numbers), summarize(array))
+        if known is None or known.probe != seen:
+            known = _Known(identity, seen, next(self._numbers), summarize(array))
             self._remember(known)
         if keep == "tensors" and known.location is None:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
@@ -202,16 +199,6 @@ class Recorder:
         if len(self._known) > self._most_known:
             self._known = {token: known for token, known in self._known.items() if known.alive()}
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
-
-
-def _probe(array: npt.NDArray[np.generic]) -> bytes:
-    """A few elements, spread out. Frameworks count most changes in place but not those made behind autograd's back
-    (`x.data.mul_(2)`); an unchanged count with changed elements must not pass for the same tensor."""
-    if array.size <= _PROBES:
-        return array.tobytes()
-    if not array.flags.c_contiguous:
-        return bytes(array.flat[:: array.size // _PROBES].tobytes())
-    return array.reshape(-1)[:: array.size // _PROBES].tobytes()
 
 
 def _name_in_file(key: Key) -> str:

@@ -107,7 +107,9 @@ class CudaWorkshop:
 
     def _new_lane(self, index: int, stream: int) -> Lane:
         lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        self._one_stream = len(self._lanes) == len(self._gpus)
+        if len(self._lanes) != len(self._gpus) and self._one_stream:
+            self._one_stream = False
+            self._settle()  # what waits so far must not either
         return lane
 
     def _begin(self, phase: int) -> None:

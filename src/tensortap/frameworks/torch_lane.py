@@ -200,15 +200,15 @@ class Lane:
         self._due = min((one.due for one in waiting), default=seen + _MOST_WAITING)
 
     def _read_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, {}
         if (batch := self._batch) is None:  # then none waits either
             return
+        batch.missed.update(self._waiting)  # until they have been read: an interrupt may come at any moment
+        waiting, self._waiting = self._waiting, {}
         found = []
         for number, one in waiting.items():
             if one.unchanged():
                 found.append((number, one))
             else:
-                batch.missed.add(number)
                 one.patience.lost()
         self._read_together(found, batch)
 

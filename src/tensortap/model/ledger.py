@@ -13,12 +13,11 @@ from tensortap.capture.tree import Tree
 from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.loading import in_host_memory
 from tensortap.kernels import summarize
+from tensortap.kernels.probe import probe
 from tensortap.records import Summary
 from tensortap.report.wording import shape
 
 __all__ = ["Change", "Ledger"]
-
-_PROBES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -106,11 +105,11 @@ class Ledger:
         if same and not thorough and old is not None:
             if not in_host_memory(tensor):
                 return old
-            if _probe(framework.host(tensor)) == old.probe:
+            if probe(framework.host(tensor)) == old.probe:
                 return old
         array = framework.host(tensor)
-        probe = _probe(array) if in_host_memory(tensor) else b""
-        return _Known(identity, probe, sizes, dtype, summarize(array))
+        seen = probe(array) if in_host_memory(tensor) else b""
+        return _Known(identity, seen, sizes, dtype, summarize(array))
 
 
 def _same(old: Identity | None, new: Identity | None) -> bool:
@@ -132,8 +131,3 @@ def _difference(old: _Known, new: _Known) -> Change | None:
     if new.summary.nonfinite and not old.summary.nonfinite:
         detail = "; ".join(filter(None, (detail, "not all finite any more")))
     return Change(rel, detail)
-
-
-def _probe(array: Any) -> bytes:
-    flat = array.flat if not array.flags.c_contiguous else array.reshape(-1)
-    return bytes(np.asarray(flat[:: max(1, array.size // _PROBES)]).tobytes())

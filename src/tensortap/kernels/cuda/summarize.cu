@@ -16,7 +16,7 @@
 __device__ __forceinline__ u32 look(const Work &work) {
     u32 lane = threadIdx.x & 31;
     u64 step = work.elements / 32;
-    u64 index = step ? lane * step : lane;
+    u64 index = step ? lane * step + u64(lane) * 0x9E3779B1u % step : lane;  // not all of the same channel
     u32 bits = 0;
     if (index < work.elements) {
 #if LAYOUT == 2
