@@ -1,9 +1,10 @@
 """What the report page costs: its size, when it is drawn, and how fast it filters and sorts, in a real browser.
 
-    python benchmarks/report.py --pairs 100000 1000000
+    python benchmarks/report.py --pairs 100000 1000000 --siblings 50000
 
-The comparison is made by hand: a decoder of 80 layers on four ranks, errors and statistics random, so that they
-compress as badly as measured ones. Needs Debian's chromium (or --browser) and Playwright.
+The comparisons are made by hand: a decoder of 80 layers on four ranks, and a model of so many modules side by side on
+one. Errors and statistics are random, so that they compress as badly as measured ones. Needs Debian's chromium (or
+--browser) and Playwright.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tensortap.compare.columns import SCHEMA
 from tensortap.records import Comparison, Difference, Finding, Key
@@ -26,8 +27,8 @@ from tensortap.report import comparison_html
 
 RANKS = 4
 LAYERS = 80
-BORN = "layers.40.attention.core"
 PARTS = ("norm1", "attention.qkv", "attention.core", "attention.out", "attention", "norm2", "mlp.up", "mlp.down", "mlp")
+DECODER = [f"layers.{layer}.{part}" for layer in range(LAYERS) for part in PARTS]
 SWITCHES = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -49,60 +50,97 @@ SORT = """async () => {
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   return performance.now() - started;
 }"""
+KEY = """async (key) => {
+  const module = document.querySelector(".tree [tabindex='0']");
+  module.focus();
+  const started = performance.now();
+  module.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - started;
+}"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--pairs", type=int, nargs="*", default=[100_000, 1_000_000])
+    parser.add_argument("--siblings", type=int, nargs="*", default=[50_000], help="modules side by side")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--browser", default="/usr/bin/chromium")
     parser.add_argument("--out", type=Path, help="keep the pages in this folder")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        folder = given.out or Path(scratch)
         for pairs in given.pairs:
-            path = (given.out or Path(scratch)) / f"report-{pairs}.html"
-            comparison = made(pairs)
-            ready = time.perf_counter()
-            with path.open("wb") as file:
-                comparison_html.write(comparison, file)
-            wrote = time.perf_counter() - ready
-            print(f"{pairs:,} pairs: {path.stat().st_size / 1e6:.2f} MB, written in {wrote:.2f} s")
-            browser = playwright.chromium.launch(executable_path=given.browser, args=SWITCHES.split())
-            rounds = [opened(browser, path) for _ in range(given.rounds)]
-            browser.close()
-            for what in rounds[0]:
-                print(f"  {what:42} {statistics.median(each[what] for each in rounds):8.0f} ms")
+            path = written(folder / f"report-{pairs}.html", f"{pairs:,} pairs", made(pairs, DECODER))
+            measured(playwright, given, path, in_table)
+        for many in given.siblings:
+            siblings = made(3 * many, [f"experts.expert_{number}" for number in range(many)])
+            path = written(folder / f"siblings-{many}.html", f"{many:,} modules side by side", siblings)
+            measured(playwright, given, path, in_tree)
 
 
-def opened(browser: Browser, path: Path) -> dict[str, float]:
+def written(path: Path, what: str, comparison: Comparison) -> Path:
+    ready = time.perf_counter()
+    with path.open("wb") as file:
+        comparison_html.write(comparison, file)
+    wrote = time.perf_counter() - ready
+    print(f"{what}: {path.stat().st_size / 1e6:.2f} MB, written in {wrote:.2f} s")
+    return path
+
+
+def measured(playwright: Any, given: argparse.Namespace, path: Path, more: Callable[[Page], dict[str, float]]) -> None:
+    """Prints medians over all rounds."""
+    browser = playwright.chromium.launch(executable_path=given.browser, args=SWITCHES.split())
+    rounds = [opened(browser, path, more) for _ in range(given.rounds)]
+    browser.close()
+    for what in rounds[0]:
+        print(f"  {what:42} {statistics.median(each[what] for each in rounds):8.0f} ms")
+
+
+def opened(browser: Browser, path: Path, more: Callable[[Page], dict[str, float]]) -> dict[str, float]:
     """The page in a fresh profile: milliseconds from the start of the navigation, or of the key."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     page = context.new_page()
     page.goto(f"{path.resolve().as_uri()}#step=all&rank=all")
     page.wait_for_selector("body[data-ready]", timeout=120_000)
     marks = page.evaluate("Object.fromEntries(performance.getEntries().map((each) => [each.name, each.startTime]))")
-    measured = {
+    found = {
         "banner painted": marks["first-contentful-paint"],
         "plot, tree and table painted": marks["tensortap-painted"],
         "all columns decoded": marks["tensortap-complete"],
+        **more(page),
+    }
+    context.close()
+    return found
+
+
+def in_table(page: Page) -> dict[str, float]:
+    return {
         "filter by two words": page.evaluate(FILTER, "mlp grad"),
         "filter by nothing": page.evaluate(FILTER, ""),
         "sort by error": page.evaluate(SORT),
     }
-    context.close()
-    return measured
 
 
-def made(pairs: int) -> Comparison:
-    """As many pairs, one of them a birth on rank 2."""
+def in_tree(page: Page) -> dict[str, float]:
+    return {
+        "to the last module": page.evaluate(KEY, "End"),
+        "to the one above": page.evaluate(KEY, "ArrowUp"),
+        "choose it": page.evaluate(KEY, "Enter"),
+    }
+
+
+def made(pairs: int, modules: Sequence[str]) -> Comparison:
+    """As many pairs, one of them a birth half-way through the modules, on rank 2 if there are as many."""
     random = np.random.default_rng(0)
-    identities = list(_identities())
+    identities, place = list(_identities(modules)), modules[len(modules) // 2]
+    cls = place.rpartition(".")[2].capitalize()
     steps = -(-pairs // (RANKS * len(identities)))
     size = RANKS * steps * len(identities)
     rank = np.repeat(np.arange(RANKS, dtype=np.int32), steps * len(identities))[:pairs]
     step = np.tile(np.repeat(np.arange(steps), len(identities)), RANKS)[:pairs]
     which = np.tile(np.arange(len(identities)), RANKS * steps)[:pairs]
-    born = next(at for at, (module, _, kind, _) in enumerate(identities) if (module, kind) == (BORN, "output"))
+    born = next(at for at, (module, _, kind, _) in enumerate(identities) if (module, kind) == (place, "output"))
     first = int(np.flatnonzero((rank == min(2, rank[-1])) & (which == born))[0])
     wrong = (step > step[first]) | ((rank == rank[first]) & (which >= born))
     error = np.where(wrong, 10 ** random.normal(-3, 0.5, pairs), 10 ** random.normal(-6.5, 0.3, pairs))
@@ -126,9 +164,9 @@ def made(pairs: int) -> Comparison:
     columns |= {name: np.zeros(pairs, int) for name in counts}
     table = pa.table([_arrow(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
     birth = Finding(
-        key=Key(int(step[first]), 0, "forward", BORN, 0, "output", "0"),
+        key=Key(int(step[first]), 0, "forward", place, 0, "output", "0"),
         rank=int(rank[first]),
-        cls="Core",
+        cls=cls,
         status="diverged",
         difference=Difference(8 * 1024 * 4096, False, True, float(error[first]), 0.0, 1.0, 1.0),
         tolerance=1e-5,
@@ -139,7 +177,7 @@ def made(pairs: int) -> Comparison:
         reference="runs/a",
         candidate="runs/b",
         verdict="diverged",
-        sentence=f"The runs part in {BORN} (Core).",
+        sentence=f"The runs part in {place} ({cls}).",
         first=birth,
         births=[birth],
         counts={"close": int((~wrong).sum()), "diverged": int(wrong.sum())},
@@ -153,9 +191,8 @@ def _arrow(values: Any, kind: Any) -> Any:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def _identities() -> Iterator[tuple[str, str, str, str]]:
+def _identities(modules: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
     """(module, class, kind, phase) of a step, in execution order."""
-    modules = [f"layers.{layer}.{part}" for layer in range(LAYERS) for part in PARTS]
     for module in modules:
         cls = module.rpartition(".")[2].capitalize()
         yield module, cls, "input", "forward"

@@ -98,6 +98,15 @@ def long_page(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def wide_page(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
+    """50,000 modules side by side, each with another in it; the one in the middle is the first that is wrong."""
+    path = tmp_path_factory.mktemp("wide") / "wide.html"
+    with path.open("wb") as file:
+        comparison_html.write(comparisons.large(50_000, layers=50_000), file)
+    return path
+
+
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Open]:
     """Opens a page in a profile of its own. At the end: nothing on the console, no request but for the page itself."""

@@ -94,5 +94,4 @@ def test_what_is_not_finite_is_off_by_more_than_anything(visit: Any, tmp_path: P
     assert column(page, 1) == ["fc\\u202ekcab", "fc1"]
     assert "relative error\n∞" in page.locator("#tensor .measures").first.inner_text()
     page.locator("#filter").fill("fc1")
-    rows = page.locator(".table-panel .grid-body .grid-row")
-    assert [rows.nth(1).get_attribute(name) for name in ("id", "aria-selected")] == [None, None]
+    assert page.locator(".table-panel .grid-body .grid-row").count() == 1  # what is not shown does not exist

@@ -192,8 +192,8 @@ def incomparable() -> Comparison:
     )
 
 
-def large(rows: int = 100_000, **changes: Any) -> Comparison:
-    """Many rows, the second half of them wrong; quick to make."""
+def large(rows: int = 100_000, layers: int = 1000, **changes: Any) -> Comparison:
+    """Many rows, a step for every so many layers, the second half of them wrong; quick to make."""
     half = rows // 2
     parts = [row("layers.0.fc"), wrong("layers.0.fc")]
     columns = {}
@@ -202,8 +202,8 @@ def large(rows: int = 100_000, **changes: Any) -> Comparison:
         columns[name] = pa.array([p[name] for p in parts], field).take(pa.array(np.arange(rows) // half))
     place = np.arange(rows)
     columns["seq"] = pa.array(place, pa.int64())
-    columns["module"] = pa.array([f"layers.{n % 1000}.fc" for n in place])
-    columns["step"] = pa.array(place // 1000, pa.int64())
+    columns["module"] = pa.array([f"layers.{n % layers}.fc" for n in place])
+    columns["step"] = pa.array(place // layers, pa.int64())
     columns["birth"] = pa.array(place == half)
     columns["rel_l2"] = pa.array(np.where(place < half, 2.1e-6, 4.1e-3) * (1 + place % 97 / 97))
     table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)

@@ -14,6 +14,7 @@ from support.read_page import ReadPage, hashed, outside
 from tensortap.records import Coverage, Examination, Key, Trouble
 from tensortap.report import run_html
 from tensortap.report.facts import RunFacts
+from tensortap.report.wording import clean
 
 COLUMNS = ("rank", "seq", "step", "micro", "phase", "module", "call", "kind", "path", "cls", "dtype", "shape")
 NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
@@ -171,3 +172,4 @@ def test_names_are_text(name: str) -> None:
     page = read(hostile, about)
     assert [tag for tag, _ in page.parsed.tags] == [tag for tag, _ in usual.parsed.tags]
     assert page.words("module") == [name]
+    assert page.head["policy"] == page.head["sentence"] == clean(name)

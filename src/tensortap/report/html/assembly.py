@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from tensortap.details import Detail
 from tensortap.report.html.blocks import json_block
 from tensortap.report.html.columns import Column, entries, packed
 from tensortap.report.html.detail_data import fitting
+from tensortap.report.html.head import Head
 from tensortap.report.html.page import Page
 
 __all__ = ["DETAILS", "assembled"]
@@ -22,7 +23,7 @@ class _Data(Protocol):
 
     def columns(self) -> tuple[list[Column], dict[str, list[str]]]: ...
 
-    def head(self, words: Mapping[str, Sequence[str]], columns: Sequence[Any], details: Mapping[int, str]) -> Any: ...
+    def head(self) -> Head: ...
 
 
 def assembled(
@@ -38,5 +39,5 @@ def assembled(
     columns, words = data.columns()
     details = fitting(documents)
     blocks = {row: block.id for detail, block in details for row in detail.rows}
-    head = json_block("head", data.head(words, entries(columns), blocks))
+    head = json_block("head", data.head().object(kind, entries(columns), words, blocks))
     return Page(kind, title, before, after, head, [*packed(columns), *(block for _, block in details)])

@@ -67,7 +67,7 @@ def elements_of(shapes: Coded) -> Ints:
 
 @dataclass(frozen=True)
 class Modules:
-    """The tree, parents before children, siblings in execution order; the place is a module's code."""
+    """The tree, each module right before all that is below it, siblings in execution order; the place is its code."""
 
     names: list[str]
     parents: list[int]

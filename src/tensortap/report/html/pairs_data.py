@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from tensortap.report import pairs, unmatched
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.environment import Setting, settings
+from tensortap.report.html.head import Head
 from tensortap.report.html.outline import Coded, Outline, coded, coded_shapes, elements_of, greatest
 from tensortap.report.wording import clean, command_line, rough
 
@@ -58,34 +59,21 @@ class PairsData:
         found += more + self._measured() + self._sides()
         return found, words | more_words
 
-    def head(self, words: Mapping[str, Sequence[str]], columns: Sequence[Any], details: Mapping[int, str]) -> Any:
+    def head(self) -> Head:
         comparison = self.comparison
-        births = self.births
-        nonfinite = [at for at, birth in enumerate(_seen(comparison)) if birth.status == "nonfinite"]
-        return {
-            "page": "comparison",
-            **self.outline.object(),
-            "columns": columns,
-            "words": {name: [clean(word) for word in each] for name, each in words.items()},
-            "verdict": comparison.verdict,
-            "sentence": clean(comparison.sentence),
-            "policy": clean(comparison.policy),
-            "counts": dict(comparison.counts),
-            "start": self._start(),
-            "first": 0 if comparison.first is not None and births else None,
-            "first_nonfinite": nonfinite[0] if nonfinite else None,
-            "births": births,
-            "by_step": self._by_step(),
-            "unmatched": self._unmatched(),
-            "details": {str(row): block for row, block in details.items()},
-            "runs": [
-                {"side": side, "path": clean(path)}
-                for side, path in (("reference", comparison.reference), ("candidate", comparison.candidate))
-            ],
-            "environment": [setting.object() for setting in self.settings],
-            "notes": [clean(note) for note in comparison.notes],
-            "definitions": [{"term": term, "text": text} for term, text in PAIRS.items()],
-        }
+        return Head(
+            told=comparison,
+            outline=self.outline,
+            start=self._start(),
+            first=0 if comparison.first is not None and self.births else None,
+            births=self.births,
+            by_step=self._by_step(),
+            own={"unmatched": self._unmatched()},
+            runs={"reference": comparison.reference, "candidate": comparison.candidate},
+            settings=self.settings,
+            notes=comparison.notes,
+            definitions=PAIRS,
+        )
 
     @property
     def settings(self) -> list[Setting]:
@@ -198,10 +186,10 @@ class PairsData:
             "command": command(self.comparison, birth),
         }
 
-    def _start(self) -> dict[str, Any]:
+    def _start(self) -> int | None:
         """The first birth; in a match, what is nearest to its tolerance."""
         rows = self.places[:1] or (pairs.nearest(self.comparison, 1) if self.outline.rows else [])
-        return self.outline.start(rows[0] if rows else None)
+        return rows[0] if rows else None
 
     def _by_step(self) -> dict[str, list[Any]]:
         steps, places = len(self.outline.steps), self.outline.step_places()

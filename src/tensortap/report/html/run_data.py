@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from tensortap.report.facts import RunFacts
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import RUN
 from tensortap.report.html.environment import Setting, settings
+from tensortap.report.html.head import Head
 from tensortap.report.html.outline import Outline, coded, coded_shapes, greatest
 from tensortap.report.wording import clean, command_line
 
@@ -60,31 +60,24 @@ class RunData:
         found += [Column(name, numbers[name], *texts, bits=bits) for name, texts in _TEXTS.items()]
         return found, words
 
-    def head(self, words: Mapping[str, Sequence[str]], columns: Sequence[Any], details: Mapping[int, str]) -> Any:
-        examination = self.examination
+    def head(self) -> Head:
         births, first = self.births, self.first
-        return {
-            "page": "run",
-            **self.outline.object(),
-            "columns": columns,
-            "words": {name: [clean(word) for word in each] for name, each in words.items()},
-            "verdict": examination.verdict,
-            "sentence": clean(examination.sentence),
-            "policy": examination.policy,
-            "counts": dict(examination.counts),
-            "start": self.outline.start(None if first is None else births[first]["row"]),
-            "first": first,
-            "first_nonfinite": first if first is not None and births[first]["status"] == "nonfinite" else None,
-            "births": births,
-            "by_step": self._by_step(),
-            "gradients": self._gradients(),
-            "coverage": [{"rank": rank, **row.as_dict()} for rank, row in self.unseen],
-            "details": {str(row): block for row, block in details.items()},
-            "runs": [{"side": "reference", "path": clean(examination.path)}],
-            "environment": [setting.object() for setting in self.settings],
-            "notes": [clean(note) for note in self.notes],
-            "definitions": [{"term": term, "text": text} for term, text in RUN.items()],
-        }
+        return Head(
+            told=self.examination,
+            outline=self.outline,
+            start=None if first is None else births[first]["row"],
+            first=first,
+            births=births,
+            by_step=self._by_step(),
+            own={
+                "gradients": self._gradients(),
+                "coverage": [{"rank": rank, **row.as_dict()} for rank, row in self.unseen],
+            },
+            runs={"reference": self.examination.path},
+            settings=self.settings,
+            notes=self.notes,
+            definitions=RUN,
+        )
 
     @property
     def notes(self) -> list[str]:

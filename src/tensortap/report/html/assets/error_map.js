@@ -1,8 +1,9 @@
-// Where in a tensor the differences are: tiles of its greatest difference. With a server, a click looks closer, down to
-// single elements.
+// Where in a tensor the differences are: tiles of its greatest difference. With a server, a click or Enter looks closer, down
+// to single elements.
 
 import { asked, fromBase64, isServed } from "./blocks.js";
-import { canvas, make } from "./dom.js";
+import { CellGrid } from "./cell_grid.js";
+import { make } from "./dom.js";
 import { count, number } from "./format.js";
 import { css, Ramp } from "./ramp.js";
 import { ELEMENTS, valuesTable } from "./slice.js";
@@ -18,7 +19,13 @@ export class ErrorMap {
     this.row = row;
     this.whole = map;
     this.map = map;
-    this.node = make("div", { class: "error-map" });
+    this.tiles = new CellGrid({
+      tell: (...at) => this.#tell(...at),
+      act: isServed() ? (...at) => this.#closer(...at) : null,
+    });
+    this.about = make("p", { class: "hint" });
+    this.more = make("div");
+    this.node = make("div", { class: "error-map" }, this.tiles.node, this.about, this.more);
     this.draw();
   }
 
@@ -28,32 +35,24 @@ export class ErrorMap {
     const differing = values.some((value) => value > 0 && value < Infinity);
     const ramp = differing ? new Ramp(map.low, map.high) : new Ramp(0.1, 1);
     ramp.dark = theme() === "dark";
-    const tileWidth = Math.min(WIDTH / map.width, WIDEST);
-    const tileHeight = Math.min(TALLEST / map.height, tileWidth);
-    const { node, context } = canvas(tileWidth * map.width, tileHeight * map.height, {
-      role: "img",
-      "aria-label": `greatest difference in ${map.height} by ${map.width} tiles`,
-      class: isServed() ? "closer" : "",
+    this.values = values;
+    const wide = Math.min(WIDTH / map.width, WIDEST);
+    const high = Math.min(TALLEST / map.height, wide);
+    const pen = this.tiles.begin({
+      label: `Greatest difference in ${map.height} by ${map.width} tiles`,
+      rows: map.height,
+      columns: map.width,
+      wide,
+      high,
     });
     values.forEach((value, at) => {
-      context.fillStyle = value === Infinity ? colour("nonfinite-mark") : paint(ramp, value);
-      const [row, column] = [Math.floor(at / map.width), at % map.width];
-      context.fillRect(column * tileWidth, row * tileHeight, tileWidth + 0.5, tileHeight + 0.5);
+      pen.fillStyle = value === Infinity ? colour("nonfinite-mark") : paint(ramp, value);
+      const [x, y] = this.tiles.box(Math.floor(at / map.width), at % map.width);
+      pen.fillRect(x, y, wide + 0.5, high + 0.5);
     });
     const lost = values.filter((value) => value === Infinity).length;
-    const said = make("p", { class: "hint" }, this.#about(differing, lost));
-    const find = (event) => {
-      const box = node.getBoundingClientRect();
-      const column = Math.min(map.width - 1, Math.floor(((event.clientX - box.left) / box.width) * map.width));
-      const row = Math.min(map.height - 1, Math.floor(((event.clientY - box.top) / box.height) * map.height));
-      return [row, column];
-    };
-    node.addEventListener("mousemove", (event) => {
-      const [row, column] = find(event);
-      node.title = `${this.#span(row, column)}: ${number(values[row * map.width + column])}`;
-    });
-    if (isServed()) node.addEventListener("click", (event) => this.#closer(...find(event)));
-    this.node.replaceChildren(node, said, ...this.#buttons());
+    this.about.textContent = this.#about(differing, lost);
+    this.more.replaceChildren(...this.#buttons());
   }
 
   #about(differing, lost) {
@@ -80,24 +79,35 @@ export class ErrorMap {
     return [...cut(firstRow, lastRow, this.map.height, row), ...cut(firstColumn, lastColumn, this.map.width, column)];
   }
 
-  #span(row, column) {
+  #tell(row, column) {
     const [firstRow, lastRow, firstColumn, lastColumn] = this.#tile(row, column);
     const range = (first, last) => (last - first > 1 ? `${first}–${last - 1}` : String(first));
-    return `row ${range(firstRow, lastRow)}, column ${range(firstColumn, lastColumn)}`;
+    const size = number(this.values[row * this.map.width + column]);
+    return `row ${range(firstRow, lastRow)}, column ${range(firstColumn, lastColumn)}: ${size}`;
   }
 
   #buttons() {
     if (!isServed()) return [];
     const buttons = [make("button", { type: "button", onclick: () => this.#values() }, "show values")];
     if (this.map !== this.whole) {
-      buttons.unshift(make("button", { type: "button", onclick: () => this.#become(this.whole) }, "whole tensor"));
+      buttons.unshift(make("button", { type: "button", onclick: () => this.#back() }, "whole tensor"));
     }
     return [make("p", { class: "buttons" }, buttons)];
   }
 
-  #become(map) {
+  /** Shows another part; keys go on from the tile that an element is in. */
+  #become(map, row, column) {
     this.map = map;
     this.draw();
+    const last = (many, begin, place) => Array.from({ length: many }, (_, at) => at).findLast((at) => begin(at) <= place);
+    const down = last(map.height, (at) => this.#tile(at, 0)[0], row);
+    this.tiles.go(down, last(map.width, (at) => this.#tile(0, at)[2], column));
+  }
+
+  #back() {
+    const [row, , column] = this.map.window;
+    this.#become(this.whole, row, column);
+    this.tiles.focus(); // the button is no more
   }
 
   async #closer(row, column) {
@@ -109,7 +119,7 @@ export class ErrorMap {
       return [begin, begin + size];
     };
     const closer = [...around(top, firstRow, lastRow), ...around(left, firstColumn, lastColumn)];
-    await this.#ask(`map?row=${this.row}&window=${closer.join(",")}`, (map) => this.#become(map));
+    await this.#ask(`map?row=${this.row}&window=${closer.join(",")}`, (map) => this.#become(map, top, left));
   }
 
   async #values() {
@@ -121,8 +131,8 @@ export class ErrorMap {
       Math.min(lastColumn, firstColumn + ELEMENTS),
     ];
     await this.#ask(`slice?row=${this.row}&window=${part.join(",")}`, (slice) => {
-      this.node.querySelector(".slice")?.remove();
-      this.node.append(valuesTable(slice));
+      this.more.querySelector(".slice")?.remove();
+      this.more.append(valuesTable(slice));
     });
   }
 
@@ -130,7 +140,7 @@ export class ErrorMap {
     try {
       then(await asked(question));
     } catch (error) {
-      this.node.append(make("p", { class: "hint", role: "alert" }, error.message));
+      this.more.append(make("p", { class: "hint", role: "alert" }, error.message));
     }
   }
 }

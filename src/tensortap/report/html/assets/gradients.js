@@ -1,8 +1,9 @@
 // Gradient norms of a run: all of it over the steps, and each layer in each step.
 
 import { Chart, FONT, logAxis, wholeAxis } from "./axes.js";
+import { CellGrid } from "./cell_grid.js";
 import { cell } from "./cells.js";
-import { canvas, make } from "./dom.js";
+import { make } from "./dom.js";
 import { number } from "./format.js";
 import { Ramp } from "./ramp.js";
 import { colour, onTheme, theme } from "./theme.js";
@@ -16,14 +17,15 @@ export class Gradients {
   constructor(data) {
     this.data = data;
     this.line = make("div", { class: "chart" });
-    this.cells = make("div", { class: "heat" });
+    this.cells = new CellGrid({ tell: (...at) => this.#tell(...at) });
+    this.box = make("div", { class: "heat" }, this.cells.node);
     this.node = make(
       "div",
       { class: "gradients" },
       make("h3", {}, "Norm of all gradients, over steps"),
       this.line,
       make("h3", {}, "Norm of each layer's gradients: layers down, steps across"),
-      this.cells,
+      this.box,
     );
     this.chart = new Chart(this.line, HEIGHT);
     onTheme(() => this.draw());
@@ -65,10 +67,15 @@ export class Gradients {
     const bounds = all.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, 0]);
     const ramp = bounds[1] > 0 ? new Ramp(Math.max(bounds[0], bounds[1] * 1e-8), bounds[1]) : new Ramp(0.1, 1);
     ramp.dark = theme() === "dark";
-    const wide = Math.min(64, (this.cells.clientWidth - LEFT) / Math.max(1, steps.length));
-    const { node, context: pen } = canvas(LEFT + wide * steps.length, CELL * layers.length + FOOT, {
-      role: "img",
-      "aria-label": `gradient norms of ${layers.length} layers in ${steps.length} steps`,
+    const wide = Math.min(64, (this.box.clientWidth - LEFT) / Math.max(1, steps.length));
+    const pen = this.cells.begin({
+      label: `Gradient norms of ${layers.length} layers in ${steps.length} steps`,
+      rows: layers.length,
+      columns: steps.length,
+      wide,
+      high: CELL,
+      left: LEFT,
+      foot: FOOT,
     });
     pen.font = `11px ${FONT}`;
     pen.textBaseline = "middle";
@@ -86,14 +93,11 @@ export class Gradients {
     steps.forEach((step, column) => {
       if (column % every === 0) pen.fillText(`step ${step}`, LEFT + column * wide, CELL * layers.length + FOOT / 2 + 2);
     });
-    node.addEventListener("mousemove", (event) => {
-      const box = node.getBoundingClientRect();
-      const row = Math.floor((event.clientY - box.top) / CELL);
-      const column = Math.floor((event.clientX - box.left - LEFT) / wide);
-      const value = norm[row]?.[column];
-      node.title =
-        value === undefined ? "" : `${modules.shown[layers[row]]} · step ${steps[column]}: ${number(value)}`;
-    });
-    this.cells.replaceChildren(node);
+  }
+
+  #tell(row, column) {
+    const { gradients, modules } = this.data.head;
+    const { steps, layers, norm } = gradients;
+    return `${modules.shown[layers[row]]} · step ${steps[column]}: ${number(norm[row][column])}`;
   }
 }

@@ -1,8 +1,9 @@
-// Ranks against layers: which rank, which part of the model. A click narrows the selection to both.
+// Ranks against layers: which rank, which part of the model. A click or Enter narrows the selection to both.
 
 import { FONT } from "./axes.js";
+import { CellGrid } from "./cell_grid.js";
 import { cell, WIDE_ENOUGH } from "./cells.js";
-import { canvas, make } from "./dom.js";
+import { make } from "./dom.js";
 import { number } from "./format.js";
 import { diamond } from "./marks.js";
 import { ranges } from "./scope.js";
@@ -14,7 +15,12 @@ const HEAD = 18;
 export class HeatMap {
   constructor(data, selection, ramp) {
     Object.assign(this, { data, selection, ramp });
-    this.box = make("div", { class: "heat" });
+    this.cells = new CellGrid({
+      tell: (...at) => this.#tell(...at),
+      act: (...at) => this.#choose(...at),
+      chosen: (...at) => this.#isChosen(...at),
+    });
+    this.box = make("div", { class: "heat" }, this.cells.node);
     this.said = make("span", { class: "said" });
     this.node = make(
       "section",
@@ -52,94 +58,102 @@ export class HeatMap {
       }
     }
     const step = this.selection.get("step");
-    this.said.textContent = `${step === null ? "all steps" : `step ${step}`} · click narrows`;
+    this.said.textContent = `${step === null ? "all steps" : `step ${step}`} · click or Enter narrows`;
   }
 
   draw() {
     const { ranks, layers } = this.data.head;
     this.drawn = this.box.clientWidth;
     const width = Math.max(200, this.drawn);
-    const cellWidth = (width - LEFT) / Math.max(1, layers.length);
-    const cellHeight = ranks.length <= 16 ? 18 : Math.max(2, Math.min(12, 240 / ranks.length));
-    const { node, context: pen } = canvas(width, HEAD + cellHeight * ranks.length, {
-      role: "img",
-      "aria-label": `errors of ${ranks.length} ranks in ${layers.length} layers`,
+    const pen = this.cells.begin({
+      label: `${this.data.compares ? "Errors" : "Sizes"} of ${ranks.length} ranks in ${layers.length} layers`,
+      rows: ranks.length,
+      columns: layers.length,
+      wide: (width - LEFT) / Math.max(1, layers.length),
+      high: ranks.length <= 16 ? 18 : Math.max(2, Math.min(12, 240 / ranks.length)),
+      left: LEFT,
+      top: HEAD,
+      headed: true,
     });
-    const gap = Math.min(cellWidth, cellHeight) > 6 ? 1 : 0;
+    const { wide, high } = this.cells;
+    const gap = Math.min(wide, high) > 6 ? 1 : 0;
     this.sizes.forEach((size, at) => {
-      const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
+      const [x, y] = this.#box(at);
       const shift = this.births[at] ? 10 : 0; // the number stands beside the mark
-      cell(pen, this.ramp, size, [x, y, cellWidth - gap, cellHeight - gap], shift);
+      cell(pen, this.ramp, size, [x, y, wide - gap, high - gap], shift);
     });
-    this.#labels(pen, cellWidth, cellHeight);
-    this.#chosen(pen, cellWidth, cellHeight);
+    this.#labels(pen, wide, high);
+    this.#outline(pen);
     this.births.forEach((many, at) => {
-      const [x, y] = [LEFT + (at % layers.length) * cellWidth, HEAD + Math.floor(at / layers.length) * cellHeight];
-      const shift = cellWidth >= WIDE_ENOUGH + 20 ? -cellWidth / 2 + 12 : 0;
-      if (many) diamond(pen, x + cellWidth / 2 + shift, y + cellHeight / 2, Math.max(4, Math.min(6, cellHeight / 2.5)));
+      const [x, y] = this.#box(at);
+      const shift = wide >= WIDE_ENOUGH + 20 ? -wide / 2 + 12 : 0;
+      if (many) diamond(pen, x + wide / 2 + shift, y + high / 2, Math.max(4, Math.min(6, high / 2.5)));
     });
-    const find = (event) => {
-      const box = node.getBoundingClientRect();
-      const layer = Math.floor((event.clientX - box.left - LEFT) / cellWidth);
-      const rank = Math.floor((event.clientY - box.top - HEAD) / cellHeight);
-      return [rank, layer < layers.length ? layer : -1];
-    };
-    node.addEventListener("mousemove", (event) => (node.title = this.#tell(...find(event))));
-    node.addEventListener("click", (event) => this.#choose(...find(event)));
-    this.box.replaceChildren(node);
+  }
+
+  #box(at) {
+    const many = this.data.head.layers.length;
+    return this.cells.box(Math.floor(at / many), at % many);
   }
 
   #fit() {
     if (this.sizes && this.drawn !== this.box.clientWidth) this.draw();
   }
 
-  #labels(pen, cellWidth, cellHeight) {
+  #labels(pen, wide, high) {
     const { ranks, layers } = this.data.head;
     pen.fillStyle = colour("muted");
     pen.font = `11px ${FONT}`;
     pen.textBaseline = "middle";
     let free = -Infinity;
     layers.forEach(({ label }, at) => {
-      const x = LEFT + at * cellWidth;
+      const x = LEFT + at * wide;
       if (x < free) return;
       const text = label.length > 14 ? `…${label.slice(-13)}` : label;
-      const wide = pen.measureText(text).width;
-      if (x + wide > LEFT + layers.length * cellWidth + 2) return;
+      const long = pen.measureText(text).width;
+      if (x + long > LEFT + layers.length * wide + 2) return;
       pen.fillText(text, x, HEAD / 2);
-      free = x + wide + 10;
+      free = x + long + 10;
     });
-    const every = Math.ceil(14 / cellHeight);
+    const every = Math.ceil(14 / high);
     ranks.forEach((rank, at) => {
-      if (at % every === 0) pen.fillText(`rank ${rank}`, 0, HEAD + (at + 0.5) * cellHeight);
+      if (at % every === 0) pen.fillText(`rank ${rank}`, 0, HEAD + (at + 0.5) * high);
     });
   }
 
-  #chosen(pen, cellWidth, cellHeight) {
+  /** Around what is chosen: a cell, or all of a rank. */
+  #outline(pen) {
     const { ranks, layers, modules } = this.data.head;
     const rank = ranks.indexOf(this.selection.get("rank"));
     const layer = layers.findIndex(({ module }) => modules.name[module] === this.selection.get("module"));
     if (rank < 0) return;
     pen.strokeStyle = colour("text");
     pen.lineWidth = 1.5;
-    const [x, width] = layer < 0 ? [LEFT, layers.length * cellWidth] : [LEFT + layer * cellWidth, cellWidth];
-    pen.strokeRect(x, HEAD + rank * cellHeight, width - 1, cellHeight - 1);
+    const [x, y, width, height] = this.cells.box(rank, Math.max(0, layer));
+    pen.strokeRect(x, y, (layer < 0 ? layers.length * width : width) - 1, height - 1);
   }
 
   #tell(rank, layer) {
     const { ranks, layers, modules } = this.data.head;
-    if (rank < 0 || rank >= ranks.length) return "";
     if (layer < 0) return `rank ${ranks[rank]}`;
     const at = rank * layers.length + layer;
     const born = this.births[at] ? `, ${this.births[at]} born here` : "";
     return `rank ${ranks[rank]} · ${modules.shown[layers[layer].module]}: ${number(this.sizes[at])}${born}`;
   }
 
+  /** What a cell, or all of a rank, stands for. */
+  #meant(rank, layer) {
+    const { ranks, layers, modules } = this.data.head;
+    return { rank: ranks[rank], module: layer < 0 ? null : modules.name[layers[layer].module] };
+  }
+
+  #isChosen(rank, layer) {
+    const meant = this.#meant(rank, layer);
+    return meant.rank === this.selection.get("rank") && meant.module === this.selection.get("module");
+  }
+
   /** The same cell once more takes the choice back. */
   #choose(rank, layer) {
-    const { ranks, layers, modules } = this.data.head;
-    if (rank < 0 || rank >= ranks.length) return;
-    const wanted = { rank: ranks[rank], module: layer < 0 ? null : modules.name[layers[layer].module] };
-    const same = wanted.rank === this.selection.get("rank") && wanted.module === this.selection.get("module");
-    this.selection.set(same ? { rank: null, module: null } : wanted);
+    this.selection.set(this.#isChosen(rank, layer) ? { rank: null, module: null } : this.#meant(rank, layer));
   }
 }

@@ -8,7 +8,8 @@ const KEYS = [
   ["/", "filter by words"],
   ["Esc", "close this, leave the filter, close the tensor"],
   ["?", "this help"],
-  ["← → ↑ ↓", "in the tree and the table"],
+  ["← → ↑ ↓", "in the tree, the table and the maps"],
+  ["Enter", "narrow to a module or a cell, look closer"],
 ];
 
 export class Keys {

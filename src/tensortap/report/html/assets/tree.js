@@ -3,37 +3,50 @@
 
 import { make, styled } from "./dom.js";
 import { number } from "./format.js";
+import { Lines } from "./lines.js";
 import { css, ink } from "./ramp.js";
 import { ranges } from "./scope.js";
 import { glyph, gravity } from "./status.js";
 import { onTheme } from "./theme.js";
 
 const OPENED = 60; // modules that are shown at the start, at most
+const HIGH = 25; // pixels of a line
 
 export class Tree {
   constructor(data, selection, ramp) {
     Object.assign(this, { data, selection, ramp });
     this.modules = data.head.modules;
-    this.children = this.#children();
+    this.#family();
     this.open = new Set();
-    this.items = new Map();
-    this.focused = null;
+    this.order = []; // the modules that are not within a closed one, a line each
+    this.line = new Int32Array(this.modules.name.length); // where in the order each is, or -1
+    this.focused = -1;
     this.list = make("ul", { role: "tree", "aria-label": "Modules", class: "tree" });
+    styled(this.list, { "--row": `${HIGH}px` });
+    const scroller = make("div", { class: "tree-scroll", tabIndex: -1 }, this.list);
     this.where = make("span", { class: "said" });
     this.node = make(
       "nav",
       { class: "panel tree-panel", "aria-label": "Modules" },
       make("div", { class: "panel-head" }, make("h2", {}, "Modules"), this.where),
-      this.list,
+      scroller,
       this.#legend(),
     );
+    this.lines = new Lines({
+      scroller,
+      body: this.list,
+      high: HIGH,
+      make: () => make("li", { role: "treeitem" }),
+      fill: (item, at) => this.#fill(item, this.order[at]),
+    });
     this.list.addEventListener("click", (event) => this.#click(event));
     this.list.addEventListener("keydown", (event) => this.#key(event));
+    this.list.addEventListener("focusin", (event) => this.#entered(event.target));
     onTheme(() => this.draw());
     selection.listen((changed) => {
       if (changed.has("step") || changed.has("rank")) this.#measure();
       if (changed.has("row")) this.#reveal();
-      if (["step", "rank", "row", "module"].some((name) => changed.has(name))) this.draw();
+      else if (["step", "rank", "module"].some((name) => changed.has(name))) this.draw();
     });
   }
 
@@ -41,16 +54,18 @@ export class Tree {
     this.#measure();
     this.#unfold();
     this.#reveal();
-    this.draw();
   }
 
-  #children() {
-    const children = new Map();
+  /** Whose children the modules are, and as which of them; how deep each is. */
+  #family() {
+    this.children = new Map();
+    this.nth = [];
+    this.level = [];
     this.modules.parent.forEach((parent, code) => {
-      if (!children.has(parent)) children.set(parent, []);
-      children.get(parent).push(code);
+      if (!this.children.has(parent)) this.children.set(parent, []);
+      this.nth.push(this.children.get(parent).push(code));
+      this.level.push(parent < 0 ? 1 : this.level[parent] + 1);
     });
-    return children;
   }
 
   /** The greatest size and the births of every module within the scope; containers have their descendants' too. */
@@ -105,58 +120,75 @@ export class Tree {
     }
   }
 
+  /** Opens all that the chosen row's module is in, and brings it into view. */
   #reveal() {
-    const row = this.selection.get("row");
-    if (row === null || row >= this.data.rows) return;
-    let code = this.modules.parent[this.data.column("module")[row]];
-    for (; code >= 0; code = this.modules.parent[code]) this.open.add(code);
+    const { parent } = this.modules;
+    const current = this.#current();
+    for (let code = parent[current] ?? -1; code >= 0; code = parent[code]) this.open.add(code);
+    this.draw(current);
   }
 
-  draw() {
-    const visible = [];
-    const walk = (code, level) => {
-      visible.push([code, level]);
-      if (this.open.has(code)) for (const child of this.children.get(code) ?? []) walk(child, level + 1);
-    };
-    for (const code of this.children.get(-1) ?? []) walk(code, 1);
+  /** The chosen row's module, or -1. */
+  #current() {
     const row = this.selection.get("row");
-    const current = row === null || row >= this.data.rows ? -1 : this.data.column("module")[row];
-    const chosen = this.modules.name.indexOf(this.selection.get("module"));
-    this.order = visible.map(([code]) => code);
-    if (!this.order.includes(this.focused)) this.focused = chosen >= 0 ? chosen : (this.order[0] ?? null);
-    const focusInside = this.list.contains(document.activeElement);
-    this.items.clear();
-    this.list.replaceChildren(...visible.map(([code, level]) => this.#item(code, level, current, chosen)));
-    if (focusInside) this.items.get(this.focused)?.focus();
-    const shownItem = this.items.get(current);
-    if (shownItem && !focusInside) inView(this.list, shownItem);
+    return row === null || row >= this.data.rows ? -1 : this.data.column("module")[row];
   }
 
-  #item(code, level, current, chosen) {
+  /** Brings one module into view, if it is told to. */
+  draw(seen = -1) {
+    this.current = this.#current();
+    this.chosen = this.modules.name.indexOf(this.selection.get("module"));
+    this.#arrange();
+    const inside = this.list.contains(document.activeElement);
+    this.focused = this.#nearest(this.focused >= 0 ? this.focused : this.chosen);
+    this.lines.keep(this.line[this.focused]);
+    this.lines.show(this.order.length, this.line[seen]);
+    if (!inside) return;
+    this.lines.node(this.line[this.focused])?.focus({ preventScroll: true }); // maybe on another line
+    if (seen >= 0) this.lines.reveal(this.line[seen]);
+  }
+
+  /** Modules come right before all that is below them, so their own order is that of the lines. */
+  #arrange() {
+    const { parent } = this.modules;
+    this.order = [];
+    this.line.fill(-1);
+    for (let code = 0; code < parent.length; code++) {
+      const above = parent[code];
+      const shown = above < 0 || (this.line[above] >= 0 && this.open.has(above));
+      if (shown) this.line[code] = this.order.push(code) - 1;
+    }
+  }
+
+  /** The module itself, or what it is in that can be seen; else the first. */
+  #nearest(code) {
+    while (code >= 0 && this.line[code] < 0) code = this.modules.parent[code];
+    return code >= 0 ? code : (this.order[0] ?? -1);
+  }
+
+  #fill(item, code) {
     const { modules } = this;
     const inner = this.children.has(code);
     const open = this.open.has(code);
-    const item = make(
-      "li",
-      {
-        role: "treeitem",
-        class: code === current ? "current" : "",
-        tabIndex: code === this.focused ? 0 : -1,
-        title: `${modules.shown[code]}${modules.cls[code] ? ` (${modules.cls[code]})` : ""}`,
-        "aria-level": String(level),
-        "aria-selected": String(code === chosen),
-        "aria-expanded": inner ? String(open) : null,
-        "aria-current": code === current ? "true" : null,
-      },
+    Object.assign(item, {
+      code,
+      className: code === this.current ? "current" : "",
+      tabIndex: code === this.focused ? 0 : -1,
+      title: `${modules.shown[code]}${modules.cls[code] ? ` (${modules.cls[code]})` : ""}`,
+      ariaLevel: String(this.level[code]),
+      ariaPosInSet: String(this.nth[code]),
+      ariaSetSize: String(this.children.get(modules.parent[code]).length),
+      ariaSelected: String(code === this.chosen),
+      ariaExpanded: inner ? String(open) : null,
+      ariaCurrent: code === this.current ? "true" : null,
+    });
+    styled(item, { "--level": String(this.level[code] - 1) });
+    item.replaceChildren(
       make("span", { class: "twist", "aria-hidden": "true" }, inner ? (open ? "▾" : "▸") : ""),
       make("span", { class: "label" }, modules.label[code]),
-      this.#mark(code, open),
+      this.#mark(code, open) ?? "",
       this.#chip(code),
     );
-    styled(item, { "--level": String(level - 1) });
-    item.code = code;
-    this.items.set(code, item);
-    return item;
   }
 
   #mark(code, open) {
@@ -198,13 +230,21 @@ export class Tree {
     );
   }
 
+  /** The one that Tab leads to; it stays when it is scrolled out of sight. */
+  #entered(item) {
+    const before = this.lines.node(this.line[this.focused]);
+    if (before) before.tabIndex = -1;
+    item.tabIndex = 0;
+    this.focused = item.code;
+    this.lines.keep(this.line[item.code]);
+    if (item.matches(":focus-visible")) this.lines.reveal(this.line[item.code]); // a click finds what it meant in its place
+  }
+
   #click(event) {
     const item = event.target.closest("[role=treeitem]");
     if (!item) return;
-    this.focused = item.code;
     if (event.target.classList.contains("twist") && this.children.has(item.code)) this.#toggle(item.code);
     else this.#choose(item.code);
-    this.items.get(item.code)?.focus();
   }
 
   #toggle(code) {
@@ -217,24 +257,28 @@ export class Tree {
     this.selection.set({ module: this.selection.get("module") === name ? null : name });
   }
 
+  #go(code) {
+    if (code === undefined || code < 0) return;
+    this.lines.reveal(this.line[code]);
+    this.lines.node(this.line[code]).focus();
+  }
+
   #key(event) {
-    const code = this.focused;
-    const at = this.order.indexOf(code);
+    const { code } = event.target;
+    const { order, lines } = this;
+    const at = this.line[code];
+    const last = order.length - 1;
     const inner = this.children.has(code);
     const open = this.open.has(code);
-    const go = (other) => {
-      if (other === undefined || other < 0) return;
-      this.focused = other;
-      this.draw();
-      this.items.get(other)?.focus();
-    };
     const acts = {
-      ArrowDown: () => go(this.order[at + 1]),
-      ArrowUp: () => go(this.order[at - 1]),
-      Home: () => go(this.order[0]),
-      End: () => go(this.order[this.order.length - 1]),
-      ArrowRight: () => (inner && !open ? this.#toggle(code) : inner ? go(this.order[at + 1]) : null),
-      ArrowLeft: () => (inner && open ? this.#toggle(code) : go(this.modules.parent[code])),
+      ArrowDown: () => this.#go(order[at + 1]),
+      ArrowUp: () => this.#go(order[at - 1]),
+      PageDown: () => this.#go(order[Math.min(last, at + lines.page)]),
+      PageUp: () => this.#go(order[Math.max(0, at - lines.page)]),
+      Home: () => this.#go(order[0]),
+      End: () => this.#go(order[last]),
+      ArrowRight: () => (inner && !open ? this.#toggle(code) : inner ? this.#go(order[at + 1]) : null),
+      ArrowLeft: () => (inner && open ? this.#toggle(code) : this.#go(this.modules.parent[code])),
       Enter: () => this.#choose(code),
       " ": () => this.#choose(code),
     };
@@ -242,13 +286,5 @@ export class Tree {
     event.preventDefault();
     event.stopPropagation();
     acts[event.key]();
-  }
-}
-
-/** Scrolls the list, never the page. */
-function inView(list, item) {
-  const top = item.offsetTop - list.offsetTop;
-  if (top < list.scrollTop || top + item.offsetHeight > list.scrollTop + list.clientHeight) {
-    list.scrollTop = top - list.clientHeight / 3;
   }
 }

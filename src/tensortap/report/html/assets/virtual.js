@@ -1,10 +1,9 @@
-// A table of any length: only the rows on the screen exist. Beyond the greatest height that browsers allow, the scroll bar
-// stands for a share of the rows instead of pixels.
+// A table of any length: only the rows on the screen exist.
 
 import { make, styled } from "./dom.js";
+import { Lines } from "./lines.js";
 
 const ROW = 26;
-const TALLEST = 8_000_000;
 
 /**
  * A grid. `columns` is [{id, label, title, least, grow, number, stuck, sortable, fill(cell, row)}]: `least` pixels wide, more if
@@ -18,8 +17,6 @@ export class VirtualTable {
     this.chosen = chosen;
     this.order = new Uint32Array();
     this.current = null;
-    this.pool = [];
-    this.first = -1;
     this.heads = new Map();
     const tracks = columns.map(({ least, grow }) => (grow ? `minmax(${least}px, ${grow}fr)` : `${least}px`));
     const least = columns.reduce((sum, column) => sum + column.least, 16);
@@ -29,22 +26,29 @@ export class VirtualTable {
       columns.map((column) => this.#head(column, sorted)),
     );
     this.body = make("div", { class: "grid-body", role: "rowgroup" });
-    this.scroller = make(
+    const scroller = make(
       "div",
       { class: "grid-scroll", tabIndex: -1 },
       make("div", { class: "grid-inner" }, this.header, this.body),
     );
-    this.node = make("div", { class: "grid", role: "grid", tabIndex: 0, "aria-label": label }, this.scroller);
+    this.node = make("div", { class: "grid", role: "grid", tabIndex: 0, "aria-label": label }, scroller);
     styled(this.node, {
       "--tracks": tracks.join(" "),
       "--least": `${least}px`,
       "--row": `${ROW}px`,
       "--whole": `${(Math.min(rows, 100) + 2) * ROW}px`,
     });
-    this.scroller.addEventListener("scroll", () => this.#render(), { passive: true });
+    this.lines = new Lines({
+      scroller,
+      body: this.body,
+      high: ROW,
+      headed: true,
+      make: () => this.#line(),
+      fill: (line, at) => this.#fill(line, at),
+      drawn: () => this.#point(),
+    });
     this.node.addEventListener("keydown", (event) => this.#key(event));
     this.body.addEventListener("click", (event) => this.#click(event));
-    new ResizeObserver(() => this.#render(true)).observe(this.scroller);
   }
 
   /** Shows these rows, in this order. */
@@ -52,22 +56,19 @@ export class VirtualTable {
     this.order = order;
     this.place = null;
     this.node.setAttribute("aria-rowcount", String(order.length + 1));
-    styled(this.body, { height: `${Math.min(order.length * ROW, TALLEST)}px` });
-    this.#render(true);
+    this.lines.show(order.length);
   }
 
   /** Marks a row and, unless it is in view already, brings it there. */
   mark(row, scroll = true) {
     this.current = row;
-    const at = row === null ? -1 : this.#at(row);
-    if (scroll && at >= 0) this.#reveal(at);
-    this.#render(true);
+    this.lines.refresh(scroll ? this.#at(row) : -1);
   }
 
   /** The row so many places after the current one, or the first. */
   neighbour(distance) {
     if (!this.order.length) return null;
-    const at = this.current === null ? -1 : this.#at(this.current);
+    const at = this.#at(this.current);
     const next = at < 0 ? 0 : Math.max(0, Math.min(this.order.length - 1, at + distance));
     return this.order[next];
   }
@@ -99,74 +100,42 @@ export class VirtualTable {
     return styled(node, { left: `${before.reduce((sum, each) => sum + each.least, 0)}px` });
   }
 
+  /** Where a row is in the order, or -1. */
   #at(row) {
+    if (row === null) return -1;
     if (this.place === null) this.place = new Map();
     if (!this.place.has(row)) this.place.set(row, this.order.indexOf(row));
     return this.place.get(row);
   }
 
-  get #height() {
-    return Math.max(ROW, this.scroller.clientHeight - ROW);
+  #line() {
+    const cells = this.columns.map((column) => this.#cell(column, "gridcell"));
+    return make("div", { class: "grid-row", role: "row" }, cells);
   }
 
-  /** How many rows one pixel of scrolling stands for. */
-  get #scale() {
-    const room = this.order.length * ROW - this.#height;
-    const scrolled = Math.min(this.order.length * ROW, TALLEST) - this.#height;
-    return scrolled > 0 && room > scrolled ? room / scrolled : 1;
+  #fill(line, at) {
+    const row = this.order[at];
+    line.row = row;
+    line.id = `${this.name}-${row}`;
+    line.ariaRowIndex = String(at + 2);
+    line.ariaSelected = String(row === this.current);
+    this.columns.forEach((column, place) => column.fill(line.children[place], row));
   }
 
-  #reveal(at) {
-    const top = at * ROW;
-    const from = this.scroller.scrollTop * this.#scale;
-    if (top >= from && top + ROW <= from + this.#height) return;
-    this.scroller.scrollTop = Math.max(0, top - this.#height / 3) / this.#scale;
-  }
-
-  #render(again = false) {
-    const top = this.scroller.scrollTop;
-    const shifted = top * this.#scale;
-    const first = Math.max(0, Math.floor(shifted / ROW) - 4);
-    if (first === this.first && !again && this.#scale === 1) return;
-    this.first = first;
-    const many = Math.min(this.order.length - first, Math.ceil(this.#height / ROW) + 9);
-    while (this.pool.length < many) this.pool.push(this.#line());
-    let active = null;
-    this.pool.forEach((line, at) => {
-      line.node.hidden = at >= many;
-      if (at >= many) {
-        for (const name of ["id", "aria-selected"]) line.node.removeAttribute(name);
-        return;
-      }
-      const row = this.order[first + at];
-      line.row = row;
-      styled(line.node, { transform: `translateY(${(first + at) * ROW - shifted + top}px)` });
-      line.node.id = `${this.name}-${row}`;
-      line.node.setAttribute("aria-rowindex", String(first + at + 2));
-      line.node.setAttribute("aria-selected", String(row === this.current));
-      if (row === this.current) active = line.node.id;
-      this.columns.forEach((column, place) => column.fill(line.cells[place], row));
-    });
-    if (active) this.node.setAttribute("aria-activedescendant", active);
+  /** Tells which row is the current one, while it exists. */
+  #point() {
+    const line = this.lines.node(this.#at(this.current));
+    if (line) this.node.setAttribute("aria-activedescendant", line.id);
     else this.node.removeAttribute("aria-activedescendant");
   }
 
-  #line() {
-    const cells = this.columns.map((column) => this.#cell(column, "gridcell"));
-    const node = make("div", { class: "grid-row", role: "row" }, cells);
-    this.body.append(node);
-    const line = { node, cells, row: null };
-    node.line = line;
-    return line;
-  }
-
   #click(event) {
-    const node = event.target.closest(".grid-row");
-    if (node) this.chosen(node.line.row);
+    const line = event.target.closest(".grid-row");
+    if (line) this.chosen(line.row);
   }
 
   #key(event) {
-    const page = Math.floor(this.#height / ROW) - 1;
+    const { page } = this.lines;
     const far = this.order.length;
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -far, End: far };
     if (!(event.key in moves) || event.target !== this.node) return;
