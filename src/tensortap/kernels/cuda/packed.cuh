@@ -48,18 +48,14 @@ __device__ __forceinline__ void carry(const Few &few, Packed &p) {
     p.l1 += double(few.l1);
 }
 
-__device__ __forceinline__ void begin_stage(Packed &p) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) p.plus[j] = p.minus[j] = 0;
-}
-
-// What both kinds of elements say: added up the sum, subtracted the sketch.
+// What both kinds of elements say: added up the sum, subtracted the sketch. Then others can come.
 __device__ __forceinline__ void end_stage(Packed &p) {
     float sums[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         sums[j] = p.plus[j] + p.minus[j];
         p.sketch[j] += p.plus[j] - p.minus[j];
+        p.plus[j] = p.minus[j] = 0;
     }
     p.sum += double(((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
 }
@@ -77,8 +73,7 @@ __device__ __forceinline__ u32 count_zeros(const u32 *w) {
 __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
     Packed p;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) p.sketch[j] = 0;
-    begin_stage(p);
+    for (int j = 0; j < 8; ++j) p.sketch[j] = p.plus[j] = p.minus[j] = 0;
 #pragma unroll
     for (int k = 0; k < WORDS; ++k) p.words[k] = 0;
     p.sum = p.squares = p.l1 = 0;
@@ -88,7 +83,6 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     for (u32 batch = 0; batch < rows.batches; ++batch) {
         if (batch % (STAGE / BATCH) == 0) {
             if (batch) end_stage(p);
-            begin_stage(p);
             prepare(facts, rows, batch, slot, 16);
         }
         const RowFacts *now = facts + BATCH * batch % STAGE;
@@ -118,9 +112,7 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
         }
         carry(few, p);
     }
-    end_stage(p);
     if (rows.rest) {
-        begin_stage(p);
         prepare(facts, rows, rows.batches, slot, 16);
         Few few = {};
         u32 least = LARGEST;
@@ -135,8 +127,8 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
             if (k % PART == PART - 1 || k == rows.rest - 1) source.leave(turn);
         }
         carry(few, p);
-        end_stage(p);
     }
+    end_stage(p);
     float low = fminf(fast_value(&p.low, 0), fast_value(&p.low, 1)), high = fmaxf(fast_value(&p.high, 0), fast_value(&p.high, 1));
     // Whether float32 was enough, of the whole warp.
     float all = float(p.sum), squares = float(p.squares);
