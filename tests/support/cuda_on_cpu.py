@@ -42,8 +42,8 @@ class CpuKernel:
 
     def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
         CpuKernel.seed += 1
-        if awaited := self._launch(ctypes.addressof(parameter.memory), blocks, self.seed):
-            raise AssertionError(f"a thread waits in vain for {awaited.decode()}")
+        if wrong := self._launch(ctypes.addressof(parameter.memory), blocks, self.seed):
+            raise AssertionError(wrong.decode())
 
     def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
         return lambda: self.launch(blocks, parameter, stream)

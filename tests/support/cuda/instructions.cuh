@@ -56,14 +56,12 @@ static u32 pair_times(u32 a, u32 b) {
 #if LAYOUT == 0
 static void hang(u64 *bell) { *bell = 0; }
 static void show_bells() {}
-static void await(const u64 *bell, u32 parity) {
-    wait_for([=] { return (*bell & 1) != parity; }, "a bell");
+static void await(u64 *bell, u32 parity) {
+    auto rung = [=] { return *bell += let_come(bell), (*bell & 1) != parity; };
+    wait_for(rung, "a thread waits for a bell in vain");
 }
 
-static void bring(const u8 *to, const u8 *from, u32 nbytes, u64 *bell) {
-    memcpy((void *)to, from, nbytes);
-    ++*bell;
-}
+static void bring(const u8 *to, const u8 *from, u32 nbytes, u64 *bell) { will_come({(u8 *)to, from, nbytes, bell}); }
 
 static u32 count_one_more(u32 *at) { return ++*at; }
 #endif

@@ -73,7 +73,7 @@ struct Barrier {
 };
 
 static Barrier of_block;
-static void __syncthreads() { of_block.wait(alive, "its block"); }
+static void __syncthreads() { of_block.wait(alive, "a thread waits for its block in vain"); }
 
 struct Warp {
     Barrier barrier;
@@ -87,9 +87,9 @@ static const uint64_t *exchange(uint64_t number) {
     static const unsigned lanes = 32;
     Warp &warp = warps[current / 32];
     warp.given[current % 32] = number;
-    warp.barrier.wait(lanes, "its warp");
+    warp.barrier.wait(lanes, "a thread waits for its warp in vain");
     warp.seen[current % 32] = warp.given[current % 32];
-    warp.barrier.wait(lanes, "its warp");
+    warp.barrier.wait(lanes, "a thread waits for its warp in vain");
     return warp.seen;
 }
 
@@ -134,6 +134,30 @@ static int __reduce_min_sync(unsigned, int x) {
     return x;
 }
 
+// --- what is brought into shared memory comes when somebody waits for it; until then something else is there
+struct Coming {
+    unsigned char *to;
+    const unsigned char *from;
+    size_t nbytes;
+    const void *bell;
+};
+
+static std::vector<Coming> coming;
+
+static void will_come(const Coming &what) {
+    memset(what.to, 0xEE, what.nbytes);
+    coming.push_back(what);
+}
+
+// How many came.
+static unsigned let_come(const void *bell) {
+    auto rest = std::stable_partition(coming.begin(), coming.end(), [=](const Coming &what) { return what.bell != bell; });
+    unsigned count = unsigned(coming.end() - rest);
+    for (auto what = rest; what != coming.end(); ++what) memcpy(what->to, what->from, what->nbytes);
+    coming.erase(rest, coming.end());
+    return count;
+}
+
 // --- types, names and conversions
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -166,7 +190,7 @@ static unsigned atomicAdd(unsigned *at, unsigned x) {
 }
 
 // --- a launch
-// What somebody waits for in vain, or null.
+// What went wrong, or null.
 static const char *launch(unsigned blocks, unsigned size, unsigned seed, const std::function<void()> &kernel) {
     program = kernel;
     gridDim.x = blocks;
@@ -180,6 +204,7 @@ static const char *launch(unsigned blocks, unsigned size, unsigned seed, const s
         alive = size;
         of_block = {};
         warps.assign(size / 32, {});
+        coming.clear();
         for (Thread &thread : threads) {
             getcontext(&thread.context);
             thread.context.uc_stack.ss_sp = thread.stack.data();
@@ -193,6 +218,7 @@ static const char *launch(unsigned blocks, unsigned size, unsigned seed, const s
             for (unsigned warp : order) run_warp(warp);
             if (went_on == before) return std::find_if(threads.begin(), threads.end(), [](Thread &t) { return !t.done; })->awaits;
         }
+        if (!coming.empty()) return "bytes come for a block that has ended";
     }
     return nullptr;
 }
