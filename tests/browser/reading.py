@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs
 
 __all__ = ["CONTRASTS", "chosen", "column", "count_said", "hash_of", "plot_place", "tensor_title"]
 
@@ -34,6 +34,8 @@ CONTRASTS = """() => {
   return found.sort((a, b) => a[0] - b[0]);
 }"""
 
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""What was scrolled is drawn with the next frame."""
 CELLS = """(rows, at) => rows
   .sort((one, other) => one.ariaRowIndex - other.ariaRowIndex)
   .map((row) => row.querySelectorAll("[role=gridcell]")[at].innerText)"""
@@ -41,6 +43,7 @@ CELLS = """(rows, at) => rows
 
 def column(page: Any, at: int) -> list[str]:
     """A column of the table as it can be seen, from the top down."""
+    page.evaluate(DRAWN)
     return list(page.locator(".table-panel .grid-body .grid-row:visible").evaluate_all(CELLS, at))
 
 
@@ -61,7 +64,9 @@ def tensor_title(page: Any) -> str:
 
 
 def hash_of(page: Any) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlparse(page.url).fragment, keep_blank_values=True).items()}
+    page.evaluate(DRAWN)
+    fragment = page.evaluate("location.hash").removeprefix("#")  # the browser's driver knows of it a little later
+    return {name: values[0] for name, values in parse_qs(fragment, keep_blank_values=True).items()}
 
 
 def plot_place(page: Any, words: str) -> tuple[float, float]:

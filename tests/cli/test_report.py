@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,10 +117,23 @@ def test_a_page_that_fails_half_way_leaves_the_old_one(capsys: Capsys, monkeypat
     assert [path.name for path in Path().iterdir() if "partial" in path.name] == []
 
 
+@contextmanager
+def control_c_is_heard() -> Iterator[None]:
+    """By processes that begin meanwhile. If the tests run in the background, they ignore it, and hand that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("runs", [("a", "same"), ("b",)], ids=len)
 def test_view_prints_an_address_serves_it_and_ends_with_control_c(runs: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "tensortap", "view", *runs, "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with (
+        control_c_is_heard(),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running,
+    ):
         assert running.stdout is not None
         assert running.stderr is not None
         try:
