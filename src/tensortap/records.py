@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "PHASES",
+    "STATE_KINDS",
     "STATUSES",
     "TROUBLES",
     "Comparison",
@@ -49,6 +50,8 @@ Verdict = Literal["match", "diverged", "incomparable"]
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+STATE_KINDS = ("param", "buffer", "param_grad")
+"""What a module has, and not what one of its calls takes, gives or gets back."""
 TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
 """What a record of one run may be by itself; `compare.health` defines them."""
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Opened", "is_closed", "keyed_parts", "open_arguments", "open_value"]
+__all__ = ["Opened", "open_arguments", "open_value", "parts_within"]
 
 _DEEPEST = 32
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
@@ -61,12 +61,10 @@ class _Opener:
         if self._is_tensor(value):
             self._tensors.append((self._unique(path or "0"), value))
             return
-        if isinstance(value, _PLAIN):
-            self._plain.append((path, value))
-            return
-        if (parts := keyed_parts(value)) is None or depth >= _DEEPEST or id(value) in self._open:
-            itself = "" if parts is None else " (nested in itself)"
-            self._closed.append(f"{type(value).__qualname__}{itself}")
+        if (parts := parts_within(value, depth, self._open)) is None:
+            if not isinstance(value, _PLAIN):
+                itself = "" if _keyed_parts(value) is None else " (nested in itself)"
+                self._closed.append(f"{type(value).__qualname__}{itself}")
             self._plain.append((path, value))
             return
         tensors, plain = len(self._tensors), len(self._plain)
@@ -89,13 +87,15 @@ class _Opener:
         return candidate
 
 
-def is_closed(value: Any, depth: int, around: Collection[int]) -> bool:
-    """Whether a value cannot be opened: it has no parts, or is nested in itself. `around` are the ids above it."""
-    return isinstance(value, _PLAIN) or keyed_parts(value) is None or depth >= _DEEPEST or id(value) in around
+def parts_within(value: Any, depth: int, around: Collection[int]) -> Iterator[tuple[Any, Any]] | None:
+    """The parts of a container, each with its key, index or name; None if it cannot be opened, because it has none or
+    is nested in itself. `around` are the ids above it."""
+    if isinstance(value, _PLAIN) or depth >= _DEEPEST or id(value) in around:
+        return None
+    return _keyed_parts(value)
 
 
-def keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
-    """The parts of a container, each with its key, index or name; None if it is none that can be opened."""
+def _keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
     if type(value) in (tuple, list):  # by far the most common, and asking the others takes longer than opening
         return iter(enumerate(value))
     if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping leaves None out

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from tensortap.capture.flatten import is_closed, keyed_parts
+from tensortap.capture.flatten import parts_within
 
 __all__ = ["Swap", "swapped"]
 
@@ -44,11 +44,10 @@ class _Swapper:
     def of(self, value: Any, depth: int) -> Any:
         if self._is_tensor(value):
             return next(self._tensors)
-        if is_closed(value, depth, self._open):
+        if (parts := parts_within(value, depth, self._open)) is None:
             return value
         self._open.add(id(value))
-        old = list(keyed_parts(value) or ())
-        new = [(name, part, self.of(part, depth + 1)) for name, part in old]
+        new = [(name, part, self.of(part, depth + 1)) for name, part in list(parts)]
         self._open.discard(id(value))
         if all(part is other for _, part, other in new):
             return value

@@ -13,7 +13,7 @@ from tensortap.arguments import ABSENT, TENSOR, OtherArgument, Told, read
 from tensortap.compare import sentence
 from tensortap.compare.align import Alignment
 from tensortap.compare.side import Ints, Names, Side
-from tensortap.records import Key, shown
+from tensortap.records import STATE_KINDS, Key, shown
 from tensortap.store.calls import Calls
 
 __all__ = ["OtherCalls", "remarks"]
@@ -21,7 +21,6 @@ __all__ = ["OtherCalls", "remarks"]
 Others = tuple[OtherArgument, ...]
 
 _FEW = 3
-_NO_CALL = ("param", "buffer", "param_grad")
 
 
 class _Call(NamedTuple):
@@ -121,7 +120,7 @@ class OtherCalls:
             if not (ours or theirs) or (in_step and repr(ours) == repr(theirs)):
                 continue
             pairs = np.flatnonzero(places.reshape(-1) == place)
-            kinds = np.array([word not in _NO_CALL for word in left.side.kind.words], bool)
+            kinds = np.array([word not in STATE_KINDS for word in left.side.kind.words], bool)
             pairs = pairs[kinds[left.side.kind.codes[left.rows[pairs]]]]
             rows = left.rows[pairs]
             calls = np.stack([column[rows] for column in (left.side.step, left.side.micro, left.side.call)])

@@ -17,7 +17,7 @@ from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
-from tensortap.compare.verdict import Case, findings
+from tensortap.compare.verdict import findings
 from tensortap.errors import UsageError
 from tensortap.records import KINDS, Comparison
 
@@ -48,7 +48,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    born = findings(Case(judgement, structure, *matched.describing, matched.names, matched.calls.of))
+    born = findings(matched.case(judgement, structure))
     missing = lost_in_free_run(matched, structure)
     comparison = replace(conclude(matched, judgement, born, policy, renames, missing), options=request.options)
     if request.details and len(comparison):

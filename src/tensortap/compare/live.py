@@ -21,7 +21,7 @@ from tensortap.compare.request import Request
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy
-from tensortap.compare.verdict import Case, findings
+from tensortap.compare.verdict import findings
 from tensortap.kernels.pairs import PairMeasure
 from tensortap.records import KINDS, Comparison
 from tensortap.store import Run
@@ -60,7 +60,7 @@ def conclude_live(
     if isolation is None:
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched))
-        born = findings(Case(judgement, structure, *matched.describing, matched.names, matched.calls.of))
+        born = findings(matched.case(judgement, structure))
         missing = lost_in_free_run(matched, structure, parameters)
     else:
         numbers = right.row[alignment.candidate]
@@ -69,7 +69,7 @@ def conclude_live(
         judgement = judge(pairs, structure, policy, moved_in(matched))
         missing = lost_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
-        case = Case(judgement, structure, *matched.describing, matched.names, matched.calls.of)
+        case = matched.case(judgement, structure)
         born = isolated_findings(case, isolation, numbers, lost, bool(missing))
         known = {birth.module for birth in born.values()}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Alignment, Renames, align
 from tensortap.compare.calls import OtherCalls
-from tensortap.compare.judge import Pairs, judge
+from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.mapped import (
     Allowance,
     allowances,
@@ -28,10 +28,10 @@ from tensortap.compare.structure import Structure
 from tensortap.compare.tensors import measure_tensors
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.translated import Translated
+from tensortap.compare.verdict import Case
 from tensortap.errors import UsageError
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.mapping.plan import Plan
-from tensortap.records import Difference, Key
 from tensortap.store import Run
 
 __all__ = ["Matched", "device_of", "errors_of", "match", "moved_in", "pairs_of"]
@@ -67,11 +67,18 @@ class Matched:
         """In which plain arguments the calls of the two sides differ."""
         return OtherCalls(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
-    @property
-    def describing(self) -> tuple[Callable[[int], Key], Callable[[int], str], Callable[[int], Difference | None]]:
-        """A pair's key, its module's class, and how far it is apart."""
+    def case(self, judgement: Judgement, structure: Structure) -> Case:
+        """What was judged, with what findings tell of a pair."""
         side, rows = self.reference, self.alignment.reference
-        return lambda pair: side.key(int(rows[pair])), lambda pair: side.cls[int(rows[pair])], self.measures.difference
+        return Case(
+            judgement,
+            structure,
+            key=lambda pair: side.key(int(rows[pair])),
+            cls=lambda pair: side.cls[int(rows[pair])],
+            difference=self.measures.difference,
+            theirs=self.names,
+            others=self.calls.of,
+        )
 
 
 def device_of(request: Request) -> PairDevice | None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.side import Side
+from tensortap.records import STATE_KINDS
 
 __all__ = ["Call", "Structure"]
 
@@ -95,7 +96,7 @@ class Structure:
     def calls(self) -> dict[tuple[tuple[int, int, int], str, int], Call]:
         found: dict[tuple[tuple[int, int, int], str, int], Call] = {}
         for row, kind in enumerate(self.kind):
-            if kind in ("param", "buffer", "param_grad"):
+            if kind in STATE_KINDS:
                 continue
             spot = (self.scope[row], self.module[row], self.number[row])
             call = found.get(spot)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from tensortap.compare.side import Bools, Ints, Names, Side, hash_of_shape
 from tensortap.mapping.layouts import Reading, Shape
 from tensortap.mapping.outline import full_name
-from tensortap.mapping.plan import STATE, Plan
-from tensortap.records import Key
+from tensortap.mapping.plan import Plan
+from tensortap.records import STATE_KINDS, Key
 
 __all__ = ["Translated"]
 
@@ -79,7 +79,7 @@ class Translated(Side):
     def _targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
         if plan.ignored(1, module, kind, path.partition("~")[0]):
             return []
-        if kind in STATE:
+        if kind in STATE_KINDS:
             return self._state_targets(plan, module, kind, path)
         if module not in plan.modules:
             return self._unplaced(module, kind, path)

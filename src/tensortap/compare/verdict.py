@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tensortap.arguments import OtherArgument
 from tensortap.compare.judge import Judgement
@@ -32,9 +32,9 @@ class Case:
     key: Callable[[int], Key]
     cls: Callable[[int], str]
     difference: Callable[[int], Difference | None]
-    theirs: Mapping[str, str] = field(default_factory=dict)
+    theirs: Mapping[str, str]
     """The candidate's names of modules, where they differ."""
-    others: Callable[[int], tuple[OtherArgument, ...]] = lambda pair: ()
+    others: Callable[[int], tuple[OtherArgument, ...]]
     """In which plain arguments the calls differ that a pair is of."""
 
     def births(self) -> list[int]:

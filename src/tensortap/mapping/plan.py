@@ -15,11 +15,9 @@ from tensortap.mapping.rules_file import shipped_rules
 from tensortap.mapping.tensors import Tensors
 from tensortap.mapping.values import Flow, Values, pair_values
 from tensortap.placements import LeftOut, Placed, Placements
-from tensortap.records import shown
+from tensortap.records import STATE_KINDS, shown
 
-__all__ = ["STATE", "Plan", "plan"]
-
-STATE = ("param", "buffer", "param_grad")
+__all__ = ["Plan", "plan"]
 _ROLES = ("reference", "candidate")
 
 
@@ -60,7 +58,7 @@ class Plan:
         placed, other = (self.places.of_made, self.places.of_given)[side], _ROLES[1 - side]
         if module not in placed:
             return self._why_module(side, module)
-        if kind in STATE:
+        if kind in STATE_KINDS:
             refused = self.tensors.refused[side].get(full_name(module, path))
             if tie := self.ties[1 - side].get(full_name(module, path)):
                 return f"the {other} ties it to {tie}"
@@ -73,7 +71,7 @@ class Plan:
 
     def ignored(self, side: int, module: str, kind: str, path: str) -> bool:
         """Whether a record is left out by a rule."""
-        if kind in STATE:
+        if kind in STATE_KINDS:
             return full_name(module, path) in self.tensors.ignored[side]
         labels = (self.places.sides.made, self.places.sides.given)[side]
         return any(rule.side in labels and matches(rule.pattern, module) for rule in self.places.rules.ignores)

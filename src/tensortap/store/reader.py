@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tensortap.arguments import read
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable
-from tensortap.records import Coverage, Key, Record
+from tensortap.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.store.calls import Calls, read_calls
 from tensortap.store.folder import read_json
 from tensortap.store.format import (
@@ -156,7 +156,7 @@ class Run:
         {'is_causal': True, 'scale': 0.125}
         """
         calls, key = self.calls(record.rank), record.key
-        if calls is None or key.kind in ("param", "buffer", "param_grad"):
+        if calls is None or key.kind in STATE_KINDS:
             return None
         return read(calls.of(key.step, key.micro, key.module, key.call))
 
