@@ -1,4 +1,4 @@
-"""Full garbage collections are put off while a device's tensors are tapped, and as frequent as before afterwards."""
+"""Garbage collections are put off while a device's tensors are tapped, and as frequent as before afterwards."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def opened(path: Path) -> Tap:
     return tt.capture(torch.nn.Linear(2, 2), path)
 
 
-def test_only_the_full_ones_are_put_off(tmp_path: Path) -> None:
+def test_the_youngest_and_the_full_ones_are_put_off(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
-        assert gc.get_threshold() == (700, 10, 300)
+        assert gc.get_threshold() == (7000, 10, 30)
     assert gc.get_threshold() == (700, 10, 10)
 
 
@@ -41,7 +41,7 @@ def test_until_the_last_tap_is_closed(tmp_path: Path) -> None:
     first, second = opened(tmp_path / "a"), opened(tmp_path / "b")
     first.close()
     first.close()
-    assert gc.get_threshold() == (700, 10, 300)
+    assert gc.get_threshold() == (7000, 10, 30)
     second.close()
     assert gc.get_threshold() == (700, 10, 10)
 
@@ -49,7 +49,7 @@ def test_until_the_last_tap_is_closed(tmp_path: Path) -> None:
 def test_a_tap_that_is_dropped_is_one_that_is_closed(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     tap = tt.capture(model, tmp_path / "a")
-    assert gc.get_threshold() == (700, 10, 300)
+    assert gc.get_threshold() == (7000, 10, 30)
     del tap, model
     gc.collect()
     assert gc.get_threshold() == (700, 10, 10)
@@ -57,8 +57,8 @@ def test_a_tap_that_is_dropped_is_one_that_is_closed(tmp_path: Path) -> None:
 
 def test_what_somebody_else_has_set_stays(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
-        gc.set_threshold(5000, 20, 30)
-    assert gc.get_threshold() == (5000, 20, 30)
+        gc.set_threshold(5000, 20, 40)
+    assert gc.get_threshold() == (5000, 20, 40)
 
 
 def test_only_the_number_that_was_changed_is_set_back(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_collector_may_close_a_dropped_tap_in_the_middle_of_anything() -> No
 def test_a_number_that_can_hardly_grow(tmp_path: Path) -> None:
     gc.set_threshold(700, 10, 2**31 - 2)
     with opened(tmp_path / "a"):
-        assert gc.get_threshold() == (700, 10, 2**31 - 1)
+        assert gc.get_threshold() == (7000, 10, 2**31 - 1)
     assert gc.get_threshold() == (700, 10, 2**31 - 2)
 
 

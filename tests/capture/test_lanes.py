@@ -197,7 +197,8 @@ def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_g
 def test_large_tensors_are_neither_put_off_nor_read_twice(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensortap.frameworks.torch_lane._TOO_LARGE", 100)
+    for module in ("torch_lane", "torch_backlog"):
+        monkeypatch.setattr(f"tensortap.frameworks.{module}.TOO_LARGE", 100)
     gpu = new_gpu()
     model = Blocks(4, nothing)
     with tt.capture(model, tmp_path / "run", kinds="output") as tap:

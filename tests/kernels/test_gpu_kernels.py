@@ -264,21 +264,31 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
         tensors[6][:8192] = 0
         tensors[9] += 1000
     alone = [workshop.submit(tensor) for tensor in tensors]
-    together = [workshop.submit(tensor, later=Forever()) for tensor in tensors]
+    together: list[Any] = []
+    for tensor in tensors:
+        assert workshop.put_off(tensor, Forever(), lambda seen: together.append(workshop.submit(seen)))
     workshop.end_step()
     one, other = (workshop.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
-def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Make) -> None:
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Make, looked: bool) -> None:
     workshop, device = kernels()
     steady, changed = random((64, 1024), device, torch.float32), random((65, 1024), device, torch.float32)
-    first = workshop.submit(steady, later=Forever())
-    second = workshop.submit(steady, first)
-    third = workshop.submit(changed, later=Forever())
-    fourth = workshop.submit(changed, third)
+    tickets: list[Any] = []
+
+    def look(tensor: torch.Tensor) -> None:
+        tickets.append(workshop.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
+
+    workshop.submit(steady[:1])  # until a stream has been met, nothing waits for it
+    for tensor in (steady, steady, changed, changed):
+        assert workshop.put_off(tensor, Forever(), look)
+    if looked:
+        workshop.catch_up()
     changed.mul_(2)
     workshop.end_step()
-    columns, unchanged, missed = workshop.collect([first, second, third, fourth])
-    assert list(unchanged[:2]) == [False, True] and missed == {2, 3}
+    columns, unchanged, missed = workshop.collect(tickets)
+    assert list(unchanged[:2]) == [False, True]
+    assert set(missed) == ({2, 3} if looked else set()) and len(tickets) == (4 if looked else 2)
     agree(Summary(**{name: column[1] for name, column in columns.items()}), reference.summarize(Torch().host(steady)))

@@ -17,9 +17,8 @@ from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.frameworks.torch_results import CudaTicket
 from tensortap.kernels import summarize
-from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Turns
+from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Share, Turns
 from tensortap.kernels.reference import BUCKETS, digest_weights
 from tensortap.sending import Incoming
 
@@ -63,16 +62,13 @@ class FakeTogether:
     def __init__(self, gpu: FakeGpu, dtype: str) -> None:
         self._gpu, self._dtype = gpu, dtype
 
-    def pieces(self, elements: int) -> int:
-        return 1
+    def shared_out(self, elements: int) -> Share:
+        return 1, elements // (8 * 1024) // 2, 0
 
-    def piece_size(self, elements: int) -> int:
-        return elements // (8 * 1024) // 2
-
-    def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
+    def read(self, tensors: Sequence[tuple[int, int, Share, int, int]]) -> None:
         assert 0 < len(tensors) <= MOST_TOGETHER
         self._gpu.together_.append(len(tensors))
-        for address, elements, _, result in tensors:
+        for address, elements, _, _, result in tensors:
             found = result_at(result)
             found["unchanged"] = False
             write(found, digest_at(address, elements, self._dtype))
@@ -114,15 +110,10 @@ class FakeWorkshop(CudaWorkshop):
         self.waited = self.tried = 0
         """How many tensors were put off, and read at once and again."""
 
-    def submit(
-        self,
-        tensor: torch.Tensor,
-        known: CudaTicket | None = None,
-        later: Patience | None = None,
-        flat: bool | None = None,
-    ) -> CudaTicket:
-        self.waited += later is not None
-        return super().submit(tensor, known, later, flat)
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
+        taken = super().put_off(tensor, patience, look)
+        self.waited += taken
+        return taken
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         self.tried += 1
@@ -138,7 +129,8 @@ class FakeWorkshop(CudaWorkshop):
 
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""
-        return sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
+        held = sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
+        return held + (len(self._backlog) if self._backlog is not None else 0)
 
 
 def no_context(*_: Any) -> Any:

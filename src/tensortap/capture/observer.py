@@ -128,6 +128,8 @@ class Observer:
             self._end_step()
             self._clock.next_step()
             self._begin_step()
+            if not self._listening:
+                self._watcher.drop()
         self._tell()
 
     def close(self, status: str = "finished", reason: str = "") -> None:

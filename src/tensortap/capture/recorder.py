@@ -6,6 +6,7 @@ Tensors in host memory are summarised on the spot. Those on a device are looked 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,7 +26,7 @@ __all__ = ["Recorder"]
 
 _MOST_KNOWN = 100_000
 _MANY = 4096
-_NO_PLACE: tuple[Place | None, str] = (None, "now")
+_AT_ONCE: tuple[Place | None, str] = (None, "now")
 
 
 @dataclass(slots=True, eq=False)
@@ -75,19 +76,45 @@ class Recorder:
         self._arriving: Arriving | None = None
         self._workshops: list[Workshop] = []
         self._gather = gather
+        self._decided: tuple[Place | None, str] | None = None
+        """What `put_off` has decided on the tensor that comes now."""
         self.steadiness = Steadiness()
         self._seq = 0
         self._numbers = count()
         self.changed_unseen: set[str] = set()
         """Modules with a tensor that was changed behind the framework's back, so that its bytes were not kept again."""
 
+    def put_off(self, tensor: Any, key: Key, site: Site, keep: Keep) -> bool:
+        """Whether the tensor will be recorded a little later, in one go with others; if not, it is to be recorded now.
+
+        Asked of every tensor between the calls of a model, and before anything else: on a device it is the only thing
+        that is done for most of them then.
+        """
+        self._decided = None
+        if not self._workshops:  # none is made here, where a graph may be being captured
+            return False
+        if (workshop := self._framework.workshop(tensor)) is None:
+            return False
+        place, when = self._decided = self._decide(tensor, key, keep)
+        if place is None or when != "later":
+            return False
+        return workshop.put_off(tensor, place, partial(self._record_there, workshop, key, site, keep))
+
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        workshop = self._framework.workshop(tensor)
-        if workshop is None:
+        decided, self._decided = self._decided, None
+        for device in self._workshops:
+            device.catch_up()  # records have an order
+        if (workshop := self._framework.workshop(tensor)) is None:
             self._record_here(tensor, key, site, keep)
         else:
-            self._record_there(workshop, tensor, key, site, keep)
-        self._seq += 1
+            self._record_there(workshop, key, site, keep, tensor, *(decided or self._decide(tensor, key, keep)))
+
+    def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[Place | None, str]:
+        """How a tensor on a device is to be read; see `Steadiness.when`."""
+        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
+        # Parameters and buffers are looked at when nothing runs.
+        own = (phase := key.phase) == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
+        return self.steadiness.when(key) if own and keep == "summary" and self._gather else _AT_ONCE
 
     def end_step(self) -> None:
         """Forget the step. What outlives it may change unseen."""
@@ -146,26 +173,30 @@ class Recorder:
                 location=known.location if keep == "tensors" else None,
             )
         )
+        self._seq += 1
 
-    def _record_there(self, workshop: Workshop, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+    def _record_there(
+        self,
+        workshop: Workshop,
+        key: Key,
+        site: Site,
+        keep: Keep,
+        tensor: Any,
+        place: Place | None = None,
+        when: str = "later",
+    ) -> None:
         # By the thread that launches the step, which must not fall behind its device: it is called as little as can be.
         arriving = self._arriving
         if arriving is None or arriving.workshop is not workshop or len(arriving.tickets) == _MANY:
             arriving = self._arrive_from(workshop)
         token, dtype, shape, flat = workshop.described(tensor)
-        if (phase := key.phase) == "state":  # looked at anew each time, as in `_record_here`
+        if key.phase == "state":  # looked at anew each time, as in `_record_here`
             token = None
         before = arriving.known.get(token)
-        place, when = _NO_PLACE
-        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
-        own = phase == "backward" or self._framework.requires_gradient(tensor)
-        if own and before is None and token is not None and keep == "summary" and self._gather:
-            place, when = self.steadiness.when(key)
         if keep == "tensors" and before is not None and arriving.location(before) is None:
             workshop.settle()  # its bytes are kept now: it must not be missed for having waited since
-        known = None if before is None else arriving.tickets[before]
-        ticket = workshop.submit(tensor, known, place if when == "later" else None, flat)
-        if place is not None and when == "twice":
+        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before], flat)
+        if place is not None and when == "twice" and token is not None:
             workshop.submit_again(tensor, _Trial(place, arriving, len(arriving)))
         location, newly = None, False
         if keep == "tensors":
@@ -178,6 +209,7 @@ class Recorder:
             arriving.keep(location, borrowed=not newly)
         if token is not None and (before is None or newly):
             arriving.remember(tensor, token)
+        self._seq += 1
 
     def _arrive_from(self, workshop: Workshop) -> Arriving:
         """Rows that can be added to; what another device has found goes on its way."""

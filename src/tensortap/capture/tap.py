@@ -72,7 +72,7 @@ class RunSink:
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, options.gather)
         self.record = self._recorder.record
-        self.settle, self.forget = self._recorder.settle, self._recorder.forget
+        self.put_off, self.settle, self.forget = self._recorder.put_off, self._recorder.settle, self._recorder.forget
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
@@ -149,6 +149,7 @@ class Tap(Observer):
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         watcher = super()._new_watcher(sink, chosen)
         if self._run is not None:
+            watcher.put_off = self._run.put_off
             watcher.forward_over = self._run.settle
             watcher.called_with = self._run.writer.called
         return watcher

@@ -38,11 +38,17 @@ class Watcher:
         self._framework = framework
         self._tree = tree
         self._sites = {site.name: site for site in tree.sites if site.name in chosen}
+        self._chosen_sites = list(self._sites.values())
+        self._owners = [site.owner for site in self._chosen_sites]
+        self._modes: dict[str, Any] = {}
+        """Of each module, whether it was in training when it was last remarked upon."""
         self._kinds = frozenset(selection.kinds)
         self._keep = {name: selection.keep_of(name) for name in self._sites}
         self._clock = clock
         self._book = book
         self._hand_on = record
+        self.put_off: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
+        """Asked first of every tensor: whether it is recorded later, without being handed on now."""
         self.forward_over: Callable[[], None] = lambda: None
         """Called when the root has run."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
@@ -50,9 +56,13 @@ class Watcher:
         self._arguments: dict[str, str] = {}
         """The plain arguments of a module's last call, as text; one that never had any is not in here."""
         self._shares = Shares(framework)
-        self._passing: list[Remove] = []  # hooks on tensors, parameters and graph nodes: they belong to the step
+        self._passing: list[Remove] = []  # hooks on tensors and graph nodes: they belong to the step
+        self._staying: dict[tuple[str, str], Remove] = {}
+        """Hooks on parameters, by module and name. To put them on anew would hold up the beginning of each step, at
+        which a device that was waited for has nothing to do."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self._armed = False
+        self._remarked = False
         self._parameters_seen: dict[tuple[str, str], Gradient] = {}
         self._use(lambda hook: hook)
 
@@ -77,17 +87,26 @@ class Watcher:
         self._shares.finish()
         self._record_pieces()
         if self._armed:
+            if not self._remarked:
+                self._remark_all()
             self._book.captured_steps += 1
             self._snapshot(call=1)
-        self.drop()
+        self._drop_passing()
 
     def drop(self) -> None:
-        """Take every passing hook off: it must not fire into a later step, or into a closed tap."""
+        """Take every hook off that is not on a module: nobody listens to the next step, or ever again."""
+        self._drop_passing()
+        for remove in self._staying.values():
+            remove()
+        self._staying.clear()
+
+    def _drop_passing(self) -> None:
+        """They must not fire into a later step."""
         for remove in self._passing:
             remove()
         self._passing.clear()
         self._pieces.clear()
-        self._armed = False
+        self._armed = self._remarked = False
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -96,8 +115,8 @@ class Watcher:
     def _enter(self, site: Site, opened: Opened) -> Call:
         """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
-        if begins := not self._armed:
-            self.arm()  # with all remarks
+        if not self._armed:
+            self.arm()
         autograd = framework.records_gradients()
         replaying = framework.replaying()
         # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
@@ -108,8 +127,6 @@ class Watcher:
         call.autograd = autograd
         if site.name == "" and not replaying:
             self._record_pieces()
-            if not begins:
-                self._remark_all()
         if site.name not in self._sites:
             return call
         if "grad_output" in self._kinds:
@@ -140,6 +157,7 @@ class Watcher:
         if call is not None and site.name in self._sites:
             self._leave(site, call, open_value(output, self._framework.is_tensor))
         if site.name == "":
+            self._remark_all()
             self.forward_over()
 
     def _leave(self, site: Site, call: Call, opened: Opened) -> None:
@@ -197,6 +215,8 @@ class Watcher:
         self._record(gradient, key, site)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any) -> None:
+        if not self._armed:  # of a step before this one
+            return
         self._book.gradient(site.name)
         key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
         if not self._clock.reentrant or self._clock.calls_of(site.name) < 2:
@@ -217,21 +237,36 @@ class Watcher:
     def arm(self) -> None:
         """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
         self._armed = True
-        self._remark_all()
         self._snapshot(call=0)
-        if "param_grad" not in self._kinds:
-            return
+        if "param_grad" in self._kinds:
+            self._hook_parameters()
+
+    def _hook_parameters(self) -> None:
+        before, self._staying = self._staying, {}
         for site, name, parameter in self._own("param"):
-            if (seen := self._parameters_seen.get((site.name, name))) is None:
-                seen = partial(self._on_parameter_gradient, site, name)
-                self._parameters_seen[site.name, name] = seen
-            if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
-                self._passing.append(remove)
+            place = site.name, name
+            remove = before.pop(place, None)
+            if remove is not None and not self._framework.hook_stays(parameter, remove):
+                remove()
+                remove = None
+            if remove is None:
+                if (seen := self._parameters_seen.get(place)) is None:
+                    seen = self._parameters_seen[place] = partial(self._on_parameter_gradient, site, name)
+                remove = self._framework.on_parameter_gradient(parameter, seen)
+            if remove is not None:
+                self._staying[place] = remove
+        for remove in before.values():
+            remove()
 
     def _remark_all(self) -> None:
-        """Modules may have been put into another mode. Asked all at once: at each call it would take far longer."""
-        for site in self._sites.values():
-            self._book.remark(site.name, self._framework.remarks(site.owner))
+        """Modules may have been put into another mode. Asked all at once, when a forward is over: at each call it would
+        take far longer, and at the beginning a device may wait for it."""
+        self._remarked = True
+        for site in self._chosen_sites:
+            mode = getattr(site.owner, "training", None)
+            if self._modes.get(site.name, self) is not mode:
+                self._modes[site.name] = mode
+                self._book.remark(site.name, self._framework.remarks(site.owner))
 
     def _snapshot(self, call: int) -> None:
         for kind in ("param", "buffer"):
@@ -241,21 +276,27 @@ class Watcher:
 
     def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
         """All parameters or buffers of the chosen modules, a shared one under its first name."""
-        list_of = self._framework.parameters if kind == "param" else self._framework.buffers
+        if kind == "param":
+            own = self._framework.parameters_of(self._owners)
+        else:
+            own = [(at, *each) for at, owner in enumerate(self._owners) for each in self._framework.buffers(owner)]
         first: dict[int, tuple[Site, str]] = {}
         found = []
-        for site in self._sites.values():
-            for name, tensor in list_of(site.owner):
-                if (known := first.get(id(tensor))) is not None:
-                    place = f"{shown(known[0].name)}.{known[1]}"
-                    self._book.remark(site.name, f"{name} is tied to {place} and recorded there")
-                    continue
-                first[id(tensor)] = site, name
-                found.append((site, name, tensor))
+        for at, name, tensor in own:
+            site = self._chosen_sites[at]
+            if (known := first.get(id(tensor))) is not None:
+                place = f"{shown(known[0].name)}.{known[1]}"
+                self._book.remark(site.name, f"{name} is tied to {place} and recorded there")
+                continue
+            first[id(tensor)] = site, name
+            found.append((site, name, tensor))
         return found
 
     def _record(self, tensor: Any, key: Key, site: Site) -> None:
+        keep = self._keep[site.name]
+        if self.put_off(tensor, key, site, keep):
+            return
         if reason := self._framework.unreadable(tensor):
             self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
             return
-        self._hand_on(tensor, key, site, self._keep[site.name])
+        self._hand_on(tensor, key, site, keep)

@@ -142,12 +142,18 @@ class Workshop(Protocol):
     def watch(self) -> Watch:
         """A new one, with no tensor yet."""
 
-    def submit(self, tensor: Any, known: Any = None, later: Patience | None = None, flat: bool | None = None) -> Any:
+    def submit(self, tensor: Any, known: Any = None, flat: bool | None = None) -> Any:
         """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
         earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
+        `flat` is what `described` has said; None if it was not asked."""
 
-        With `later` it may be read a little later together with others. It may be freed meanwhile, but not changed: if
-        it was, nothing is read. `flat` is what `described` has said; None if it was not asked."""
+    def put_off(self, tensor: Any, patience: Patience, look: Callable[[Any], None]) -> bool:
+        """Call `look` a little later, with another name of the tensor, in one go with others; all that it submits then
+        may be read together. The tensor may be freed meanwhile, but not changed: if it was, nobody looks. False if it
+        cannot wait."""
+
+    def catch_up(self) -> None:
+        """Have all looked at that was put off, for something comes that must be looked at now."""
 
     def submit_again(self, tensor: Any, trial: Trial) -> None:
         """Summarise a tensor that was just submitted once more, as late as it would be read at the latest if it were
@@ -211,6 +217,9 @@ class Framework(Protocol):
     def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
         """The module's own parameters, not its children's."""
 
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        """The same for many at once, each with its module's place among them: asked at the beginning of every step."""
+
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         """The module's own buffers, not its children's."""
 
@@ -226,6 +235,10 @@ class Framework(Protocol):
 
     def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
         """This backward's own gradient of a parameter, not the accumulated one; None if it is frozen."""
+
+    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
+        """Whether what `on_parameter_gradient` returned some time ago is still right: it is on this very parameter, and
+        comes after all other hooks. False where that is not known."""
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         """After each step of the optimizer."""

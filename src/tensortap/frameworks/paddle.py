@@ -120,6 +120,9 @@ class Paddle(Replacing):
     def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(n, t) for n, t in module._parameters.items() if t is not None and n not in _STATISTICS]
 
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        return [(place, *each) for place, module in enumerate(modules) for each in self.parameters(module)]
+
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         statistics = [(n, t) for n, t in module._parameters.items() if t is not None and n in _STATISTICS]
         return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
@@ -158,6 +161,9 @@ class Paddle(Replacing):
 
     def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
         return self.on_gradient(parameter, seen)
+
+    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
+        return False
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         if not isinstance(optimizer, paddle.optimizer.Optimizer):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
 from tensortap.frameworks import torch_environment
@@ -116,6 +117,14 @@ class Torch(Reading, Replacing):
     def parameters(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
 
+    def parameters_of(self, modules: Sequence[torch.nn.Module]) -> Sequence[tuple[int, str, torch.Tensor]]:
+        return [
+            (place, name, tensor)
+            for place, module in enumerate(modules)
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        ]
+
     def buffers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
 
@@ -218,6 +227,12 @@ class Torch(Reading, Replacing):
                 seen(accumulated.grad)
 
         return parameter.register_post_accumulate_grad_hook(hook).remove
+
+    def hook_stays(self, parameter: torch.Tensor, remove: Remove) -> bool:
+        if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
+            return False
+        hooks = handle.hooks_dict_ref()
+        return hooks is not None and hooks is parameter._backward_hooks and next(reversed(hooks), None) == handle.id
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         if not hasattr(optimizer, "register_step_post_hook"):

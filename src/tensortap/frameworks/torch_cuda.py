@@ -6,7 +6,8 @@ Each stream has a lane of its own, where everything happens in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tensortap.frameworks.base import Collected, Described, Patience, Trial
+from tensortap.frameworks.torch_backlog import Backlog
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
@@ -24,6 +26,8 @@ from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]
+
+_STRIDED = torch.strided
 
 
 class CudaWorkshop:
@@ -39,6 +43,10 @@ class CudaWorkshop:
         self._one_stream = True
         """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
         use, and get its memory, before it is read."""
+        self._backlog: Backlog | None = None
+        """Of one stream at a time: records have an order."""
+        self._looking: Patience | None = None
+        """While one of the backlog is looked at, how long it may wait further."""
         self._phase = -1
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
@@ -47,30 +55,55 @@ class CudaWorkshop:
         plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
         if not ((plain or not is_shared_out(tensor)) and _is_flat(tensor)):
             return described(tensor)
-        dtype, shape = tensor.dtype, tuple(tensor.shape)
+        dtype = tensor.dtype
         try:
             # One of another class may be met as a plain one, too, and has the same token then.
             # It begins with another type than other tokens do, and is never equal to one of them.
-            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *shape
+            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape
         except RuntimeError:  # an inference tensor has no version
-            return None, NAMES[dtype], shape, plain
-        return token, NAMES[dtype], shape, plain
+            return None, NAMES[dtype], tuple(tensor.shape), plain
+        return token, NAMES[dtype], token[4:], plain
 
     def submit(
         self,
         tensor: torch.Tensor,
         known: CudaTicket | None = None,
-        later: Patience | None = None,
         flat: bool | None = None,
     ) -> CudaTicket:
+        if flat and self._looking is not None and self._backlog is not None:
+            return self._backlog.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
         if flat is None:
             flat = _lies_flat(tensor)
         if not flat:
             tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-            return self._submit(tensor, flat, index, known, later)
+            return self._submit(tensor, flat, index, known)
         with torch.cuda.device(index):  # kernels are launched in the context that is current
-            return self._submit(tensor, flat, index, known, later)
+            return self._submit(tensor, flat, index, known)
+
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        with self._lock:
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
+                return False
+            lane = self._lanes.get((index, torch._C._cuda_getCurrentRawStream(index)))
+            if lane is None:
+                return False
+            if (backlog := self._backlog) is None or backlog.lane is not lane:
+                self._catch_up()
+                backlog = self._backlog = Backlog(lane)
+            taken = backlog.add(tensor, patience, look)
+            if backlog.is_due:
+                self._catch_up()
+            return taken
+
+    def catch_up(self) -> None:
+        with self._lock:
+            if self._backlog and not torch.cuda.is_current_stream_capturing():
+                self._catch_up()
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         if not _lies_flat(tensor):
@@ -81,19 +114,36 @@ class CudaWorkshop:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
                 lane.submit_again(tensor, tensor.data_ptr(), trial)
 
-    def _submit(
-        self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, later: Patience | None
-    ) -> CudaTicket:
+    def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
         with self._lock:
-            if (phase := torch._C._current_graph_task_id()) != self._phase:
-                self._begin(phase)
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
             if flat:
                 address, layout = tensor.data_ptr(), FLAT
             else:
                 tensor, address, layout = _laid_out(tensor)
-            return lane.submit(tensor, address, layout, known, later if flat and self._one_stream else None)
+            if self._looking is not None and self._backlog is not None:
+                return self._backlog.lane.submit(tensor, address, layout, known, self._looking if flat else None)
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
+            return lane.submit(tensor, address, layout, known, None)
+
+    def _catch_up(self) -> None:
+        """Look at what was put off, on the stream that it was seen on."""
+        if not self._backlog:
+            return
+        seen = self._backlog.take()
+        index = seen[0][0].get_device()
+        try:
+            with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
+                for tensor, version, address, patience, look in seen:
+                    if tensor._version == version and tensor.data_ptr() == address:
+                        self._looking = patience
+                        look(tensor)
+                    else:
+                        patience.lost()
+        finally:
+            self._looking = None
 
     def settle(self) -> None:
         with self._lock:
@@ -102,6 +152,7 @@ class CudaWorkshop:
 
     def forget(self) -> None:
         with self._lock:
+            self._backlog = None
             for lane in self._lanes.values():
                 lane.forget()
 
@@ -120,6 +171,7 @@ class CudaWorkshop:
             torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
 
     def _settle(self) -> None:
+        self._catch_up()
         for (index, _), lane in self._lanes.items():
             with torch.cuda.device(index):
                 lane.settle()
@@ -142,6 +194,7 @@ class CudaWorkshop:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            self._catch_up()
             for lane in self._lanes.values():
                 lane.end_step()
 
@@ -169,6 +222,7 @@ class CudaWorkshop:
         for sending in self._sending.values():
             sending.close()
         self._sending.clear()
+        self._backlog = None
         self._lanes.clear()
 
     def _open_lane(self, index: int, stream: int) -> Lane:
@@ -203,7 +257,7 @@ def _lies_flat(tensor: torch.Tensor) -> bool:
 
 def _is_flat(tensor: torch.Tensor) -> bool:
     return (
-        tensor.layout is torch.strided
+        tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.data_ptr() % 16
         and not tensor.is_neg()

@@ -30,13 +30,14 @@ from tensortap.kernels.gpu import (
     Turns,
 )
 
-__all__ = ["Lane"]
+__all__ = ["TOO_LARGE", "Lane"]
+
+TOO_LARGE = 128 << 20
+"""Bytes from which on a tensor is read by itself: a launch of its own is no loss then."""
 
 _PARTIALS = 28 << 20
 """Room for partial results: more than any launch leaves."""
 _MOST_PLANS = 4096
-_TOO_LARGE = 128 << 20
-"""Bytes from which on a tensor is read by itself: a launch of its own is no loss then."""
 _MOST_WAITING = 384 << 20
 """So many bytes are seen after a tensor until it is read at the latest."""
 
@@ -46,7 +47,8 @@ class _Waiting:
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
-    """Another name for its memory: the tensor itself would keep its graph alive, and have gradients copied."""
+    """Another name for its memory, as in `torch_backlog.Seen`."""
+    elements: int
     address: int
     version: int
     came: int
@@ -109,6 +111,7 @@ class Lane:
         known: CudaTicket | None,
         later: Patience | None,
     ) -> CudaTicket:
+        """With `later`, the tensor is another name for one that may wait."""
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == SLOTS:
@@ -120,10 +123,10 @@ class Lane:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
             ticket = CudaTicket(batch, known.number, known.elements, known)
-        elif later is not None and known is None and nbytes < _TOO_LARGE:
-            number = batch.size
-            ticket = CudaTicket(batch, number, tensor.numel(), None)
-            self._waiting[number] = self._put_off(tensor, address, later)
+        elif later is not None and known is None and nbytes < TOO_LARGE:
+            number, elements = batch.size, tensor.numel()
+            ticket = CudaTicket(batch, number, elements, None)
+            self._waiting[number] = self._put_off(tensor, elements, address, later)
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
@@ -135,8 +138,15 @@ class Lane:
 
     def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
         """For one that came just now."""
-        if tensor.nbytes < _TOO_LARGE:
-            self._trials.append(self._put_off(tensor, address, trial))
+        if tensor.nbytes < TOO_LARGE:
+            self._trials.append(self._put_off(tensor.detach(), tensor.numel(), address, trial))
+
+    def is_due(self, count: int, nbytes: int) -> bool:
+        """Whether something must be read when so many more tensors have come, of so many bytes."""
+        if self._came + count < self._last and self._seen + nbytes < self._due:
+            return False
+        self._look_when_due()
+        return self._came + count >= self._last or self._seen + nbytes >= self._due
 
     def settle(self) -> None:
         """Read all that waits."""
@@ -162,12 +172,12 @@ class Lane:
             batch.send()
         self._batch = None
 
-    def _put_off(self, tensor: torch.Tensor, address: int, patience: Patience | Trial) -> _Waiting:
+    def _put_off(self, tensor: torch.Tensor, elements: int, address: int, patience: Patience | Trial) -> _Waiting:
         came, due = self._came, self._seen + _MOST_WAITING
         last = came + patience.proven
         if last < self._last:
             self._last = last
-        return _Waiting(tensor.detach(), address, tensor._version, came, last, due, patience)
+        return _Waiting(tensor, elements, address, tensor._version, came, last, due, patience)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
@@ -194,10 +204,13 @@ class Lane:
         if due := [one for one in self._trials if one.is_due(came, seen)]:
             self._trials = [one for one in self._trials if not one.is_due(came, seen)]
             self._read_trials(due)
+        self._look_when_due()
+
+    def _look_when_due(self) -> None:
         waiting = [*self._waiting.values(), *self._trials]
         self._last = min((one.last for one in waiting), default=sys.maxsize)
         # Whoever comes later is due later still.
-        self._due = min((one.due for one in waiting), default=seen + _MOST_WAITING)
+        self._due = min((one.due for one in waiting), default=self._seen + _MOST_WAITING)
 
     def _read_waiting(self) -> None:
         if (batch := self._batch) is None:  # then none waits either
@@ -218,7 +231,7 @@ class Lane:
             batch = self._batch_with_room(len(some))
             found = []
             for one in some:
-                ticket = CudaTicket(batch, batch.size, one.tensor.numel(), None) if one.unchanged() else None
+                ticket = CudaTicket(batch, batch.size, one.elements, None) if one.unchanged() else None
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
@@ -227,33 +240,35 @@ class Lane:
 
     def _read_together(self, waiting: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
         """With the numbers of their results."""
+        batch.missed.update([number for number, _ in waiting])  # until their launch has succeeded
         kinds: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
-        for number, one in waiting:
-            kinds.setdefault(one.tensor.dtype, []).append((number, one))
-            batch.missed.add(number)  # until its launch has succeeded
-        for dtype, tensors in kinds.items():
-            self._launch(self._together.get(dtype) or self._new_together(dtype), tensors, batch)
+        for each in waiting:
+            kinds.setdefault(each[1].tensor.dtype, []).append(each)
+        for dtype, alike in kinds.items():
+            self._launch(self._together.get(dtype) or self._new_together(dtype), alike, batch)
 
     def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
-        pieces = sum(together.pieces(one.tensor.numel()) for _, one in tensors)
-        assert pieces <= self._most, "far fewer bytes than that wait at a time"
-        if self._used + pieces > self._most or len(self._pending) + 4 * len(tensors) > 4 * MOST_FINISHED:
+        turns = []
+        total = 0
+        for number, one in tensors:
+            elements = one.elements
+            share = together.shared_out(elements)
+            turns.append((share[1], one.came, number, share, elements, one.address))
+            total += share[0]
+        # Small pieces last: then nobody waits long for the last one. Else the newest first: it may still be cached.
+        turns.sort(reverse=True)
+        assert total <= self._most, "far fewer bytes than that wait at a time"
+        if self._used + total > self._most or len(self._pending) + 4 * len(turns) > 4 * MOST_FINISHED:
             self._finish(batch)
         works = []
-
-        def turn(each: tuple[int, _Waiting]) -> tuple[int, int]:
-            # Small pieces last: then nobody waits long for the last one. Else the newest first: it may still be cached.
-            return together.piece_size(each[1].tensor.numel()), each[1].came
-
-        for number, one in sorted(tensors, key=turn, reverse=True):
-            elements = one.tensor.numel()
-            used, pieces = self._used, together.pieces(elements)
-            partials = self._partials_at + used * PARTIAL_BYTES
-            works.append((one.address, elements, partials, batch.address_of(number)))
-            self._pending += (used, pieces, number, 0)
-            self._used = used + pieces
+        results = batch.address_of(0)
+        for _, _, number, share, elements, address in turns:
+            used, self._used = self._used, self._used + share[0]
+            room = self._partials_at + used * PARTIAL_BYTES
+            works.append((address, elements, share, room, results + number * RESULT.itemsize))
+            self._pending += (used, share[0], number, 0)
         together.read(works)
-        batch.missed.difference_update(number for number, _ in tensors)
+        batch.missed.difference_update([number for number, _ in tensors])
 
     def end_step(self) -> None:
         self.send()

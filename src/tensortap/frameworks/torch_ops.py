@@ -79,7 +79,6 @@ class OpsWorkshop:
         self,
         tensor: torch.Tensor,
         known: OpsTicket | None = None,
-        later: Patience | None = None,
         flat: bool | None = None,
     ) -> OpsTicket:
         tensor = tensor.detach()
@@ -93,6 +92,12 @@ class OpsWorkshop:
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         """Nothing can be put off here."""
+
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
+        return False
+
+    def catch_up(self) -> None:
+        """Nothing is put off here."""
 
     def settle(self) -> None:
         """Nothing is put off here."""

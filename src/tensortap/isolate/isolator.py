@@ -111,6 +111,8 @@ class Isolator(Watcher):
 
     def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
+        if site.name == "":
+            self._remark_all()
         if call is None or site.name not in self._sites:
             return None
         opened = open_value(output, self._framework.is_tensor)

@@ -32,6 +32,7 @@ __all__ = [
     "Gpu",
     "Layout",
     "Plan",
+    "Share",
     "Together",
     "Turns",
     "columns",
@@ -57,6 +58,10 @@ RESULT = np.dtype(
     ]
 )
 """What `finish` leaves of a tensor; sums are of x - about."""
+
+Share = tuple[int, int, int]
+"""Pieces, each of which leaves a partial result, batches of rows for each half of a piece, and how many halves have one
+more."""
 
 PARTIAL_BYTES = 1552
 MOST_FINISHED = 64
@@ -102,6 +107,7 @@ _WORKS = struct.Struct("<QII2Q")
 _TURNS_OFFSET = 16
 _WORK = "5Q4I"
 _WORK_BYTES = struct.calcsize(f"<{_WORK}")
+_WORK_LISTS = ["<" + count * _WORK for count in range(MOST_TOGETHER + 1)]
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{_MOST_DIMS}I{_MOST_DIMS}q")
 _FILES = {
@@ -270,35 +276,26 @@ class Together:
         self._most_blocks = most_blocks
         self._weights = weights
         self._turns = turns
-        self._shares: dict[int, tuple[int, int, int]] = {}
+        self._shares: dict[int, Share] = {}
         parameter = Parameter(_WORKS.size + MOST_TOGETHER * _WORK_BYTES)
         self._memory = parameter.memory
         self._launch = kernel.prepared(most_blocks, parameter, stream)
 
-    def pieces(self, elements: int) -> int:
-        """So many partial results a tensor will leave."""
-        return self._shared_out(elements)[0]
-
-    def piece_size(self, elements: int) -> int:
-        """How many batches of rows half a piece has at least."""
-        return self._shared_out(elements)[1]
-
-    def read(self, tensors: Sequence[tuple[int, int, int, int]]) -> None:
-        """Of each tensor the address, the number of its elements, and the addresses of room for partial results and of
-        one result; at most `MOST_TOGETHER`."""
+    def read(self, tensors: Sequence[tuple[int, int, Share, int, int]]) -> None:
+        """Of each tensor the address, the number of its elements, how these are shared out, and the addresses of room
+        for partial results and of one result; at most `MOST_TOGETHER`."""
         works: list[int] = []
         first = 0
-        for address, elements, partials, result in tensors:
-            share = self._shared_out(elements)
+        for address, elements, share, partials, result in tensors:
             works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, first)
             first += share[0]
         turns = self._turns
         _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), first, *turns.begin())
-        struct.pack_into("<" + len(tensors) * _WORK, self._memory, _WORKS.size, *works)
+        struct.pack_into(_WORK_LISTS[len(tensors)], self._memory, _WORKS.size, *works)
         self._launch()
         turns.end()
 
-    def _shared_out(self, elements: int) -> tuple[int, int, int]:
+    def shared_out(self, elements: int) -> Share:
         if (share := self._shares.get(elements)) is None:
             if len(self._shares) == _MOST_SIZES:  # tensors of ever new sizes
                 self._shares.clear()
@@ -317,8 +314,7 @@ def _pieces(elements: int, most_blocks: int) -> int:
     return pieces if pieces < others else pieces // others * others
 
 
-def _shared_out(elements: int, pieces: int) -> tuple[int, int, int]:
-    """Pieces, batches of rows for each half of a piece, and how many halves have one more."""
+def _shared_out(elements: int, pieces: int) -> Share:
     return (pieces, *divmod(elements // (_BATCH * ROW), 2 * pieces))
 
 

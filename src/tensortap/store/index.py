@@ -48,7 +48,8 @@ class IndexWriter:
         self._due = state.condition()
         self._rows: list[Record | Rows] = []
         self._oldest = 0.0
-        self._urgent = False
+        self._urgent = 0
+        """So many of them are to go out now."""
         self._stopping = False
         self.appended = 0
         self.written = 0
@@ -96,11 +97,18 @@ class IndexWriter:
                 self._start()
                 self._due.notify_all()
 
-    def hurry(self) -> None:
-        """Let what waits go out now; does not wait for it."""
+    def hurry(self, step_is_over: bool = False) -> None:
+        """Let what waits go out now; does not wait for it.
+
+        When a step is over, rows that came together at its end stay until the end of the next one, unless that is long
+        in coming. They are still on their way from a device, and would arrive in the middle of the next forward: the
+        interpreter that encodes them is the one that has to keep the device busy then.
+        """
         with self._due:
-            self._urgent = bool(self._rows)
-            self._due.notify_all()
+            staying = step_is_over and bool(self._rows) and not isinstance(self._rows[-1], Record)
+            self._urgent = max(self._urgent, len(self._rows) - staying)
+            if self._urgent:
+                self._due.notify_all()
 
     def flush(self) -> None:
         """Wait until all rows so far are written."""
@@ -157,15 +165,16 @@ class IndexWriter:
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""
         with self._due:
-            while not self._stopping and self._state.failure is None:
+            while not (self._stopping or self._urgent or self._state.failure is not None):
                 left = self._oldest + AGE - time.monotonic()
-                if self._rows and (self._urgent or len(self._rows) >= BATCH or left <= 0):
+                if self._rows and (len(self._rows) >= BATCH or left <= 0):
                     break
                 self._due.wait(left if self._rows else None)
             if self._state.failure is not None:
                 return ()
-            rows, self._rows = self._rows, []
-            self._urgent = False
+            count = len(self._rows) if self._stopping or not self._urgent else self._urgent
+            rows, self._rows = self._rows[:count], self._rows[count:]
+            self._oldest, self._urgent = time.monotonic(), 0
             self._state.changed.notify_all()
             return rows
 

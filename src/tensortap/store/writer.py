@@ -160,7 +160,7 @@ class RunWriter:
         self._state.check()
         for shard in self._shards:
             shard.finish(step)
-        self._index.hurry()
+        self._index.hurry(step_is_over=True)
 
     def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
         """Say what was seen of each module, and what could not be; replaces what was said before."""
