@@ -18,6 +18,7 @@ from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
 from tensortap.capture import steadiness
 from tensortap.frameworks import torch_lane
+from tensortap.frameworks.torch import Torch
 from tensortap.kernels import summarize
 
 Step = Callable[[nn.Module, int, Any], None]
@@ -529,3 +530,80 @@ def test_nothing_waits_on_once_there_is_a_second_stream(
             model(torch.randn(4, 8))
             tap.step()
     assert seen[0] > 0 and seen[1] == 0
+
+
+def test_nothing_is_launched_into_a_graph_that_is_being_captured(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = new_gpu()
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    launched: list[int] = []
+
+    def unreadable(self: Any, tensor: torch.Tensor) -> str:  # as of tensors that are on a GPU
+        return "captured" if torch.cuda.is_current_stream_capturing() else ""
+
+    monkeypatch.setattr(Torch, "unreadable", unreadable)
+
+    def begins(*_: Any) -> None:
+        if tap.stats()["steps"] == 4:
+            assert gpu.waiting() > 0
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            launched.append(len(gpu.gpu.together_) + gpu.gpu.alone)
+
+    with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
+        model[3].register_forward_pre_hook(begins)
+        for number in range(6):
+            model(torch.randn(4, 8))
+            if number == 4:
+                launched.append(len(gpu.gpu.together_) + gpu.gpu.alone)
+                monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+            tap.step()
+            tap.flush()
+    assert launched[0] == launched[1]
+    assert "output 0 is not recorded: captured" in " ".join(row.reason for row in tap.coverage)
+    seen = {number: [r.key.module for r in tt.open(tmp_path / "a") if r.key.step == number] for number in (3, 4, 5)}
+    assert seen == {3: list("012345"), 4: list("012"), 5: list("012345")}
+
+
+def test_what_comes_now_is_recorded_after_what_came_before_and_waits(tmp_path: Path, new_gpu: Any) -> None:
+    """Tensors without gradient never wait; those around them do."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(9))
+            for part in list(self.parts)[1::3]:
+                part.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number, part in enumerate(self.parts):
+                x = torch.tanh(part(x.detach() if number % 3 == 1 else x))
+            return x
+
+    gpu = alike(tmp_path, new_gpu, Mixed, kinds=("input", "output", "param_grad"), classes="Linear")
+    assert gpu.waited and gpu.gpu.alone
+    order = [(r.key.module, r.key.kind) for r in tt.open(tmp_path / "True") if r.key.step == 4][:18]
+    assert order == [(f"parts.{number}", kind) for number in range(9) for kind in ("input", "output")]
+
+
+def test_what_is_met_again_waits_with_the_others(tmp_path: Path, new_gpu: Any) -> None:
+    class Fan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return torch.stack([part(x) for part in self.parts]).sum(0)
+
+    alike(tmp_path, new_gpu, Fan, kinds=("input", "output"), classes="Linear")
+    gpu, model = new_gpu(), Fan()
+    with tt.capture(model, tmp_path / "more", kinds=("input", "output"), classes="Linear") as tap:
+        for number in range(6):
+            alone, launches = gpu.gpu.alone, len(gpu.gpu.together_)
+            train(model, number, tap)
+            tap.step()
+            tap.flush()
+    assert gpu.gpu.together_[launches:] == [6, 1], "one launch for all outputs, one for what is tried again"
+    assert gpu.gpu.alone - alone == 1, "the first input needs no gradient; no other input is read again"

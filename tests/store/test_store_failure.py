@@ -256,6 +256,33 @@ def test_rows_that_come_together_wait_for_the_end_of_their_step(tmp_path, monkey
     assert all(set(run.load(found).tolist()) == {found.seq % 60} for found in run if found.location)
 
 
+def test_rows_of_a_device_stay_until_the_next_step_is_over_or_a_moment_has_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "AGE", 1e6)
+    asked = []
+
+    class Asked(Together):
+        def columns(self):
+            asked.append(self.records[0].key.step)
+            return super().columns()
+
+    with RunWriter(tmp_path / "a", info={}) as writer:
+
+        def until_written(rows):
+            with writer._state.changed:
+                assert writer._state.wait_for(lambda: writer._index.written >= rows)
+
+        for step in range(3):
+            writer.append_rows(Asked([record(10 * step + number, step=step) for number in range(10)]))
+            writer.end_step(step)
+            until_written(10 * step)
+            assert asked == list(range(step)) and writer._index.written == 10 * step
+        monkeypatch.setattr(index, "AGE", 0.0)
+        with writer._index._due:
+            writer._index._due.notify_all()
+        until_written(30)
+    assert [found.seq for found in open_run(tmp_path / "a")] == list(range(30))
+
+
 def test_an_interrupted_put_leaves_no_hole(tmp_path):
     class Interrupted:
         def __iter__(self):

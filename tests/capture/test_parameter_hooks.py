@@ -1,0 +1,139 @@
+"""Hooks on parameters stay from step to step, and are moved when they are no longer where they belong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support.tapping import hooks_on
+from tensortap.kernels import summarize
+
+
+def hooks_of(parameter: torch.Tensor) -> list[Any]:
+    return list(parameter._backward_hooks or ())
+
+
+def step(model: nn.Module, tap: Any) -> dict[str, torch.Tensor]:
+    """The gradients that the optimizer would get."""
+    model.zero_grad()
+    model(torch.randn(4, 8)).square().sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    tap.step()
+    return found
+
+
+def recorded(path: Path, number: int) -> dict[str, int]:
+    records = [r for r in tt.open(path) if r.key.step == number and r.key.kind == "param_grad"]
+    return {f"{r.key.module}.{r.key.path}": int(r.summary.digest) for r in records}
+
+
+def digests(gradients: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: int(summarize(gradient.numpy()).digest) for name, gradient in gradients.items()}
+
+
+def model_of_two() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+def test_they_stay_and_come_off(tmp_path: Path) -> None:
+    model = model_of_two()
+    seen = []
+    with tt.capture(model, tmp_path / "a") as tap:
+        for _ in range(3):
+            step(model, tap)
+            seen.append([hooks_of(p) for p in model.parameters()])
+    assert seen[0] == seen[1] == seen[2] and all(len(hooks) == 1 for hooks in seen[0])
+    assert hooks_on(model) == 0
+
+
+def test_a_parameter_that_was_replaced(tmp_path: Path) -> None:
+    model = model_of_two()
+    old = model[0].weight
+    with tt.capture(model, tmp_path / "a") as tap:
+        step(model, tap)
+        model[0].weight = nn.Parameter(torch.randn(8, 8))
+        gradients = step(model, tap)
+        assert not hooks_of(old) and hooks_of(model[0].weight)
+    assert recorded(tmp_path / "a", 1) == digests(gradients)
+
+
+def test_a_parameter_that_was_taken_away(tmp_path: Path) -> None:
+    model = model_of_two()
+    bias = model[1].bias
+    with tt.capture(model, tmp_path / "a") as tap:
+        step(model, tap)
+        model[1].bias = None
+        gradients = step(model, tap)
+        assert not hooks_of(bias)
+    assert recorded(tmp_path / "a", 1) == digests(gradients) and "1.bias" not in gradients
+
+
+def test_what_a_hook_of_the_users_makes_of_a_gradient_is_recorded_whenever_it_was_put_on(tmp_path: Path) -> None:
+    model = model_of_two()
+    gradients = []
+    with tt.capture(model, tmp_path / "a") as tap:
+        gradients.append(step(model, tap))
+        handle = model[0].weight.register_hook(lambda gradient: gradient * 2)
+        gradients.append(step(model, tap))
+        gradients.append(step(model, tap))
+        handle.remove()
+        gradients.append(step(model, tap))
+    for number, each in enumerate(gradients):
+        assert recorded(tmp_path / "a", number) == digests(each)
+
+
+def test_one_that_is_frozen_for_a_while(tmp_path: Path) -> None:
+    model = model_of_two()
+    model[0].weight.requires_grad_(False)
+    gradients = []
+    with tt.capture(model, tmp_path / "a") as tap:
+        for frozen in (True, False, True, False):
+            model[0].weight.requires_grad_(not frozen)
+            model[0].weight.grad = None
+            gradients.append(step(model, tap))
+            assert ("0.weight" in gradients[-1]) != frozen
+    for number, each in enumerate(gradients):
+        assert recorded(tmp_path / "a", number) == digests(each)
+
+
+def test_none_is_there_in_a_step_that_nobody_records(tmp_path: Path) -> None:
+    model = model_of_two()
+    seen = []
+    with tt.capture(model, tmp_path / "a", steps=[0, 2]) as tap:
+        for _ in range(4):
+            step(model, tap)
+            seen.append([len(hooks_of(p)) for p in model.parameters()])
+    assert seen == [[0] * 4, [0] * 4, [0] * 4, [0] * 4], "after each step the next one decides"
+    assert {r.key.step for r in tt.open(tmp_path / "a") if r.key.kind == "param_grad"} == {0, 2}
+
+
+def test_a_backward_that_comes_after_its_step_is_nobodys(tmp_path: Path) -> None:
+    model = model_of_two()
+    with tt.capture(model, tmp_path / "a") as tap:
+        step(model, tap)
+        loss = model(torch.randn(4, 8)).sum()
+        tap.step()
+        loss.backward()
+        tap.step()
+        gradients = step(model, tap)
+    assert not recorded(tmp_path / "a", 1) and not recorded(tmp_path / "a", 2)
+    assert recorded(tmp_path / "a", 3) == digests(gradients)
+
+
+@pytest.mark.parametrize("kinds", ["param_grad", ("output", "param_grad")])
+def test_two_taps_do_not_push_each_other_off(tmp_path: Path, kinds: Any) -> None:
+    model = model_of_two()
+    gradients = []
+    with tt.capture(model, tmp_path / "a", kinds=kinds) as one, tt.capture(model, tmp_path / "b", kinds=kinds) as other:
+        for _ in range(3):
+            gradients.append(step(model, one))
+            other.step()
+    for number, each in enumerate(gradients):
+        assert recorded(tmp_path / "a", number) == recorded(tmp_path / "b", number) == digests(each)
+    assert hooks_on(model) == 0
