@@ -67,6 +67,7 @@ def aims(facts: dict[str, Any]) -> list[Text]:
     if summary := ways.get("summary"):
         rows.append(("summary: ratio to the plain step", f"{summary['ratio']:.3f}×", "at most 1.06×, aim 1.035×"))
         if cuda:
+            rows.append(("summary: the same, each step waited for", f"{summary['ratio_waited']:.3f}×", ""))
             share = summary["memory"]["allocated"] / ways["plain"]["memory_peak"]["allocated"]
             rows.append(("summary: GPU memory over plain", f"{share:.1%}", "under 2 %"))
     if kernel := facts["kernel"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections import namedtuple
@@ -21,6 +22,7 @@ from tensortap.bench.verdict import Floor, floors, limit  # noqa: E402
 from tensortap.bench.writing import warm_page_cache  # noqa: E402
 from tensortap.errors import MissingDependency, UsageError  # noqa: E402
 from tensortap.machine import memory as machine_memory  # noqa: E402
+from tensortap.report.bench_page import bench_page  # noqa: E402
 
 SHORT = {"device": "cpu", "model": "llama-tiny", "rounds": 2, "steps": 2}
 
@@ -54,11 +56,24 @@ def test_every_way_is_measured(facts: dict[str, Any]) -> None:
         assert way["seconds"] > 0
         assert way["each"] > 0
         assert way["launching"] > 0
+        assert way["ratio_waited"] is None, "a CPU is always waited for"
         assert way["ratio"] > 0
     assert facts["ways"]["plain"]["ratio"] == 1
     assert [facts["ways"][name]["rounds"] for name in facts["ways"]] == [2, 2, 2, 1]
     assert facts["left_out"] == []
     json.dumps(facts)
+
+
+def test_the_page_of_a_gpu(facts: dict[str, Any]) -> None:
+    """As there is none here, the figures are a CPU's."""
+    there = copy.deepcopy(facts)
+    there["machine"]["device"] = "cuda"
+    there["limits"]["device_launch"] = 7e-6
+    there["ways"]["summary"]["ratio_waited"] = 1.077
+    head, _, names, *rows = [line.plain for line in bench_page(there, None)]
+    assert "(cuda, " in head and "step by step" in names and "launching" in names
+    found = {row.split()[0]: row.split() for row in rows[:4]}
+    assert "1.077×" in found["summary"] and "–" in found["tensors"]
 
 
 def test_what_is_tapped_is_counted(facts: dict[str, Any]) -> None:

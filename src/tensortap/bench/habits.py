@@ -37,7 +37,7 @@ def saved(trainer: Trainer, folder: Path, patience: float = PATIENCE) -> Block:
         shutil.rmtree(folder, ignore_errors=True)
     stats = {"bytes": saver.written, "bytes_of_all": saver.met, "files": saver.files}
     seconds, each, launching = map(saver.projected, times)
-    return Block(1, seconds, each, launching, meter.read(), stats)
+    return Block(1, seconds, each, launching, meter.read(), stats=stats)
 
 
 class _Saver:

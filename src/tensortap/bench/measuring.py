@@ -258,6 +258,7 @@ def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
         "launching": statistics.median(block.launching for block in blocks),
         "ratio": statistics.median(block.seconds / other.seconds for block, other in paired),
         "ratio_each": statistics.median(block.each / other.each for block, other in paired),
+        "ratio_waited": _median([b.waited / other.waited for b, other in paired if b.waited and other.waited]),
         "rounds": len(blocks),
         "steps": last.steps,
         "memory": {
@@ -267,6 +268,10 @@ def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
         "memory_peak": asdict(last.memory),
         "stats": dict(last.stats),
     }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _middle(blocks: Sequence[Block]) -> Block:

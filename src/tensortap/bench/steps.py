@@ -25,6 +25,7 @@ from tensortap.bench.trainer import Trainer, is_leaf
 __all__ = ["KINDS", "Block", "plain", "tapped", "timed"]
 
 KINDS = ("input", "output", "grad_output", "param_grad")
+_WAITED = 15
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Block:
     launching: float
     """How long the host was busy with the first one; on a GPU, which it does not wait for, less than the step takes."""
     memory: Memory
+    waited: float | None = None
+    """The median of further steps, each waited for until its device has done it, as by `loss.item()`; None where it was
+    not measured."""
     stats: Mapping[str, Any] = field(default_factory=dict)
     """Of the tap, for the timed steps: counts are differences."""
 
@@ -48,7 +52,7 @@ def plain(trainer: Trainer, steps: int) -> Block:
     meter = Meter(trainer.device)
     trainer.step()
     times = timed(trainer, steps)
-    return Block(steps, *times, meter.read())
+    return Block(steps, *times, meter.read(), _step_by_step(trainer, steps))
 
 
 def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
@@ -65,9 +69,10 @@ def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
             before = tap.stats()
             times = timed(trainer, steps, tap.step, tap.flush)
             after, memory = tap.stats(), meter.read()
+            waited = _step_by_step(trainer, steps, tap.step) if keep == "summary" else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Block(steps, *times, memory, _between(before, after))
+    return Block(steps, *times, memory, waited, _between(before, after))
 
 
 def timed(
@@ -92,6 +97,20 @@ def timed(
     seconds = (time.perf_counter() - started) / steps
     each = statistics.median(later.since(earlier) for earlier, later in pairwise(marks))
     return seconds, each, launching
+
+
+def _step_by_step(trainer: Trainer, steps: int, after_each: Callable[[], None] = lambda: None) -> float | None:
+    """On a device that nobody waits for, the host is far ahead, and what it does is hidden. Here little is."""
+    if trainer.device == "cpu":
+        return None
+    taken = []
+    for _ in range(min(steps, _WAITED)):
+        started = time.perf_counter()
+        trainer.step()
+        after_each()
+        trainer.synchronize()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
 
 
 def remove_tensors(folder: Path) -> None:

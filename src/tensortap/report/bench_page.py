@@ -84,6 +84,8 @@ def _ways(facts: Mapping[str, Any]) -> Sequence[table.Column]:
     if on_device:
         launching = [duration(way["launching"] * 1e6) for way in ways.values()]
         columns.insert(2, table.Column("launching", launching, optional=3))
+        waited = [f"{way['ratio_waited']:.3f}×" if way["ratio_waited"] else "–" for way in ways.values()]
+        columns.insert(5, table.Column("step by step", waited, optional=2))
         held = ["–" if name == "plain" else signed(way["memory"]["host"]) for name, way in ways.items()]
         columns.append(table.Column("host memory", held, optional=4))
     stalled = [duration(way["stats"].get("stalled_seconds", 0) / max(way["steps"], 1) * 1e6) for way in ways.values()]
