@@ -17,6 +17,7 @@ import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
 from tensortap.capture import steadiness
+from tensortap.capture.recorder import Recorder
 from tensortap.frameworks import torch_lane
 from tensortap.frameworks.torch import Torch
 from tensortap.kernels import summarize
@@ -607,3 +608,50 @@ def test_what_is_met_again_waits_with_the_others(tmp_path: Path, new_gpu: Any) -
             tap.flush()
     assert gpu.gpu.together_[launches:] == [6, 1], "one launch for all outputs, one for what is tried again"
     assert gpu.gpu.alone - alone == 1, "the first input needs no gradient; no other input is read again"
+
+
+def test_an_interrupt_while_many_are_looked_at_loses_one_at_most(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_gpu()
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    looked = Recorder._record_there
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self: Recorder, workshop: Any, key: Any, *others: Any) -> None:
+        if key.step == 9 and key.module == "2" and interrupts:
+            raise interrupts.pop()
+        looked(self, workshop, key, *others)
+
+    monkeypatch.setattr(Recorder, "_record_there", interrupted)
+    with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
+        for number in range(11):  # when no place is tried again
+            try:
+                model(torch.randn(4, 8))
+            except KeyboardInterrupt:
+                assert number == 9
+            tap.step()
+            tap.flush()
+    assert not interrupts
+    seen = {number: [r.key.module for r in tt.open(tmp_path / "a") if r.key.step == number] for number in (8, 9, 10)}
+    assert seen == {8: list("012345"), 9: list("01345"), 10: list("012345")}
+
+
+def test_what_is_looked_at_when_a_backward_ends_is_so_under_the_taps_own_lock(tmp_path: Path, new_gpu: Any) -> None:
+    """It may end in another thread than the one in which something else is being recorded."""
+    gpu = new_gpu()
+    model = Blocks(6, nothing)
+    with tt.capture(model, tmp_path / "a", classes="Linear") as tap:
+        for number in range(4):
+            train(model, number, tap)
+            tap.step()
+        loss = model(torch.randn(4, 8)).sum()
+        assert gpu.lock is tap._lock
+        backward = threading.Thread(target=loss.backward)
+        with tap._lock:
+            backward.start()
+            backward.join(0.2)
+            assert backward.is_alive()
+        backward.join()
+        assert gpu.waiting() == 0
+    assert not tap.notices

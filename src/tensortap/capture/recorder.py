@@ -5,6 +5,7 @@ Tensors in host memory are summarised on the spot. Those on a device are looked 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -66,7 +67,14 @@ class _Trial:
 class Recorder:
     """Writes records of tensors into a run."""
 
-    def __init__(self, framework: Framework, writer: RunWriter, rank: int, gather: bool = True) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        writer: RunWriter,
+        rank: int,
+        lock: AbstractContextManager[Any],
+        gather: bool = True,
+    ) -> None:
         self._framework = framework
         self._writer = writer
         self._rank = rank
@@ -75,6 +83,8 @@ class Recorder:
         self._most_known = _MOST_KNOWN
         self._arriving: Arriving | None = None
         self._workshops: list[Workshop] = []
+        self._lock = lock
+        """Under which all is recorded."""
         self._gather = gather
         self._decided: tuple[Place | None, str] | None = None
         """What `put_off` has decided on the tensor that comes now."""
@@ -215,6 +225,7 @@ class Recorder:
         """Rows that can be added to; what another device has found goes on its way."""
         if workshop not in self._workshops:
             self._workshops.append(workshop)
+            workshop.lock = self._lock
         if self._arriving is not None:
             self.send()
         self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)

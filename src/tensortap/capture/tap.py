@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,15 @@ class Options:
 class RunSink:
     """Writes records into one rank of a run."""
 
-    def __init__(self, framework: Framework, tree: Tree, path: Path, selection: Selection, options: Options) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        tree: Tree,
+        path: Path,
+        selection: Selection,
+        options: Options,
+        lock: AbstractContextManager[Any],
+    ) -> None:
         threads = framework.compute_threads(tree.sites[0].owner)
         rank = framework.rank()
         info = {
@@ -70,7 +79,7 @@ class RunSink:
         )
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
-        self._recorder = Recorder(framework, self.writer, rank, options.gather)
+        self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
         self.record = self._recorder.record
         self.put_off, self.settle, self.forget = self._recorder.put_off, self._recorder.settle, self._recorder.forget
 
@@ -143,7 +152,7 @@ class Tap(Observer):
             self._undo.callback(resume)
 
     def _open_run(self) -> RunSink:
-        self._run = RunSink(self._framework, self._tree, self.path, self._selection, self._options)
+        self._run = RunSink(self._framework, self._tree, self.path, self._selection, self._options, self._lock)
         return self._run
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:

@@ -7,6 +7,7 @@ tensors, parameters and graph nodes are opaque here: they go in and come out, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -131,6 +132,10 @@ class Watch(Protocol):
 
 class Workshop(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
+
+    lock: AbstractContextManager[Any]
+    """Held by all that is done here. What was put off may be looked at in any thread, when a backward ends: whoever
+    looks under a lock of its own sets it here."""
 
     def described(self, tensor: Any) -> Described:
         """A token; the name of the dtype, and the shape, of this rank's share where it has one; and whether it lies

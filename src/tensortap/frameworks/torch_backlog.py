@@ -62,7 +62,14 @@ class Backlog:
         return True
 
     def take(self) -> list[Seen]:
-        """All of them, which are somebody else's from now on."""
+        """All of them, the first one last; they are somebody else's from now on."""
         seen, self._seen = self._seen, []
         self._bytes, self._most, self.is_due = 0, sys.maxsize, False
+        seen.reverse()
         return seen
+
+    def put_back(self, seen: list[Seen]) -> None:
+        """Those that are left of what was taken, to be looked at before all others and soon."""
+        if seen:
+            self._seen[:0] = reversed(seen)
+            self._most = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class CudaWorkshop:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._sending: dict[int, CudaSending] = {}
-        self._lock = threading.RLock()  # the end of a backward comes from anywhere
+        self.lock: AbstractContextManager[Any] = threading.RLock()  # the end of a backward comes from anywhere
         self._one_stream = True
         """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
         use, and get its memory, before it is read."""
@@ -84,7 +84,7 @@ class CudaWorkshop:
     def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
-        with self._lock:
+        with self.lock:
             if (phase := torch._C._current_graph_task_id()) != self._phase:
                 self._begin(phase)
             if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
@@ -101,7 +101,7 @@ class CudaWorkshop:
             return taken
 
     def catch_up(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._backlog and not torch.cuda.is_current_stream_capturing():
                 self._catch_up()
 
@@ -109,13 +109,13 @@ class CudaWorkshop:
         if not _lies_flat(tensor):
             return
         index = tensor.get_device()
-        with self._lock, torch.cuda.device(index):
+        with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
                 lane.submit_again(tensor, tensor.data_ptr(), trial)
 
     def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
-        with self._lock:
+        with self.lock:
             if flat:
                 address, layout = tensor.data_ptr(), FLAT
             else:
@@ -132,11 +132,12 @@ class CudaWorkshop:
         """Look at what was put off, on the stream that it was seen on."""
         if not self._backlog:
             return
-        seen = self._backlog.take()
-        index = seen[0][0].get_device()
+        backlog, seen = self._backlog, self._backlog.take()
+        index = seen[-1][0].get_device()
         try:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
-                for tensor, version, address, patience, look in seen:
+                while seen:
+                    tensor, version, address, patience, look = seen.pop()
                     if tensor._version == version and tensor.data_ptr() == address:
                         self._looking = patience
                         look(tensor)
@@ -144,14 +145,15 @@ class CudaWorkshop:
                         patience.lost()
         finally:
             self._looking = None
+            backlog.put_back(seen)  # whoever interrupts, as a notebook may, can go on
 
     def settle(self) -> None:
-        with self._lock:
+        with self.lock:
             if not torch.cuda.is_current_stream_capturing():
                 self._settle()
 
     def forget(self) -> None:
-        with self._lock:
+        with self.lock:
             self._backlog = None
             for lane in self._lanes.values():
                 lane.forget()
@@ -191,7 +193,7 @@ class CudaWorkshop:
         yield from self._sending[index].parts(tensor)
 
     def end_step(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._error is not None:
                 raise self._error
             self._catch_up()

@@ -5,7 +5,9 @@ Everything stays on the device until the step ends; then one copy brings all of 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -73,6 +75,7 @@ class OpsWorkshop:
     watch = StorageWatch
 
     def __init__(self) -> None:
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self._step = _Step()
 
     def submit(
