@@ -33,7 +33,7 @@ def opened(path: Path) -> Tap:
 
 def test_the_youngest_and_the_full_ones_are_put_off(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
-        assert gc.get_threshold() == (7000, 10, 30)
+        assert gc.get_threshold() == (2100, 10, 100)
     assert gc.get_threshold() == (700, 10, 10)
 
 
@@ -41,7 +41,7 @@ def test_until_the_last_tap_is_closed(tmp_path: Path) -> None:
     first, second = opened(tmp_path / "a"), opened(tmp_path / "b")
     first.close()
     first.close()
-    assert gc.get_threshold() == (7000, 10, 30)
+    assert gc.get_threshold() == (2100, 10, 100)
     second.close()
     assert gc.get_threshold() == (700, 10, 10)
 
@@ -49,7 +49,7 @@ def test_until_the_last_tap_is_closed(tmp_path: Path) -> None:
 def test_a_tap_that_is_dropped_is_one_that_is_closed(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     tap = tt.capture(model, tmp_path / "a")
-    assert gc.get_threshold() == (7000, 10, 30)
+    assert gc.get_threshold() == (2100, 10, 100)
     del tap, model
     gc.collect()
     assert gc.get_threshold() == (700, 10, 10)
@@ -83,7 +83,7 @@ def test_the_collector_may_close_a_dropped_tap_in_the_middle_of_anything() -> No
 def test_a_number_that_can_hardly_grow(tmp_path: Path) -> None:
     gc.set_threshold(700, 10, 2**31 - 2)
     with opened(tmp_path / "a"):
-        assert gc.get_threshold() == (7000, 10, 2**31 - 1)
+        assert gc.get_threshold() == (2100, 10, 2**31 - 1)
     assert gc.get_threshold() == (700, 10, 2**31 - 2)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import tensortap as tt
 from support.tapping import hooks_on
+from tensortap.frameworks.torch import Torch
 from tensortap.kernels import summarize
 
 
@@ -136,4 +137,41 @@ def test_two_taps_do_not_push_each_other_off(tmp_path: Path, kinds: Any) -> None
             other.step()
     for number, each in enumerate(gradients):
         assert recorded(tmp_path / "a", number) == recorded(tmp_path / "b", number) == digests(each)
+    assert hooks_on(model) == 0
+
+
+def test_an_error_half_way_leaves_no_hook_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    with tt.capture(model, tmp_path / "a", on_error="warn") as tap:
+        step(model, tap)
+        model[2].weight = nn.Parameter(torch.randn(8, 8))
+
+        def fail(self: Any, parameter: Any, seen: Any) -> Any:
+            raise ValueError("no hooks here")
+
+        monkeypatch.setattr(Torch, "on_parameter_gradient", fail)
+        with pytest.warns(RuntimeWarning, match="no hooks here"):
+            step(model, tap)
+    assert hooks_on(model) == 0
+
+
+def test_an_interrupt_half_way_has_nothing_recorded_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    stays = Torch.hook_stays
+    asked: list[None] = []
+
+    def interrupted(self: Torch, parameter: Any, remove: Any) -> bool:
+        asked.append(None)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return stays(self, parameter, remove)
+
+    monkeypatch.setattr(Torch, "hook_stays", interrupted)
+    with tt.capture(model, tmp_path / "a") as tap:
+        step(model, tap)
+        with pytest.raises(KeyboardInterrupt):
+            step(model, tap)
+        tap.step()
+        gradients = step(model, tap)
+    assert recorded(tmp_path / "a", 2) == digests(gradients)
     assert hooks_on(model) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -221,8 +222,13 @@ def test_many_rows_wait_for_their_bytes(tmp_path, monkeypatch):
 class Together:
     """Rows that come together, as those of a device do."""
 
+    may_wait = True
+
     def __init__(self, records):
         self.records = records
+
+    def arrive(self):
+        pass
 
     def __len__(self):
         return len(self.records)
@@ -256,31 +262,49 @@ def test_rows_that_come_together_wait_for_the_end_of_their_step(tmp_path, monkey
     assert all(set(run.load(found).tolist()) == {found.seq % 60} for found in run if found.location)
 
 
-def test_rows_of_a_device_stay_until_the_next_step_is_over_or_a_moment_has_passed(tmp_path, monkeypatch):
+class Asked(Together):
+    """Tells when it is asked."""
+
+    def __init__(self, records, asked, may_wait=True):
+        super().__init__(records)
+        self.asked, self.may_wait = asked, may_wait
+
+    def arrive(self):
+        self.asked.put(("arrive", self.records[0].key.step))
+
+    def columns(self):
+        self.asked.put(("columns", self.records[0].key.step))
+        return super().columns()
+
+
+def test_rows_of_a_device_arrive_at_once_and_are_written_when_the_next_step_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(index, "AGE", 1e6)
-    asked = []
-
-    class Asked(Together):
-        def columns(self):
-            asked.append(self.records[0].key.step)
-            return super().columns()
-
+    asked = queue.Queue()
     with RunWriter(tmp_path / "a", info={}) as writer:
-
-        def until_written(rows):
-            with writer._state.changed:
-                assert writer._state.wait_for(lambda: writer._index.written >= rows)
-
         for step in range(3):
-            writer.append_rows(Asked([record(10 * step + number, step=step) for number in range(10)]))
+            writer.append_rows(Asked([record(10 * step + number, step=step) for number in range(10)], asked))
             writer.end_step(step)
-            until_written(10 * step)
-            assert asked == list(range(step)) and writer._index.written == 10 * step
-        monkeypatch.setattr(index, "AGE", 0.0)
-        with writer._index._due:
-            writer._index._due.notify_all()
-        until_written(30)
+            if step:
+                assert asked.get(timeout=20) == ("columns", step - 1)
+            assert asked.get(timeout=20) == ("arrive", step)
+            assert writer._index.written == 10 * step and asked.empty()
+        writer.flush()
+        assert asked.get(timeout=20) == ("columns", 2) and writer._index.written == 30
     assert [found.seq for found in open_run(tmp_path / "a")] == list(range(30))
+
+
+def test_rows_of_a_device_do_not_stay_for_long_nor_if_they_may_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "AGE", 1e6)
+    asked = queue.Queue()
+    with RunWriter(tmp_path / "a", info={}) as writer:
+        writer.append_rows(Asked([record(number) for number in range(10)], asked, may_wait=False))
+        writer.end_step(0)
+        assert asked.get(timeout=20) == ("columns", 0)
+        monkeypatch.setattr(index, "AGE", 0.05)
+        writer.append_rows(Asked([record(10 + number, step=1) for number in range(10)], asked))
+        writer.end_step(1)
+        assert {asked.get(timeout=20) for _ in range(2)} == {("arrive", 1), ("columns", 1)}
+    assert [found.seq for found in open_run(tmp_path / "a")] == list(range(20))
 
 
 def test_an_interrupted_put_leaves_no_hole(tmp_path):

@@ -82,6 +82,14 @@ class Arriving:
         self.known.clear()
         self._watch.clear()
 
+    @property
+    def may_wait(self) -> bool:
+        """Not while somebody wants to learn from them whether tensors of a place can be put off at all."""
+        return all(place.known for place, _ in self._twice.values())
+
+    def arrive(self) -> None:
+        self.workshop.arrive(self.tickets)
+
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
         found, unchanged, missed = self.workshop.collect(self.tickets)

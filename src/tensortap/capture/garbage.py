@@ -12,8 +12,8 @@ import threading
 
 __all__ = ["put_off", "resume"]
 
-_RARER = 10, 1, 3
-"""By how much each of `gc.get_threshold` grows. Not more: cycles that outlive their step must not pile up either."""
+_RARER = 3, 1, 10
+"""By how much each of `gc.get_threshold` grows. Not more: a program's own cycles must not pile up for it."""
 _MOST = 2**31 - 1
 _lock = threading.RLock()  # the collector itself may close a tap that was dropped, in whatever this thread is doing
 _open: set[object] = set()

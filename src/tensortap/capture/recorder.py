@@ -108,7 +108,7 @@ class Recorder:
         place, when = self._decided = self._decide(tensor, key, keep)
         if place is None or when != "later":
             return False
-        return workshop.put_off(tensor, place, partial(self._record_there, workshop, key, site, keep))
+        return workshop.put_off(tensor, place, partial(self._look, workshop, key, site, keep, place))
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         decided, self._decided = self._decided, None
@@ -119,6 +119,14 @@ class Recorder:
         else:
             self._record_there(workshop, key, site, keep, tensor, *(decided or self._decide(tensor, key, keep)))
 
+    def _look(self, workshop: Workshop, key: Key, site: Site, keep: Keep, place: Place, tensor: Any) -> None:
+        """At one that was put off; None if it was changed since."""
+        if tensor is None:
+            self._keys.unique(key)  # it is the one with this key all the same
+            place.lost()
+        else:
+            self._record_there(workshop, key, site, keep, tensor)
+
     def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[Place | None, str]:
         """How a tensor on a device is to be read; see `Steadiness.when`."""
         # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
@@ -128,9 +136,9 @@ class Recorder:
 
     def end_step(self) -> None:
         """Forget the step. What outlives it may change unseen."""
+        self.settle()
         self._keys.clear()
         self._most_known = _MOST_KNOWN
-        self.settle()
         self.send()
 
     def settle(self) -> None:

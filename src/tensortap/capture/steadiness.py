@@ -56,6 +56,11 @@ class Place:
         self.proven = sys.maxsize
         """See `frameworks.base.Patience`."""
 
+    @property
+    def known(self) -> bool:
+        """Whether it was found out what its tensors do."""
+        return self._same or self._changed
+
     def when(self, now: int, step: int) -> Literal["now", "twice", "later"]:
         """See `Steadiness.when`; `now` counts the recorded steps."""
         # By the third step it is known, as a rule, so that two runs do the same. If it is not, the trial was cut short.

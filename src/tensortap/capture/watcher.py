@@ -117,6 +117,8 @@ class Watcher:
         framework = self._framework
         if not self._armed:
             self.arm()
+            if site.name != "":  # whoever calls parts of a model may change their mode before the step is over
+                self._remark_all()
         autograd = framework.records_gradients()
         replaying = framework.replaying()
         # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
@@ -242,21 +244,21 @@ class Watcher:
             self._hook_parameters()
 
     def _hook_parameters(self) -> None:
-        before, self._staying = self._staying, {}
+        staying, gone = self._staying, set(self._staying)  # whatever happens here, none is forgotten
         for site, name, parameter in self._own("param"):
             place = site.name, name
-            remove = before.pop(place, None)
-            if remove is not None and not self._framework.hook_stays(parameter, remove):
+            gone.discard(place)
+            if (remove := staying.get(place)) is not None:
+                if self._framework.hook_stays(parameter, remove):
+                    continue
                 remove()
-                remove = None
-            if remove is None:
-                if (seen := self._parameters_seen.get(place)) is None:
-                    seen = self._parameters_seen[place] = partial(self._on_parameter_gradient, site, name)
-                remove = self._framework.on_parameter_gradient(parameter, seen)
-            if remove is not None:
-                self._staying[place] = remove
-        for remove in before.values():
-            remove()
+                del staying[place]
+            if (seen := self._parameters_seen.get(place)) is None:
+                seen = self._parameters_seen[place] = partial(self._on_parameter_gradient, site, name)
+            if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
+                staying[place] = remove
+        for place in gone:
+            staying.pop(place)()
 
     def _remark_all(self) -> None:
         """Modules may have been put into another mode. Asked all at once, when a forward is over: at each call it would

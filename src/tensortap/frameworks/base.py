@@ -153,9 +153,9 @@ class Workshop(Protocol):
         `flat` is what `described` has said; None if it was not asked."""
 
     def put_off(self, tensor: Any, patience: Patience, look: Callable[[Any], None]) -> bool:
-        """Call `look` a little later, with another name of the tensor, in one go with others; all that it submits then
-        may be read together. The tensor may be freed meanwhile, but not changed: if it was, nobody looks. False if it
-        cannot wait."""
+        """Call `look` a little later, with another name of the tensor, in one go with others; what it submits then may
+        be read together with what others do. The tensor may be freed meanwhile, but not changed: if it was, `look` is
+        called with None. False if it cannot wait."""
 
     def catch_up(self) -> None:
         """Have all looked at that was put off, for something comes that must be looked at now."""
@@ -176,6 +176,10 @@ class Workshop(Protocol):
 
     def end_step(self) -> None:
         """Let the step's summaries travel to the host."""
+
+    def arrive(self, tickets: Sequence[Any]) -> None:
+        """Wait until what was found is in host memory, where nothing that befalls the device can take it back. Another
+        thread may ask."""
 
     def collect(self, tickets: Sequence[Any]) -> Collected:
         """What was found, once the step has ended; waits for it. Another thread may ask."""

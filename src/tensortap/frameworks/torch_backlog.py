@@ -8,18 +8,20 @@ holds the device up, too. Besides, tensors that come together are read together.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tensortap.frameworks.base import Patience
 from tensortap.frameworks.torch_lane import TOO_LARGE, Lane
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, is_flat
 from tensortap.kernels.gpu import MOST_TOGETHER
 
 __all__ = ["Backlog", "Seen"]
 
-Look = Callable[[torch.Tensor], None]
+Look = Callable[[Any], None]
 
 
 Seen = tuple[torch.Tensor, int, int, Patience, Look]
@@ -32,7 +34,7 @@ class Backlog:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self._seen: list[Seen] = []
+        self._seen: deque[Seen] = deque()
         self._bytes = 0
         self._most = sys.maxsize
         """With so many, one has waited as long as it may."""
@@ -46,12 +48,12 @@ class Backlog:
         """Whether it was taken: not, if it is anything peculiar, or so large that it had better be read alone."""
         # Between the calls of a model: as little as will do.
         try:
-            if type(tensor) not in PLAIN or tensor.dtype not in NAMES or tensor.is_nested:
+            if type(tensor) not in PLAIN or tensor.is_nested or not is_flat(tensor):
                 return False
             version, address, nbytes = tensor._version, tensor.data_ptr(), tensor.nbytes
         except RuntimeError:  # it has no version, or no memory of its own
             return False
-        if not address or nbytes >= TOO_LARGE:
+        if not address or nbytes >= TOO_LARGE or tensor.dtype not in NAMES:
             return False
         count = len(self._seen) + 1
         self._most = min(self._most, count + patience.proven)
@@ -61,15 +63,14 @@ class Backlog:
         self.is_due = count >= self._most or count == MOST_TOGETHER or self.lane.is_due(count, self._bytes)
         return True
 
-    def take(self) -> list[Seen]:
-        """All of them, the first one last; they are somebody else's from now on."""
-        seen, self._seen = self._seen, []
-        self._bytes, self._most, self.is_due = 0, sys.maxsize, False
-        seen.reverse()
-        return seen
-
-    def put_back(self, seen: list[Seen]) -> None:
-        """Those that are left of what was taken, to be looked at before all others and soon."""
-        if seen:
-            self._seen[:0] = reversed(seen)
+    def hurry(self) -> None:
+        """Whoever is left is looked at when the next one comes."""
+        if self._seen:
             self._most = 0
+
+    def pop(self) -> Seen:
+        """The one that came first, which is somebody else's from now on."""
+        first = self._seen.popleft()
+        if not self._seen:
+            self._bytes, self._most, self.is_due = 0, sys.maxsize, False
+        return first

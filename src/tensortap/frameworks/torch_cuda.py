@@ -20,14 +20,12 @@ from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_shared_out
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_flat, is_shared_out
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]
-
-_STRIDED = torch.strided
 
 
 class CudaWorkshop:
@@ -53,7 +51,7 @@ class CudaWorkshop:
 
     def described(self, tensor: torch.Tensor) -> Described:
         plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
-        if not ((plain or not is_shared_out(tensor)) and _is_flat(tensor)):
+        if self._looking is None and not ((plain or not is_shared_out(tensor)) and is_flat(tensor)):
             return described(tensor)
         dtype = tensor.dtype
         try:
@@ -81,7 +79,7 @@ class CudaWorkshop:
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, flat, index, known)
 
-    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[Any], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
         with self.lock:
@@ -130,22 +128,21 @@ class CudaWorkshop:
 
     def _catch_up(self) -> None:
         """Look at what was put off, on the stream that it was seen on."""
-        if not self._backlog:
+        if not (backlog := self._backlog) or self._looking is not None:
             return
-        backlog, seen = self._backlog, self._backlog.take()
-        index = seen[-1][0].get_device()
+        index = backlog.lane.device.index
         try:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
-                while seen:
-                    tensor, version, address, patience, look = seen.pop()
+                while backlog:  # one by one: whoever interrupts, as a notebook may, can go on
+                    tensor, version, address, self._looking, look = backlog.pop()
                     if tensor._version == version and tensor.data_ptr() == address:
-                        self._looking = patience
                         look(tensor)
                     else:
-                        patience.lost()
+                        backlog.lane.pass_over(tensor)
+                        look(None)
         finally:
             self._looking = None
-            backlog.put_back(seen)  # whoever interrupts, as a notebook may, can go on
+            backlog.hurry()
 
     def settle(self) -> None:
         with self.lock:
@@ -199,6 +196,10 @@ class CudaWorkshop:
             self._catch_up()
             for lane in self._lanes.values():
                 lane.end_step()
+
+    def arrive(self, tickets: Sequence[CudaTicket]) -> None:
+        for batch in dict.fromkeys([ticket.batch for ticket in tickets]):
+            batch.rows()
 
     def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
         # The interpreter that goes through the tickets here is the one that launches the next step: few are looked at.
@@ -254,17 +255,7 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
 
 def _lies_flat(tensor: torch.Tensor) -> bool:
     """Whether it is nothing peculiar, and its elements are those of its own memory, one after the other."""
-    return type(tensor) in PLAIN and _is_flat(tensor)
-
-
-def _is_flat(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is _STRIDED
-        and tensor.is_contiguous()
-        and not tensor.data_ptr() % 16
-        and not tensor.is_neg()
-        and not tensor.is_complex()
-    )
+    return type(tensor) in PLAIN and is_flat(tensor)
 
 
 def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:

@@ -74,7 +74,7 @@ class Lane:
         self._gpu = gpu
         self._weights = weights
         self._weights_at = weights.data_ptr()
-        self._device = device
+        self.device = device
         self._stream = stream
         self._partials = new_bytes(_PARTIALS, device=device)
         self._partials_at = self._partials.data_ptr()
@@ -136,6 +136,13 @@ class Lane:
             self._read_what_is_due()
         return ticket
 
+    def pass_over(self, tensor: torch.Tensor) -> None:
+        """One that came and cannot be read any more: others have waited for it all the same."""
+        self._came += 1
+        self._seen += tensor.nbytes
+        if self._came >= self._last or self._seen >= self._due:
+            self._read_what_is_due()
+
     def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
         """For one that came just now."""
         if tensor.nbytes < TOO_LARGE:
@@ -166,7 +173,7 @@ class Lane:
         batch = self._batch
         if batch is None or not batch.size:
             return
-        with torch.cuda.stream(_stream(self._stream, self._device)):
+        with torch.cuda.stream(_stream(self._stream, self.device)):
             self._read_waiting()
             self._finish(batch)
             batch.send()
@@ -297,7 +304,7 @@ class Lane:
             self._current += 1
         if self._current == len(self._results):
             size = SLOTS * RESULT.itemsize
-            self._results.append(new_bytes(size, device=self._device))
+            self._results.append(new_bytes(size, device=self.device))
         self._batch = Batch(self, self._results[self._current], self._free)
         return self._batch
 

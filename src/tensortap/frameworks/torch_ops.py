@@ -96,7 +96,7 @@ class OpsWorkshop:
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         """Nothing can be put off here."""
 
-    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[Any], None]) -> bool:
         return False
 
     def catch_up(self) -> None:
@@ -116,6 +116,9 @@ class OpsWorkshop:
     def end_step(self) -> None:
         self._step.bring()
         self._step = _Step()
+
+    def arrive(self, tickets: Sequence[OpsTicket]) -> None:
+        """They have, when the step ended."""
 
     def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
         results = np.array([ticket.step.results()[ticket.number] for ticket in tickets], RESULT)

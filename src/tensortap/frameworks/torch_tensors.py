@@ -11,8 +11,9 @@ import torch
 
 from tensortap import dtypes
 
-__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_shared_out", "tensor_of"]
+__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_flat", "is_shared_out", "tensor_of"]
 
+_STRIDED = torch.strided
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 NAMES: dict[torch.dtype, str] = {
@@ -31,6 +32,17 @@ BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
 def is_shared_out(tensor: torch.Tensor) -> bool:
     """Whether each rank has a share of its own of the tensor."""
     return type(tensor) not in PLAIN and hasattr(tensor, "to_local")  # asking for what is not there takes long
+
+
+def is_flat(tensor: torch.Tensor) -> bool:
+    """Whether its elements are those of its memory, one after the other, where a kernel can read them as they are."""
+    return (
+        tensor.layout is _STRIDED
+        and tensor.is_contiguous()
+        and not tensor.data_ptr() % 16
+        and not tensor.is_neg()
+        and not tensor.is_complex()
+    )
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -82,8 +82,8 @@ class Isolator(Watcher):
         self._under_way: dict[int, _Open] = {}
         self._arrived: dict[Key, Any] = {}
 
-    def drop(self) -> None:
-        super().drop()
+    def _drop_passing(self) -> None:
+        super()._drop_passing()
         self._under_way.clear()
         self._arrived.clear()
 

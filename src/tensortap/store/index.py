@@ -31,6 +31,13 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether they may be written a step later."""
+
+    def arrive(self) -> None:
+        """Have them safe in host memory; waits for it, but does little."""
+
     def columns(self) -> Mapping[str, Any]:
         """All columns of the index, by name; waits until they are known."""
 
@@ -50,6 +57,8 @@ class IndexWriter:
         self._oldest = 0.0
         self._urgent = 0
         """So many of them are to go out now."""
+        self._expected: Rows | None = None
+        """Those that are not to go out yet, but to arrive."""
         self._stopping = False
         self.appended = 0
         self.written = 0
@@ -100,15 +109,18 @@ class IndexWriter:
     def hurry(self, step_is_over: bool = False) -> None:
         """Let what waits go out now; does not wait for it.
 
-        When a step is over, rows that came together at its end stay until the end of the next one, unless that is long
-        in coming. They are still on their way from a device, and would arrive in the middle of the next forward: the
+        When a step is over, rows that came together at its end may stay until the end of the next one, unless that is
+        long in coming. They are still on their way from a device, and arrive in the middle of the next forward: the
         interpreter that encodes them is the one that has to keep the device busy then.
         """
         with self._due:
-            staying = step_is_over and bool(self._rows) and not isinstance(self._rows[-1], Record)
-            self._urgent = max(self._urgent, len(self._rows) - staying)
-            if self._urgent:
-                self._due.notify_all()
+            self._expected = None
+            count = len(self._rows)
+            if step_is_over and count and not isinstance(newest := self._rows[-1], Record) and newest.may_wait:
+                self._expected = newest
+                count -= 1
+            self._urgent = max(self._urgent, count)
+            self._due.notify_all()
 
     def flush(self) -> None:
         """Wait until all rows so far are written."""
@@ -164,19 +176,29 @@ class IndexWriter:
 
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""
-        with self._due:
-            while not (self._stopping or self._urgent or self._state.failure is not None):
-                left = self._oldest + AGE - time.monotonic()
-                if self._rows and (len(self._rows) >= BATCH or left <= 0):
-                    break
-                self._due.wait(left if self._rows else None)
-            if self._state.failure is not None:
-                return ()
-            count = len(self._rows) if self._stopping or not self._urgent else self._urgent
-            rows, self._rows = self._rows[:count], self._rows[count:]
-            self._oldest, self._urgent = time.monotonic(), 0
-            self._state.changed.notify_all()
-            return rows
+        while True:
+            with self._due:
+                expected = None
+                while not (self._stopping or self._urgent or self._state.failure is not None):
+                    left = self._oldest + AGE - time.monotonic()
+                    if self._rows and (len(self._rows) >= BATCH or left <= 0):
+                        break
+                    expected, self._expected = self._expected, None
+                    if expected is not None:
+                        break
+                    self._due.wait(left if self._rows else None)
+                if self._state.failure is not None:
+                    return ()
+                if expected is None:
+                    return self._taken()
+            expected.arrive()
+
+    def _taken(self) -> Sequence[Record | Rows]:
+        count = self._urgent if self._urgent and not self._stopping else len(self._rows)
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._oldest, self._urgent = time.monotonic(), 0
+        self._state.changed.notify_all()
+        return rows
 
     def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
