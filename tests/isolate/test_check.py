@@ -515,3 +515,23 @@ def test_every_report_takes_the_result(run_path: Path, tmp_path: Path) -> None:
     assert "last · grad_input 0" in shown.parsed.text and "never comes" in shown.parsed.text
     page = "\n".join(str(line) for line in comparison_page.render(comparison_page.build(result), 100))
     assert "gated.up (Linear) is wrong on the reference's own inputs" in page
+
+
+def test_no_gradient_outlives_its_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 8))
+
+    def train(tap: Any) -> None:
+        for step in range(3):
+            torch.manual_seed(step)
+            model(torch.randn(4, 8)).square().sum().backward()
+            model.zero_grad()
+            tap.step()
+            assert not getattr(tap._watcher, "_arrived", None)
+
+    kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+    with tt.capture(model, tmp_path / "a", keep="tensors", kinds=kinds) as tap:
+        train(tap)
+    with tt.check(model, tmp_path / "a") as check:
+        train(check)
+        assert hasattr(check._watcher, "_arrived")

@@ -257,6 +257,8 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
     counts = [1 << 24, 1, 5, 1023, 8192, 20_004_999, (1 << 20) + 3, 2048, 100_000, 16384 * 300, 33, 8192 * 527]
     if device == "cpu":
         counts = [1 << 19, 1, 5, 1023, 8192, 604_999, (1 << 16) + 3, 2048, 20_000, 16384 * 10, 33, 8192 * 17]
+    if dtype.itemsize == 8:  # or the largest would be read alone
+        counts[0], counts[5] = counts[0] // 2, counts[5] // 2
     tensors = [random((count,), device, dtype) for count in counts]
     if dtype.is_floating_point:
         tensors[0][5] = math.nan
