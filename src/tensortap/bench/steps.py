@@ -60,8 +60,9 @@ def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
     meter = Meter(trainer.device)
     try:
         with tensortap.capture(trainer.model, folder, keep=keep, kinds=KINDS, modules=is_leaf) as tap:
-            # The memory that tensors wait in grows while it is short; a tap learns which may be read together.
-            for _ in range(2):
+            # The memory that tensors wait in grows while it is short; a tap learns which may be read together, and does
+            # so from the third step on.
+            for _ in range(3 if keep == "summary" else 2):
                 trainer.step()
                 tap.step()
                 tap.flush()

@@ -16,10 +16,12 @@ import torch
 
 from tensortap.frameworks.base import Patience
 from tensortap.frameworks.torch_lane import TOO_LARGE, Lane
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, is_flat
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN
 from tensortap.kernels.gpu import MOST_TOGETHER
 
 __all__ = ["Backlog", "Seen"]
+
+_READ_AS_THEY_ARE = {dtype for dtype in NAMES if not dtype.is_complex}
 
 Look = Callable[[Any], None]
 
@@ -45,15 +47,16 @@ class Backlog:
         return len(self._seen)
 
     def add(self, tensor: torch.Tensor, patience: Patience, look: Look) -> bool:
-        """Whether it was taken: not, if it is anything peculiar, or so large that it had better be read alone."""
+        """Whether it was taken: not, if it is anything peculiar, must be copied before it can be read, or is so large
+        that it had better be read alone."""
         # Between the calls of a model: as little as will do.
         try:
-            if type(tensor) not in PLAIN or tensor.is_nested or not is_flat(tensor):
-                return False
             version, address, nbytes = tensor._version, tensor.data_ptr(), tensor.nbytes
         except RuntimeError:  # it has no version, or no memory of its own
             return False
-        if not address or nbytes >= TOO_LARGE or tensor.dtype not in NAMES:
+        plain = type(tensor) in PLAIN and tensor.dtype in _READ_AS_THEY_ARE and not tensor.is_nested
+        flat = plain and address and not address % 16 and tensor.is_contiguous() and not tensor.is_neg()
+        if not flat or nbytes >= TOO_LARGE:
             return False
         count = len(self._seen) + 1
         self._most = min(self._most, count + patience.proven)
