@@ -24,8 +24,6 @@ __all__ = ["Backlog", "Seen"]
 _READ_AS_THEY_ARE = {dtype for dtype in NAMES if not dtype.is_complex}
 
 Look = Callable[[Any], None]
-
-
 Seen = tuple[torch.Tensor, int, int, Patience, Look]
 """Another name for a tensor's memory (the tensor itself would keep its graph alive, and have gradients copied), its
 version and its address when it was seen, how long it may wait, and who looks at it."""
@@ -50,11 +48,13 @@ class Backlog:
         """Whether it was taken: not, if it is anything peculiar, must be copied before it can be read, or is so large
         that it had better be read alone."""
         # Between the calls of a model: as little as will do.
+        if type(tensor) not in PLAIN:  # others may run a user's code when they are asked for anything
+            return False
         try:
             version, address, nbytes = tensor._version, tensor.data_ptr(), tensor.nbytes
         except RuntimeError:  # it has no version, or no memory of its own
             return False
-        plain = type(tensor) in PLAIN and tensor.dtype in _READ_AS_THEY_ARE and not tensor.is_nested
+        plain = tensor.dtype in _READ_AS_THEY_ARE and not tensor.is_nested
         flat = plain and address and not address % 16 and tensor.is_contiguous() and not tensor.is_neg()
         if not flat or nbytes >= TOO_LARGE:
             return False
