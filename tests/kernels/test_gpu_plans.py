@@ -106,7 +106,8 @@ def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> 
     kernel, device = with_fake_kernel()
     together = device.together("bfloat16", weights=77, turns=Turns(0x9000, 5), stream=5)
     for _ in range(2):
-        together.read([(0x1000 * (k + 1), elements, 100 + k, 200 + k) for k, elements in enumerate(SIZES)])
+        sizes = enumerate(SIZES)
+        together.read([(0x1000 * (k + 1), size, together.shared_out(size), 100 + k, 200 + k) for k, size in sizes])
     blocks, stream, memory = kernel.launched[0]
     assert (blocks, stream) == (2 * H200.processors, 5)
     weights, count, pieces, *counting = struct.unpack_from(HEAD, memory)
@@ -120,7 +121,7 @@ def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> 
         plan.read(0, 0, 0)
         assert (address, partials, expected, size) == (0x1000 * (k + 1), 100 + k, 0, elements)
         assert tuple(share) == struct.unpack_from(HEAD + WORK, alone.launched[0][2])[10:13]
-        assert (together.pieces(elements), together.piece_size(elements)) == (share[0], share[1])
+        assert together.shared_out(elements) == tuple(share)
         assert own_first == first, "each begins where the one before it ends"
         first += share[0]
     assert pieces == first
