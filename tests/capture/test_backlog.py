@@ -14,6 +14,7 @@ from torch import nn
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import FakeWorkshop
+from tensortap.capture import recorder
 from tensortap.frameworks.torch_backlog import Backlog
 
 OUTPUT_BYTES = 4 * 8 * 4
@@ -221,3 +222,23 @@ def test_a_device_that_fails_takes_nothing_of_the_step_before_along(
     with pytest.warns(RuntimeWarning, match="device-side assert"):
         tap.close("failed", "CUDA error")
     assert {r.key.step for r in tt.open(tmp_path / "a")} == {0, 1, 2, 3, 4}
+
+
+def test_a_trial_that_is_cut_short_is_no_proof(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output is changed, uncounted, in the second of two micro steps; rows go out before it is read again there."""
+    monkeypatch.setattr(recorder, "_MANY", 10)
+    micro, earlier = [0], list[torch.Tensor]()
+
+    def between(number: int, x: torch.Tensor) -> torch.Tensor:
+        earlier.append(x)
+        if micro[0] == 1 and number == 3:
+            earlier[-3].data.mul_(2)
+        return x
+
+    def step(model: nn.Module, number: int) -> None:
+        for micro[0] in range(2):
+            earlier.clear()
+            model(torch.randn(4, 8))
+
+    once, later, tap = both_ways(tmp_path, new_gpu, lambda: Chain(6, between), step, 6, "output")
+    assert once == later and not tap.notices

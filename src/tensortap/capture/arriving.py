@@ -73,7 +73,9 @@ class Arriving:
 
     def read_again(self, row: int, place: Place, ticket: Any) -> None:
         """A row that was read at once was read again."""
-        if not self._gone:
+        if self._gone:
+            place.cut_short()
+        else:
             self._twice[row] = place, ticket
 
     def forget(self) -> None:

@@ -53,6 +53,7 @@ class Place:
         # Each is only ever set, so that neither of two threads undoes what the other has found.
         self._same = False
         self._changed = False
+        """Also if it may be, for all that is known: then it is always read at once."""
         self.proven = sys.maxsize
         """See `frameworks.base.Patience`."""
 
@@ -81,6 +82,11 @@ class Place:
         """A tensor was to be read again when so many others had come."""
         self.proven = min(self.proven, others)
         self._changed |= changed
+
+    def cut_short(self) -> None:
+        """What it was later came too late to be compared, because the rows of half a step were sent out meanwhile. It
+        would again in the next trial, and that others of this place were the same says nothing of this one."""
+        self._changed = True
 
     def lost(self) -> None:
         self._changed = True
