@@ -13,7 +13,7 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import FakeWorkshop
+from support.fake_gpu import Blocks, FakeWorkshop, Forever, nothing
 from tensortap.capture import recorder
 from tensortap.frameworks.torch_backlog import Backlog
 
@@ -23,18 +23,6 @@ OUTPUT_BYTES = 4 * 8 * 4
 @pytest.fixture
 def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
     return fake_gpu.install(monkeypatch)
-
-
-class Chain(nn.Module):
-    def __init__(self, count: int, between: Callable[[int, torch.Tensor], torch.Tensor] = lambda _, x: x) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
-        self._between = between
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, part in enumerate(self.parts):
-            x = torch.tanh(self._between(number, part(x)))
-        return x
 
 
 def both_ways(
@@ -89,7 +77,7 @@ def test_keys_stay_apart_though_a_second_backward_never_ends(tmp_path: Path, new
             assert number >= 4
 
     def make() -> nn.Module:
-        return Chain(6, lambda number, x: Failing.apply(x) if number == 1 else x)
+        return Blocks(6, lambda number, x: Failing.apply(x) if number == 1 else x)
 
     once, later, _ = both_ways(tmp_path, new_gpu, make, step, 6, ("output", "grad_output", "param_grad"))
     assert once == later
@@ -107,7 +95,7 @@ def test_one_that_is_lost_has_used_its_key_up(tmp_path: Path, new_gpu: Any) -> N
 
     def make() -> nn.Module:
         done[0] = False
-        model = Chain(3)
+        model = Blocks(3, nothing)
         model.parts[1].weight.register_post_accumulate_grad_hook(clip)
         return model
 
@@ -147,7 +135,7 @@ def test_others_wait_no_longer_because_one_was_lost(
         model(torch.randn(4, 8))
 
     with fake_gpu.window(monkeypatch, distance * OUTPUT_BYTES):
-        once, later, _ = both_ways(tmp_path, new_gpu, lambda: Chain(16, between), step, 7, "output")
+        once, later, _ = both_ways(tmp_path, new_gpu, lambda: Blocks(16, between), step, 7, "output")
     missing = {(key.step, key.module) for key, _ in once} - {(key.step, key.module) for key, _ in later}
     assert missing <= {(5, f"parts.{number}") for number in lost}
     assert [row for row in once if row in later] == later, "all that is there is right"
@@ -157,7 +145,7 @@ def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
     gpu = new_gpu()
     gpu.submit(torch.zeros(8))
     backlog = Backlog(next(iter(gpu._lanes.values())))
-    place = fake_patience()
+    place = Forever()
     whole = torch.randn(8, 8)
     peculiar = [
         whole.t(),
@@ -170,21 +158,11 @@ def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
     assert backlog.add(whole, place, lambda tensor: None) and len(backlog) == 1
 
 
-def fake_patience() -> Any:
-    class Forever:
-        proven = 1 << 60
-
-        def lost(self) -> None:
-            raise AssertionError
-
-    return Forever()
-
-
 def test_two_runs_try_the_same_tensors_though_nobody_waits_for_the_rows(tmp_path: Path, new_gpu: Any) -> None:
     for name in ("a", "b"):
         gpu = new_gpu()
         torch.manual_seed(0)
-        model = Chain(60)
+        model = Blocks(60, nothing)
         tried = []
         with tt.capture(model, tmp_path / name) as tap:
             for _ in range(5):
@@ -211,7 +189,7 @@ def test_a_device_that_fails_takes_nothing_of_the_step_before_along(
 
     new_gpu()
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    model = Chain(6)
+    model = Blocks(6, nothing)
     tap = tt.capture(model, tmp_path / "a", kinds="output", classes="Linear", on_error="warn")
     for _ in range(5):
         model(torch.randn(4, 8))
@@ -240,5 +218,5 @@ def test_a_trial_that_is_cut_short_is_no_proof(tmp_path: Path, new_gpu: Any, mon
             earlier.clear()
             model(torch.randn(4, 8))
 
-    once, later, tap = both_ways(tmp_path, new_gpu, lambda: Chain(6, between), step, 6, "output")
+    once, later, tap = both_ways(tmp_path, new_gpu, lambda: Blocks(6, between), step, 6, "output")
     assert once == later and not tap.notices

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import FakeWorkshop
+from support.fake_gpu import Blocks, FakeWorkshop, nothing
 from tensortap.capture import steadiness
 from tensortap.capture.recorder import Recorder
 from tensortap.frameworks import torch_lane
@@ -61,24 +61,6 @@ def alike(
     assert [row[2] for row in found[0]] == [row[2] for row in found[1]], "the same ones are known again"
     assert sum(gpu.gpu.together_) >= least * gpu.gpu.alone
     return gpu
-
-
-class Blocks(nn.Module):
-    """Tensors are changed in place after they were put out, as often as not."""
-
-    def __init__(self, count: int, change: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
-        self._change = change
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, part in enumerate(self.parts):
-            x = torch.tanh(self._change(number, part(x)))
-        return x
-
-
-def nothing(number: int, x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def counted(every: int) -> Callable[[int, torch.Tensor], torch.Tensor]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from support import cuda_on_cpu
+from support.fake_gpu import Forever
 from tensortap.frameworks import torch_lane
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
@@ -51,15 +52,6 @@ def maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> Make:
     if kind == "source":
         return lambda: (cuda_on_cpu.workshop(monkeypatch), "cpu")
     return lambda: (CudaWorkshop(), "cuda") if kind == "gpu" else (OpsWorkshop(), "cpu")
-
-
-class Forever:
-    """Whoever waits may wait."""
-
-    proven = 1 << 60
-
-    def lost(self) -> None:
-        pass
 
 
 def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:

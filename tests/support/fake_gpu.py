@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tensortap.frameworks import torch_lane, torch_results
 from tensortap.frameworks.base import Patience, Trial
@@ -166,3 +167,30 @@ def window(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> Iterator[None]:
     with monkeypatch.context() as changed:
         changed.setattr(torch_lane, "_MOST_WAITING", nbytes)
         yield
+
+
+class Forever:
+    """Whoever waits may wait."""
+
+    proven = 1 << 60
+
+    def lost(self) -> None:
+        pass
+
+
+class Blocks(nn.Module):
+    """Tensors are changed in place after they were put out, as often as not."""
+
+    def __init__(self, count: int, change: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+        self._change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, part in enumerate(self.parts):
+            x = torch.tanh(self._change(number, part(x)))
+        return x
+
+
+def nothing(number: int, x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -1,8 +1,8 @@
 """While a device's tensors are tapped, Python looks for garbage about as seldom as without.
 
 How soon it does so depends on how many objects outlive others, and what belongs to records does until their step ends.
-A look at the young ones takes a fifth of a millisecond, four times a step; a full collection takes a tenth of a second
-and more in a process that has a framework loaded, and the device waits.
+A look at the young ones takes little, but comes several times a step; a full collection takes a tenth of a second and
+more in a process that has a framework loaded, and the device waits.
 """
 
 from __future__ import annotations

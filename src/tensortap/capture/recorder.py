@@ -117,7 +117,8 @@ class Recorder:
         if (workshop := self._framework.workshop(tensor)) is None:
             self._record_here(tensor, key, site, keep)
         else:
-            self._record_there(workshop, key, site, keep, tensor, *(decided or self._decide(tensor, key, keep)))
+            place, when = decided or self._decide(tensor, key, keep)
+            self._record_there(workshop, key, site, keep, tensor, place if when == "twice" else None)
 
     def _look(self, workshop: Workshop, key: Key, site: Site, keep: Keep, place: Place, tensor: Any) -> None:
         """At one that was put off; None if it was changed since."""
@@ -200,9 +201,9 @@ class Recorder:
         site: Site,
         keep: Keep,
         tensor: Any,
-        place: Place | None = None,
-        when: str = "later",
+        tried: Place | None = None,
     ) -> None:
+        """`tried` is the place of one that is to be read again later."""
         # By the thread that launches the step, which must not fall behind its device: it is called as little as can be.
         arriving = self._arriving
         if arriving is None or arriving.workshop is not workshop or len(arriving.tickets) == _MANY:
@@ -214,8 +215,8 @@ class Recorder:
         if keep == "tensors" and before is not None and arriving.location(before) is None:
             workshop.settle()  # its bytes are kept now: it must not be missed for having waited since
         ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before], flat)
-        if place is not None and when == "twice" and token is not None:
-            workshop.submit_again(tensor, _Trial(place, arriving, len(arriving)))
+        if tried is not None and token is not None:
+            workshop.submit_again(tensor, _Trial(tried, arriving, len(arriving)))
         location, newly = None, False
         if keep == "tensors":
             location = arriving.location(before)

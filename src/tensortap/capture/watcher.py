@@ -62,7 +62,6 @@ class Watcher:
         which a device that was waited for has nothing to do."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self._armed = False
-        self._remarked = False
         self._parameters_seen: dict[tuple[str, str], Gradient] = {}
         self._use(lambda hook: hook)
 
@@ -87,8 +86,6 @@ class Watcher:
         self._shares.finish()
         self._record_pieces()
         if self._armed:
-            if not self._remarked:
-                self._remark_all()
             self._book.captured_steps += 1
             self._snapshot(call=1)
         self._drop_passing()
@@ -106,7 +103,7 @@ class Watcher:
             remove()
         self._passing.clear()
         self._pieces.clear()
-        self._armed = self._remarked = False
+        self._armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -263,7 +260,6 @@ class Watcher:
     def _remark_all(self) -> None:
         """Modules may have been put into another mode. Asked all at once, when a forward is over: at each call it would
         take far longer, and at the beginning a device may wait for it."""
-        self._remarked = True
         for site in self._chosen_sites:
             mode = getattr(site.owner, "training", None)
             if self._modes.get(site.name, self) is not mode:

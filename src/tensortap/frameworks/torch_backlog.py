@@ -1,8 +1,8 @@
 """CUDA tensors that were seen and are looked at a little later, many at a time.
 
-To look at a tensor takes a few hundred calls. One tensor after the other, they take a third of the time that they take
-between those of a model, whose code drives ours out of the processor's caches; and what holds the host up in a forward
-holds the device up, too. Besides, tensors that come together are read together.
+To look at a tensor takes many calls. One tensor after the other, they take far less time than between those of a model,
+whose code drives ours out of the processor's caches; and what holds the host up in a forward holds the device up, too.
+Besides, tensors that come together are read together.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import torch
 
 from tensortap.frameworks.base import Patience
 from tensortap.frameworks.torch_lane import TOO_LARGE, Lane
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN
+from tensortap.frameworks.torch_tensors import NAMES, lies_flat
 from tensortap.kernels.gpu import MOST_TOGETHER
 
 __all__ = ["Backlog", "Seen"]
-
-_READ_AS_THEY_ARE = {dtype for dtype in NAMES if not dtype.is_complex}
 
 Look = Callable[[Any], None]
 Seen = tuple[torch.Tensor, int, int, Patience, Look]
@@ -48,15 +46,13 @@ class Backlog:
         """Whether it was taken: not, if it is anything peculiar, must be copied before it can be read, or is so large
         that it had better be read alone."""
         # Between the calls of a model: as little as will do.
-        if type(tensor) not in PLAIN:  # others may run a user's code when they are asked for anything
-            return False
         try:
+            if not lies_flat(tensor) or tensor.dtype not in NAMES or tensor.is_nested:
+                return False
             version, address, nbytes = tensor._version, tensor.data_ptr(), tensor.nbytes
         except RuntimeError:  # it has no version, or no memory of its own
             return False
-        plain = tensor.dtype in _READ_AS_THEY_ARE and not tensor.is_nested
-        flat = plain and address and not address % 16 and tensor.is_contiguous() and not tensor.is_neg()
-        if not flat or nbytes >= TOO_LARGE:
+        if not address or nbytes >= TOO_LARGE:
             return False
         count = len(self._seen) + 1
         self._most = min(self._most, count + patience.proven)

@@ -17,10 +17,10 @@ import torch
 from tensortap.frameworks.base import Collected, Described, Patience, Trial
 from tensortap.frameworks.torch_backlog import Backlog
 from tensortap.frameworks.torch_lane import Lane
-from tensortap.frameworks.torch_memory import StorageWatch, described
+from tensortap.frameworks.torch_memory import StorageWatch, described, is_still
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
-from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_flat, is_shared_out
+from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_flat, is_shared_out, lies_flat
 from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
 from tensortap.kernels.reference import digest_weights
 from tensortap.sending import Incoming
@@ -68,10 +68,10 @@ class CudaWorkshop:
         known: CudaTicket | None = None,
         flat: bool | None = None,
     ) -> CudaTicket:
-        if flat and self._looking is not None and self._backlog is not None:
+        if self._looking is not None and self._backlog is not None:  # which takes nothing that does not lie flat
             return self._backlog.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
         if flat is None:
-            flat = _lies_flat(tensor)
+            flat = lies_flat(tensor)
         if not flat:
             tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
@@ -104,7 +104,7 @@ class CudaWorkshop:
                 self._catch_up()
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        if not _lies_flat(tensor):
+        if not lies_flat(tensor):
             return
         index = tensor.get_device()
         with self.lock, torch.cuda.device(index):
@@ -114,16 +114,14 @@ class CudaWorkshop:
 
     def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
         with self.lock:
-            if flat:
-                address, layout = tensor.data_ptr(), FLAT
-            else:
-                tensor, address, layout = _laid_out(tensor)
-            if self._looking is not None and self._backlog is not None:
-                return self._backlog.lane.submit(tensor, address, layout, known, self._looking if flat else None)
             if (phase := torch._C._current_graph_task_id()) != self._phase:
                 self._begin(phase)
             stream = torch._C._cuda_getCurrentRawStream(index)
             lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
+            if flat:
+                address, layout = tensor.data_ptr(), FLAT
+            else:
+                tensor, address, layout = _laid_out(tensor)
             return lane.submit(tensor, address, layout, known, None)
 
     def _catch_up(self) -> None:
@@ -135,7 +133,7 @@ class CudaWorkshop:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
                 while backlog:  # one by one: whoever interrupts, as a notebook may, can go on
                     tensor, version, address, self._looking, look = backlog.pop()
-                    if tensor._version == version and tensor.data_ptr() == address:
+                    if is_still(tensor, version, address):
                         look(tensor)
                     else:
                         backlog.lane.pass_over(tensor)
@@ -251,11 +249,6 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
         starts[batch] = size
         size += batch.size
     return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
-
-
-def _lies_flat(tensor: torch.Tensor) -> bool:
-    """Whether it is nothing peculiar, and its elements are those of its own memory, one after the other."""
-    return type(tensor) in PLAIN and is_flat(tensor)
 
 
 def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:

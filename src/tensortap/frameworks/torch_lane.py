@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.base import Patience, Trial
+from tensortap.frameworks.torch_memory import is_still
 from tensortap.frameworks.torch_results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch_tensors import NAMES
 from tensortap.kernels.gpu import (
@@ -64,7 +65,7 @@ class _Waiting:
         return self.last <= came or self.due <= seen
 
     def unchanged(self) -> bool:
-        return bool(self.tensor._version == self.version and self.tensor.data_ptr() == self.address)
+        return is_still(self.tensor, self.version, self.address)
 
 
 class Lane:
@@ -123,7 +124,7 @@ class Lane:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
             ticket = CudaTicket(batch, known.number, known.elements, known)
-        elif later is not None and known is None and nbytes < TOO_LARGE:
+        elif later is not None and known is None:
             number, elements = batch.size, tensor.numel()
             ticket = CudaTicket(batch, number, elements, None)
             self._waiting[number] = self._put_off(tensor, elements, address, later)
@@ -140,7 +141,7 @@ class Lane:
         """One that came and cannot be read any more: others have waited for it all the same."""
         self._came += 1
         self._seen += tensor.nbytes
-        if self._came >= self._last or self._seen >= self._due:
+        if self.is_due(0, 0):
             self._read_what_is_due()
 
     def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:

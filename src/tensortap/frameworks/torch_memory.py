@@ -9,7 +9,7 @@ import torch
 from tensortap.frameworks.base import Described
 from tensortap.frameworks.torch_tensors import NAMES, is_shared_out
 
-__all__ = ["StorageAlive", "StorageWatch", "described", "token_of"]
+__all__ = ["StorageAlive", "StorageWatch", "described", "is_still", "token_of"]
 
 
 def token_of(tensor: torch.Tensor) -> Hashable | None:
@@ -30,6 +30,11 @@ def token_of(tensor: torch.Tensor) -> Hashable | None:
         NotImplementedError,
     ):  # an inference tensor has no version, a sparse or nested one no such memory
         return None
+
+
+def is_still(tensor: torch.Tensor, version: int, address: int) -> bool:
+    """Whether it has neither been changed, as far as that is counted, nor given its memory back since it was seen."""
+    return bool(tensor._version == version and tensor.data_ptr() == address)
 
 
 def described(tensor: torch.Tensor) -> Described:

@@ -11,7 +11,7 @@ import torch
 
 from tensortap import dtypes
 
-__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_flat", "is_shared_out", "tensor_of"]
+__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_flat", "is_shared_out", "lies_flat", "tensor_of"]
 
 _STRIDED = torch.strided
 PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -43,6 +43,11 @@ def is_flat(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_complex()
     )
+
+
+def lies_flat(tensor: torch.Tensor) -> bool:
+    """The same, and it is nothing peculiar."""
+    return type(tensor) in PLAIN and is_flat(tensor)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
