@@ -21,6 +21,7 @@ from tensortap.capture.recorder import Recorder
 from tensortap.frameworks import torch_lane
 from tensortap.frameworks.torch import Torch
 from tensortap.kernels import summarize
+from tensortap.kernels.gpu import FLAT, MOST_TOGETHER, PARTIAL_BYTES, _pieces
 
 Step = Callable[[nn.Module, int, Any], None]
 
@@ -637,3 +638,25 @@ def test_what_is_looked_at_when_a_backward_ends_is_so_under_the_taps_own_lock(tm
         backward.join()
         assert gpu.waiting() == 0
     assert not tap.notices
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize("processors", [132, 160])
+def test_as_much_as_may_wait_on_any_device_leaves_no_more_than_there_is_room_for(
+    itemsize: int, processors: int
+) -> None:
+    most = min(torch_lane._MOST_WAITING + torch_lane.TOO_LARGE, MOST_TOGETHER * torch_lane.TOO_LARGE)
+    for megabytes in range(1, torch_lane.TOO_LARGE >> 20):
+        count = min(MOST_TOGETHER, most // (megabytes << 20))
+        pieces = _pieces((megabytes << 20) // itemsize, 2 * processors)
+        assert count * pieces * PARTIAL_BYTES <= torch_lane._PARTIALS, f"{count} tensors of {megabytes} MB"
+
+
+@pytest.mark.parametrize(("gigabytes", "waiting"), [(24, 128 << 20), (150, 800 << 20), (1000, 1 << 30)])
+def test_how_long_tensors_wait_depends_on_the_devices_memory(new_gpu: Any, gigabytes: int, waiting: int) -> None:
+    gpu: Any = fake_gpu.FakeGpu()
+    lane = torch_lane.Lane(gpu, torch.zeros(256), torch.device("cpu"), 0, gigabytes << 30)
+    tensor, forever = torch.zeros(8), fake_gpu.Forever()
+    lane.submit(tensor, tensor.data_ptr(), FLAT, None, forever)
+    assert not lane.is_due(1, waiting - 1)
+    assert lane.is_due(1, waiting)

@@ -126,7 +126,7 @@ class FakeWorkshop(CudaWorkshop):
     def _open_lane(self, index: int, stream: int) -> Lane:
         weights = torch.from_numpy(digest_weights().view(np.int32))
         self._gpus[index] = self.gpu, weights
-        return Lane(self.gpu, weights, torch.device("cpu"), stream)
+        return Lane(self.gpu, weights, torch.device("cpu"), stream, memory=64 << 30)
 
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""

@@ -228,15 +228,15 @@ class CudaWorkshop:
 
     def _open_lane(self, index: int, stream: int) -> Lane:
         device = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
         if index not in self._gpus:
-            processors = torch.cuda.get_device_properties(index).multi_processor_count
             capability = torch.cuda.get_device_capability(index)
-            gpu = Gpu(Device(index, capability, processors, torch.version.cuda or ""))
+            gpu = Gpu(Device(index, capability, properties.multi_processor_count, torch.version.cuda or ""))
             weights = torch.from_numpy(digest_weights().view(np.int32)).to(device)
             torch.cuda.current_stream(index).synchronize()  # other streams read it too
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
-        return Lane(gpu, weights, device, stream)
+        return Lane(gpu, weights, device, stream, properties.total_memory)
 
 
 def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:

@@ -39,8 +39,11 @@ TOO_LARGE = 128 << 20
 _PARTIALS = 28 << 20
 """Room for partial results: more than any launch leaves."""
 _MOST_PLANS = 4096
-_MOST_WAITING = 384 << 20
-"""So many bytes are seen after a tensor until it is read at the latest."""
+_SHARE_WAITING = 192
+"""Of the device's memory the part that is seen after a tensor until it is read at the latest: 745 MiB of 140 GiB. The
+more are read together, the faster; but what waits is held, also where the program would have let go of it."""
+_MOST_WAITING = 1 << 30
+"""On any device: more would need more room for partial results."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +74,8 @@ class _Waiting:
 class Lane:
     """One stream's memory. Everything happens in the stream's order, so it can be used again without waiting."""
 
-    def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int) -> None:
+    def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
+        """memory: the device's, in bytes."""
         self._gpu = gpu
         self._weights = weights
         self._weights_at = weights.data_ptr()
@@ -95,6 +99,8 @@ class Lane:
         """How many tensors came."""
         self._seen = 0
         """The bytes of all of them."""
+        self._most_waiting = min(memory // _SHARE_WAITING, _MOST_WAITING)
+        """So many bytes are seen after a tensor until it is read at the latest."""
         self._last, self._due = 0, 0
         """None must be read before so many tensors or so many bytes have come."""
         self._results: list[torch.Tensor] = []
@@ -181,7 +187,7 @@ class Lane:
         self._batch = None
 
     def _put_off(self, tensor: torch.Tensor, elements: int, address: int, patience: Patience | Trial) -> _Waiting:
-        came, due = self._came, self._seen + _MOST_WAITING
+        came, due = self._came, self._seen + self._most_waiting
         last = came + patience.proven
         if last < self._last:
             self._last = last
@@ -218,7 +224,7 @@ class Lane:
         waiting = [*self._waiting.values(), *self._trials]
         self._last = min((one.last for one in waiting), default=sys.maxsize)
         # Whoever comes later is due later still.
-        self._due = min((one.due for one in waiting), default=self._seen + _MOST_WAITING)
+        self._due = min((one.due for one in waiting), default=self._seen + self._most_waiting)
 
     def _read_waiting(self) -> None:
         if (batch := self._batch) is None:  # then none waits either
