@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tensortap.kernels.gpu import MOST_TOGETHER
 
 __all__ = ["Floor", "floors", "limit"]
 
@@ -34,7 +37,8 @@ def floors(keep: str, device: str, nbytes: int, tensors: int, limits: Mapping[st
 
     if device == "cuda":
         add("reading GPU memory", limits["device_read"])
-        found.append(Floor("launches", tensors * limits["device_launch"]))
+        launches = math.ceil(tensors / MOST_TOGETHER) if keep == "summary" else tensors
+        found.append(Floor("launches", launches * limits["device_launch"]))
     else:
         add("reading memory", limits["memory_read"])
     if keep == "tensors":
