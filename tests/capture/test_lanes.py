@@ -21,7 +21,8 @@ from tensortap.capture.recorder import Recorder
 from tensortap.frameworks import torch_lane
 from tensortap.frameworks.torch import Torch
 from tensortap.kernels import summarize
-from tensortap.kernels.gpu import FLAT, MOST_TOGETHER, PARTIAL_BYTES, _pieces
+from tensortap.kernels.gpu import MOST_TOGETHER, PARTIAL_BYTES, _pieces
+from tensortap.kernels.layout import FLAT
 
 Step = Callable[[nn.Module, int, Any], None]
 

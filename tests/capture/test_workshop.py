@@ -24,7 +24,7 @@ from tensortap.frameworks.base import Collected, Identity
 from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_memory import StorageWatch
 from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.kernels.gpu import RESULT, columns
+from tensortap.kernels.results import RESULT, columns
 
 
 def train(path: Path, keep: Any = "summary") -> Any:

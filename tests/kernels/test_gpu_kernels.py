@@ -20,7 +20,7 @@ from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels import gpu, reference, summarize
-from tensortap.kernels.gpu import FLAT, Layout, lay_out
+from tensortap.kernels.layout import FLAT, Layout, lay_out
 from tensortap.records import Summary
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

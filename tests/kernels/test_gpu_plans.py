@@ -9,7 +9,10 @@ from typing import Any, cast
 import pytest
 
 from tensortap.kernels import gpu
-from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, Plan, Turns, lay_out
+from tensortap.kernels.cuda.variants import Device
+from tensortap.kernels.gpu import Gpu, Plan, Turns
+from tensortap.kernels.layout import FLAT, Layout, lay_out
+from tensortap.kernels.results import RESULT
 
 H200 = Device(0, (9, 0), 132, "13.0")
 HEAD = "<QII2Q"

@@ -21,7 +21,8 @@ import pytest
 from support import fake_gpu
 from tensortap.kernels import gpu
 from tensortap.kernels.cuda.driver import Parameter
-from tensortap.kernels.gpu import Device, Gpu
+from tensortap.kernels.cuda.variants import FILES, Device, Variant, options
+from tensortap.kernels.gpu import Gpu
 
 COMPILER = shutil.which("g++")
 FOLDER = Path(__file__).parent / "cuda"
@@ -52,7 +53,7 @@ class CpuKernel:
 @cache
 def built(name: str, *options: tuple[str, int]) -> CpuKernel:
     lines = ['#include "machine.h"', *(f"#define {option} {value}" for option, value in options)]
-    for file in gpu._FILES[name]:
+    for file in FILES[name]:
         ours = FOLDER / file
         lines.append((ours if ours.exists() else Path(gpu.__file__).parent / "cuda" / file).read_text())
     struct = {"summarize": "Works", "finish": "Batch"}[name]
@@ -79,15 +80,13 @@ def _scratch() -> Path:
     return folder
 
 
-def _kernel(device: Device, variant: gpu._Variant) -> CpuKernel:
-    if variant == gpu._FINISH:
-        return built("finish")
-    return built("summarize", *gpu._options(variant).items())
+def _compiled_here(device: Device, variant: Variant) -> CpuKernel:
+    return built(variant.name, *options(variant).items())
 
 
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Takes tensors of the CPU as if they were on a GPU."""
     fake_gpu.install(monkeypatch)
-    monkeypatch.setattr(gpu, "_kernel", _kernel)
+    monkeypatch.setattr(gpu, "compiled", _compiled_here)
     monkeypatch.setattr(gpu, "clear", lambda address, count, stream: ctypes.memset(address, 0, 4 * count))
     return fake_gpu.FakeWorkshop(Gpu(Device(0, (9, 0), PROCESSORS, "")))

@@ -19,8 +19,11 @@ from tensortap.frameworks.torch_cuda import CudaWorkshop
 from tensortap.frameworks.torch_lane import Lane
 from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels import summarize
-from tensortap.kernels.gpu import MOST_FINISHED, MOST_TOGETHER, RESULT, Layout, Share, Turns
+from tensortap.kernels.cuda.variants import MOST_FINISHED
+from tensortap.kernels.gpu import MOST_TOGETHER, Share, Turns
+from tensortap.kernels.layout import Layout
 from tensortap.kernels.reference import BUCKETS, digest_weights
+from tensortap.kernels.results import RESULT
 from tensortap.sending import Incoming
 
 ITEMS = {"float32": 4, "float64": 8}

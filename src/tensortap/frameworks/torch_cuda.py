@@ -21,8 +21,11 @@ from tensortap.frameworks.torch_memory import StorageWatch, described, is_still
 from tensortap.frameworks.torch_results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch_sending import CudaSending
 from tensortap.frameworks.torch_tensors import NAMES, PLAIN, dense, is_flat, is_shared_out, lies_flat
-from tensortap.kernels.gpu import FLAT, RESULT, Device, Gpu, Layout, columns, lay_out
+from tensortap.kernels.cuda.variants import Device
+from tensortap.kernels.gpu import Gpu
+from tensortap.kernels.layout import FLAT, Layout, lay_out
 from tensortap.kernels.reference import digest_weights
+from tensortap.kernels.results import RESULT, columns
 from tensortap.sending import Incoming
 
 __all__ = ["CudaWorkshop"]

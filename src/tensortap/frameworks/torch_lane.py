@@ -19,17 +19,10 @@ from tensortap.frameworks.base import Patience, Trial
 from tensortap.frameworks.torch_memory import is_still
 from tensortap.frameworks.torch_results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch_tensors import NAMES
-from tensortap.kernels.gpu import (
-    MOST_FINISHED,
-    MOST_TOGETHER,
-    PARTIAL_BYTES,
-    RESULT,
-    Gpu,
-    Layout,
-    Plan,
-    Together,
-    Turns,
-)
+from tensortap.kernels.cuda.variants import MOST_FINISHED
+from tensortap.kernels.gpu import MOST_TOGETHER, PARTIAL_BYTES, Gpu, Plan, Together, Turns
+from tensortap.kernels.layout import Layout
+from tensortap.kernels.results import RESULT
 
 __all__ = ["TOO_LARGE", "Lane"]
 

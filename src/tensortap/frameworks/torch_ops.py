@@ -18,8 +18,8 @@ import torch
 from tensortap.frameworks.base import Collected, Patience, Trial
 from tensortap.frameworks.torch_memory import StorageWatch, described
 from tensortap.frameworks.torch_tensors import dense
-from tensortap.kernels.gpu import RESULT, columns
 from tensortap.kernels.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
+from tensortap.kernels.results import RESULT, columns
 from tensortap.sending import Incoming
 
 __all__ = ["OpsWorkshop"]

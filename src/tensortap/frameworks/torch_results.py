@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tensortap.kernels.cuda import driver
-from tensortap.kernels.gpu import RESULT
+from tensortap.kernels.results import RESULT
 
 __all__ = ["SLOTS", "Batch", "CudaTicket", "first_sighting", "new_bytes", "new_host"]
 

@@ -1,10 +1,7 @@
-// Adds up the partial results of many tensors, in the order of their pieces. Five blocks have a tensor in hand: four of them a
+// Adds up the partial results of many tensors, in the order of their pieces. BLOCKS blocks have a tensor in hand: four of them a
 // quarter of its sketch each, the last one all the rest. What takes time is that partial results are a long way off, so each
-// thread asks for a few of them at once.
+// thread asks for a few of them at once. It is compiled for THREADS in a block and at most MOST tensors.
 
-#define THREADS 256
-#define MOST 64
-#define BLOCKS 5
 #define QUARTER (BUCKETS / 4)
 #define ABREAST (4 * THREADS / QUARTER)  // partial results that the threads read at a time, each thread four buckets
 #define AT_ONCE 4                        // and how many times, before anything has come

@@ -1,6 +1,6 @@
 // What a kernel is compiled for, at run time: ELEMENT (a code below), LAYOUT (0 rows as they lie in memory, 1 whole groups at
-// strides, 2 single elements at strides), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch, more than one
-// only as they lie), and PART and RING (see `ring.cuh`).
+// strides, 2 single elements at strides), THREADS (in a block), BLOCKS_EACH (at a time on one processor), MOST (tensors in one
+// launch, more than one only as they lie), and PART and RING (see `ring.cuh`).
 
 #define BF16 0
 #define F16 1
@@ -30,7 +30,6 @@
 #define FAST (BYTES < 4 || ELEMENT == F32)
 #define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 900)
 
-#define THREADS 256
 #define SLOTS 128
 #define ROW 1024
 #define WORDS (2 * BYTES)      // 32-bit words in a group of 8 elements
