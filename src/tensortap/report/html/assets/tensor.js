@@ -216,7 +216,7 @@ export class Tensor {
     const { needed } = detail;
     if (!needed) return null;
     const entries = [
-      ["relative error, also of the worst row", needed.rel_l2],
+      ["relative error", needed.rel_l2],
       ["atol (rtol = 0)", needed.atol],
       ["rtol (atol = 0)", needed.rtol],
       ["atol beside usual rtol", needed.atol_with_rtol],
@@ -229,6 +229,7 @@ export class Tensor {
         { class: "measures" },
         entries.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd", {}, number(Number(value), 4)))),
       ),
+      make("p", { class: "hint" }, "With this relative error the whole would pass, and its worst row, too."),
     );
   }
 }
