@@ -176,18 +176,18 @@ def test_calls_without_records_do_not_pile_up(tmp_path):
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
-    real, writer = os.write, RunWriter(tmp_path / "a", info={}, calls=True)
+    real, writer = os.pwrite, RunWriter(tmp_path / "a", info={}, calls=True)
     writer.called(0, 0, "layers.0", 0, {"a": 1})
     writer.append(record(0))
     writer.flush()
 
-    def full(fd, data):
+    def full(fd, data, offset):
         if b"arguments" in bytes(data):
-            real(fd, bytes(data)[:10])
+            real(fd, bytes(data)[:10], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
+        return real(fd, data, offset)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     writer.called(1, 0, "layers.0", 0, {"a": 2})
     writer.append(record(1))
     with pytest.raises(StoreWriteError, match=r"calls\.jsonl: No space left.*free some space"):
@@ -225,3 +225,40 @@ def test_many_threads_lose_no_line(tmp_path):
         {"step": s} for s in range(500)
     ] * 4
     assert all(json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines())
+
+
+def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
+    writer = CallsWriter(tmp_path / "calls.jsonl", State())
+    writer.add(Called(0, 0, "a", 0, {"step": 0}))
+    assert writer.write()
+    real, interrupts = os.pwrite, iter([True, True])
+
+    def interrupted(fd, data, offset):
+        written = real(fd, bytes(data)[:20], offset)
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return written
+
+    monkeypatch.setattr(os, "pwrite", interrupted)
+    for step in (1, 2):
+        writer.add(Called(step, 0, "a", 0, {"step": step}))
+        with pytest.raises(KeyboardInterrupt):
+            writer.write()
+    writer.close()
+    lines = (tmp_path / "calls.jsonl").read_text().splitlines()
+    assert [json.loads(line)["arguments"] for line in lines] == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_no_file_stays_open_if_the_index_cannot_be(tmp_path, monkeypatch):
+    real = os.open
+
+    def refuse(path, *options):
+        if str(path).endswith(".arrows"):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreWriteError, match="Permission denied"):
+        RunWriter(tmp_path / "a", info={}, calls=True)
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -38,6 +38,8 @@ class CallsWriter:
         self._path = path
         self._state = state
         self._waiting: list[str] = []
+        self._end = 0
+        """Where in the file they belong."""
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # apart, so that nobody who adds waits for the disk
         try:
@@ -54,19 +56,22 @@ class CallsWriter:
             self.write()
 
     def write(self) -> bool:
-        """Write all that waits; False if that fails."""
+        """Write all that waits; False if that fails. Whoever is interrupted here can write the same again."""
         with self._writing:
-            with self._lock:
-                lines, self._waiting = self._waiting, []
             if self._state.failure is not None:  # behind half a line nothing could be read
                 return False
-            data = memoryview("".join(lines).encode())
+            with self._lock:
+                lines = self._waiting.copy()
+            data, end = memoryview("".join(lines).encode()), self._end
             try:
                 while data:
-                    data = data[os.write(self._fd, data) :]
+                    written = os.pwrite(self._fd, data, end)
+                    data, end = data[written:], end + written
             except OSError as error:
                 self._state.fail(error, self._path)
                 return False
+            with self._lock:
+                self._waiting, self._end = self._waiting[len(lines) :], end
         return True
 
     def close(self) -> None:

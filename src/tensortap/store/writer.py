@@ -107,7 +107,12 @@ class RunWriter:
             Shard(self._folder, self._new_name, self._pool.share(), self._state, route) for _ in range(count)
         ]
         self._calls = CallsWriter(self._folder / CALLS, self._state) if calls else None
-        self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
+        try:
+            self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
+        except BaseException:
+            if self._calls is not None:
+                self._calls.close()
+            raise
         self._closing = threading.Lock()
         self._closed = False
 
