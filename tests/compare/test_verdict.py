@@ -444,3 +444,112 @@ def test_the_other_way_round(runs: Runs, mistake: str) -> None:
         assert (one["status"] == "equal") == (other["status"] == "equal")
         differently += one["status"] != other["status"]
     assert differently <= len(forth) // 50
+
+
+# --- what was not recorded -----------------------------------------------------------------------------------------
+class Attending(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.act = torch.nn.Tanh()
+        self.head = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.first(x)
+        return self.head(self.act(y + self.attention(y, y, y, need_weights=False)[0]))
+
+
+def trained(path: Path, model: torch.nn.Module, steps: int = 1, betas: tuple[float, float] = (0.9, 0.999)) -> Path:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas)
+    with tt.capture(model, path, keep="tensors", optimizer=optimizer):
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+    return path
+
+
+def attending() -> Attending:
+    torch.manual_seed(0)
+    return Attending()
+
+
+def test_a_module_that_only_keeps_weights_is_not_to_blame(tmp_path: Path) -> None:
+    wrong = attending()
+    wrong.act.register_forward_hook(lambda module, args, output: output * 1.001)
+    result = tt.compare(trained(tmp_path / "a", attending()), trained(tmp_path / "b", wrong))
+    assert {birth.module for birth in result.births} == {"act"}
+
+
+class TwoOutputs(torch.nn.Module):
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.stem, self.bridge, self.head = torch.nn.Linear(8, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+        self.recurrent = torch.nn.GRU(6, 6, batch_first=True)
+        self._cut = cut
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs, last = self.recurrent(self.stem(x))
+        return self.head(outputs.mean(1) + self.bridge(last[0].detach() if self._cut else last[0]))
+
+
+@pytest.mark.parametrize("more", [(), ("grad_input",)])
+def test_one_of_two_gradients_never_comes(tmp_path: Path, more: tuple[str, ...]) -> None:
+    kinds = ("input", "output", "grad_output", "param_grad", *more)
+    for name, cut in (("a", False), ("b", True)):
+        torch.manual_seed(0)
+        model = TwoOutputs(cut)
+        with tt.capture(model, tmp_path / name, keep="tensors", kinds=kinds):
+            model(torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert [birth.status for birth in result.births] == ["missing"]
+    assert "the gradient of recurrent's output 1 never comes, though the reference has it" in result.sentence
+    torch.manual_seed(0)
+    model = TwoOutputs(cut=True)
+    with tt.check(model, tmp_path / "a") as check:
+        model(torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    assert "recurrent" not in {birth.module for birth in check.result.births}
+
+
+def test_where_inputs_were_not_recorded_only_the_first_is_born(tmp_path: Path) -> None:
+    for name, change in (("a", None), ("b", slightly_more)):
+        model = attending()
+        if change is not None:
+            model.act.register_forward_hook(lambda module, args, output: slightly_more(output))
+        with tt.capture(model, tmp_path / name, kinds="output") as tap:
+            for step in range(2):
+                model(torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(step)))
+                tap.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert [(birth.module, birth.key.step) for birth in result.births] == [("act", 0)]
+    assert "and its inputs were not recorded" in result.sentence
+
+
+def test_an_optimizer_is_not_cleared_by_parameters_that_nobody_recorded(tmp_path: Path) -> None:
+    result = tt.compare(
+        trained(tmp_path / "a", attending(), steps=4), trained(tmp_path / "b", attending(), steps=4, betas=(0.9, 0.99))
+    )
+    assert result.verdict == "match"
+    assert "Parameters were not recorded: up to " in result.sentence
+    assert 'kinds=(..., "param") would tell' in result.sentence
+    quite_other = trained(tmp_path / "c", attending(), steps=4, betas=(0.5, 0.9))
+    result = tt.compare(tmp_path / "a", quite_other)
+    assert result.first is not None and result.first.key.step > 0
+    assert "Its parameters were not recorded: it may be the optimizer, too" in result.sentence
+
+
+def test_steps_that_one_side_lacks_are_said_where_the_rest_matches(tmp_path: Path) -> None:
+    for name, steps in (("a", (1, 1, 1)), ("b", (1, 2))):
+        model = attending()
+        with tt.capture(model, tmp_path / name) as tap:
+            for times in steps:
+                for _ in range(times):
+                    model(torch.ones(4, 5, 8))
+                tap.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "match" and result.sentence.startswith("What both runs have matches: all ")
+    said = " The reference alone has step 2, and in step 1 it ran 1 time and the candidate 2 times."
+    assert result.sentence.endswith(said)
+    assert tt.compare(tmp_path / "a", tmp_path / "a").sentence.startswith("The runs match: ")
+    assert tt.compare(tmp_path / "a", tmp_path / "b", steps={2: 0}).sentence.startswith("The runs match: ")

@@ -9,7 +9,7 @@ from tensortap.compare.align import Renames
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
-from tensortap.compare.lost import lost_in_free_run
+from tensortap.compare.lost import lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
@@ -42,14 +42,14 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     pairs = pairs_of(matched)
     noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
-    structure = Structure(matched.reference, matched.alignment.reference, policy.mapped)
-    judgement = judge(pairs, structure, policy, moved_in(matched))
+    structure = Structure(matched.reference, matched.alignment.reference)
+    judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
     say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
     born = findings(matched.case(judgement, structure))
-    missing = lost_in_free_run(matched, structure)
+    missing = lost_in_free_run(matched, structure, judgement.deprived)
     comparison = replace(conclude(matched, judgement, born, policy, renames, missing), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)

@@ -10,7 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.calls import remarks
-from tensortap.compare.judge import Judgement
+from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
@@ -83,12 +83,7 @@ def _sentence(
     if verdict == "incomparable":
         return sentence.too_little(len(left), len(right), len(alignment.reference))
     if not births:
-        agree = "Every module agrees on the reference's own inputs" if isolated else "The runs match"
-        if not counts.get("close"):
-            return sentence.matched(counts, None, agree)
-        worst = int(np.argmax(np.where(np.array(judgement.status) == "close", matched.measures.rel_l2, -1.0)))
-        key = left.key(int(alignment.reference[worst]))
-        return sentence.matched(counts, (float(matched.measures.rel_l2[worst]), str(key)), agree)
+        return _agreement(matched, judgement, counts, isolated)
     first, several = births[0], len(left.ranks) > 1
     pair = next((pair for pair, finding in born.items() if finding is first), None)
     tensors = None if pair is None else _tensors(matched, pair)
@@ -108,7 +103,61 @@ def _sentence(
         _has_forward(left),
         str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
     )
-    return parted + sentence.called(first)
+    if _parameters_unseen(left, first):
+        unseen = sentence.unseen_parameters()
+    else:
+        unseen = sentence.hidden_optimizer(_hidden(matched, judgement, first.key.step))
+    return parted + sentence.called(first) + unseen
+
+
+def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], isolated: bool) -> str:
+    left, alignment, measures = matched.reference, matched.alignment, matched.measures
+    steps = "" if isolated else _other_steps(matched)
+    agree = "What both runs have matches" if steps else "The runs match"
+    if isolated:
+        agree = "Every module agrees on the reference's own inputs"
+    if not counts.get("close"):
+        return sentence.matched(counts, None, agree) + steps
+    close = np.array(judgement.status) == "close"
+    worst = int(np.argmax(np.where(close, measures.rel_l2, -1.0)))
+    said = (float(measures.rel_l2[worst]), str(left.key(int(alignment.reference[worst]))))
+    return sentence.matched(counts, said, agree) + sentence.hidden_optimizer(_hidden(matched, judgement)) + steps
+
+
+def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
+    """The most that was allowed, up to a step, because parameters were not recorded; None if nothing was."""
+    rows = (np.array(judgement.status) == "close") & (np.array(judgement.rule) == UNSEEN_PARAMETERS)
+    if until is not None:
+        rows &= matched.reference.step[matched.alignment.reference] <= until
+    return float(judgement.tolerance[rows].max()) if rows.any() else None
+
+
+def _other_steps(matched: Matched) -> str:
+    """That one side lacks steps, or ran one more often. Where steps are shifted nobody expects anything else."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(alignment.only_reference) and not len(alignment.only_candidate):
+        return ""
+    if left.run.is_checkpoint or right.run.is_checkpoint:
+        return ""
+    if np.any(left.step[alignment.reference] != right.step[alignment.candidate]):
+        return ""
+    return sentence.other_steps(_times(left), _times(right))
+
+
+def _times(side: Side) -> dict[int, int]:
+    """How often each step ran forward."""
+    spots = np.unique(np.stack([side.step, side.micro]), axis=1)
+    return dict(Counter(spots[0].tolist()))
+
+
+def _parameters_unseen(side: Side, first: Finding) -> bool:
+    """Whether a module may be wrong only for its parameters, which an earlier step has changed unseen."""
+    key = first.key
+    if key.kind != "output" or first.container is not None or not first.inputs_matched or key.step <= side.step.min():
+        return False
+    own = np.flatnonzero(side.module.codes == side.module.words.index(key.module))
+    kinds = set(side.kind.at(own))
+    return "param" not in kinds and ("param_grad" in kinds or "param_grad" not in side.kind.words)
 
 
 def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:

@@ -8,7 +8,7 @@ raises no alarm, while a small mistake in a run that was exact so far does.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -16,13 +16,14 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.structure import Structure
+from tensortap.compare.structure import Spot, Structure
 from tensortap.compare.tolerance import Policy
 
-__all__ = ["Isolated", "Judgement", "Pairs", "judge"]
+__all__ = ["UNSEEN_PARAMETERS", "Isolated", "Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
+UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
 _CANCELLED = 4.0
 _FLOWING = ("input", "output", "grad_output", "grad_input")
@@ -72,13 +73,24 @@ class Judgement:
     """Rows, in execution order."""
     sources_error: dict[int, float]
     """For each born row, the worst error among what it was made from; NaN if nothing of that was recorded."""
+    deprived: set[Spot]
+    """Of the calls that got no gradient at an output, those whose own gradients are wrong."""
 
 
 class _Judge:
     """Walks through the pairs that are off by more than rounding. Numbers are in lists: it looks at few at a time."""
 
-    def __init__(self, pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> None:
+    def __init__(
+        self,
+        pairs: Pairs,
+        structure: Structure,
+        policy: Policy,
+        moved: Callable[[int, int], float],
+        deprived: Collection[Spot],
+    ) -> None:
         self.pairs = pairs
+        self.deprived = deprived
+        self.felt: set[Spot] = set()
         self.moved = moved
         self.structure = structure
         self.policy = policy
@@ -92,8 +104,10 @@ class _Judge:
         self.wrong = [False] * count
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
-        self._noise_of_gradients: dict[tuple[int, str], tuple[list[int], list[float]]] | None = None
-        self._lost: dict[tuple[int, int], set[str]] = {}  # kinds of what is not finite so far, by rank and step
+        self._noise_of_gradients: dict[str, tuple[list[int], list[float]]] | None = None
+        # Kinds of what is wrong, and of what is not finite, so far: by rank and step.
+        self._wrong_kinds: dict[tuple[int, int], set[str]] = {}
+        self._lost_kinds: dict[tuple[int, int], set[str]] = {}
         # What is equal, or off by no more than its own rounding, needs no look at what it was made from.
         self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
@@ -109,7 +123,7 @@ class _Judge:
         tolerance = np.array(self.tolerance)
         with np.errstate(invalid="ignore"):  # of what must be equal there is no row to allow for
             row_tolerance = tolerance * self.pairs.row_gain
-        return Judgement(self.status, tolerance, row_tolerance, self.rule, self.born, self.sources_error)
+        return Judgement(self.status, tolerance, row_tolerance, self.rule, self.born, self.sources_error, self.felt)
 
     def _judge(self, row: int) -> None:
         error, first = self.error[row], self.structure.first_seen[row]
@@ -120,7 +134,10 @@ class _Judge:
         if first < row:
             sources.append(first)
         wrong = self.wrong
-        handed_on = any(wrong[source] for source in sources)
+        lacking = self._lacking(row)
+        handed_on = any(wrong[source] for source in sources) or bool(lacking)
+        if not sources and self.pairs.isolated is None:
+            handed_on = self._wrong_before(row)
         came_in = max((self.handed[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
         if not handed_on or self.policy.fixed:
             self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
@@ -134,12 +151,30 @@ class _Judge:
         else:
             self.status[row] = "diverged"
         wrong[row] = not self.forced[row]
+        self.felt.update(lacking)
+        spot, kind = self.structure.scope[row][:2], self.structure.kind[row]
         if self.status[row] == "nonfinite":
-            handed_on = handed_on or self._lost_before(row)
-            self._lost.setdefault(self.structure.scope[row][:2], set()).add(self.structure.kind[row])
+            handed_on = handed_on or self._came_through_parameters(row, self._lost_kinds)
+            self._lost_kinds.setdefault(spot, set()).add(kind)
+        self._wrong_kinds.setdefault(spot, set()).add(kind)
         if not handed_on:
             self.born.append(row)
             self.sources_error[row] = came_in if sources else float("nan")
+
+    def _lacking(self, row: int) -> list[Spot]:
+        """The calls that a gradient was made in without one at an output that the reference has."""
+        if not self.deprived or self.structure.kind[row] not in _GRADIENTS:
+            return []
+        return [call.spot for call in self.structure.made_in(row) if call.spot in self.deprived]
+
+    def _wrong_before(self, row: int) -> bool:
+        """Whether a record of which nobody knows what it was made from comes after something wrong: then it is no place
+        to begin with. What the model itself is given comes from outside, and so do parameters at first."""
+        kind = self.structure.kind[row]
+        if kind == "input" and not self.structure.module[row]:
+            return False
+        same_step = kind not in ("param", "buffer") and self.structure.scope[row][:2] in self._wrong_kinds
+        return same_step or self._came_through_parameters(row, self._wrong_kinds)
 
     def _rounding_of(self, row: int, sources: Sequence[int], isolated: Isolated) -> float:
         """What rounding allows that came in unseen: with values that were cast; or where short numbers are worked on
@@ -200,7 +235,7 @@ class _Judge:
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
                 allowed, rule = magnified, "its gradient's noise, as an optimizer magnifies it"
         if kind in ("output", "input") and (unseen := self._unseen_parameters(row)) > allowed:
-            allowed, rule = unseen, "earlier gradients' noise in parameters that were not recorded"
+            allowed, rule = unseen, UNSEEN_PARAMETERS
         return allowed, rule
 
     def _step_size(self, row: int) -> float:
@@ -221,19 +256,19 @@ class _Judge:
             return 0.0
         if self._noise_of_gradients is None:
             self._noise_of_gradients = self._collect_noise()
-        steps, worst = self._noise_of_gradients.get((rank, module), ((), ()))
+        steps, worst = self._noise_of_gradients.get(module, ((), ()))
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
 
-    def _lost_before(self, row: int) -> bool:
-        """Whether a NaN may have come from the step before through parameters that were not recorded: through their
-        gradients, if these were."""
+    def _came_through_parameters(self, row: int, bad: Mapping[tuple[int, int], Collection[str]]) -> bool:
+        """Whether what is bad, as a NaN, may have come from the step before through parameters that were not recorded:
+        through their gradients, if these were."""
         rank, step, _ = self.structure.scope[row]
         before = (rank, self._step_before.get((rank, step), -1))
-        lost = self._lost.get(before, set())
-        if not lost or "param" in self._recorded[rank, step]:
+        kinds = bad.get(before, ())
+        if not kinds or "param" in self._recorded[rank, step]:
             return False
-        return "param_grad" in lost or "param_grad" not in self._recorded[before]
+        return "param_grad" in kinds or "param_grad" not in self._recorded[before]
 
     @cached_property
     def _recorded(self) -> dict[tuple[int, int], set[str]]:
@@ -248,19 +283,27 @@ class _Judge:
         spots = sorted(self._recorded)
         return {spot: before[1] for before, spot in pairwise(spots) if before[0] == spot[0]}
 
-    def _collect_noise(self) -> dict[tuple[int, str], tuple[list[int], list[float]]]:
-        """By rank and module: the steps that have parameter gradients, and the worst error of any up to each."""
-        found: dict[tuple[int, str], dict[int, float]] = {}
-        for (rank, step, module, _), rows in self.structure.gradients_of.items():
-            steps = found.setdefault((rank, module), {})
+    def _collect_noise(self) -> dict[str, tuple[list[int], list[float]]]:
+        """By module: the steps that have parameter gradients, and the worst error of any up to each, on any rank: what
+        an optimizer uses may be the mean over all of them."""
+        found: dict[str, dict[int, float]] = {}
+        for (_, step, module, _), rows in self.structure.gradients_of.items():
+            steps = found.setdefault(module, {})
             errors = [min(1.0, self.error[row]) for row in rows if self.error[row] == self.error[row]]
             steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
         return {
-            spot: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
-            for spot, steps in found.items()
+            module: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
+            for module, steps in found.items()
         }
 
 
-def judge(pairs: Pairs, structure: Structure, policy: Policy, moved: Callable[[int, int], float]) -> Judgement:
-    """Judge all pairs in execution order. `moved` tells how far apart two records of the reference are, relatively."""
-    return _Judge(pairs, structure, policy, moved).run()
+def judge(
+    pairs: Pairs,
+    structure: Structure,
+    policy: Policy,
+    moved: Callable[[int, int], float],
+    deprived: Collection[Spot] = (),
+) -> Judgement:
+    """Judge all pairs in execution order. `moved` tells how far apart two records of the reference are, relatively;
+    `deprived` are calls that lack a gradient at an output: see `lost.without_gradient`."""
+    return _Judge(pairs, structure, policy, moved, deprived).run()

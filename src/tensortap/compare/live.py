@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -13,11 +13,12 @@ from tensortap.compare.align import Renames, align
 from tensortap.compare.concluding import conclude
 from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import Isolated, Pairs, judge
-from tensortap.compare.lost import Parameters, lost_in_free_run, lost_in_isolation
+from tensortap.compare.lost import Parameters, lost_in_free_run, lost_in_isolation, without_gradient
 from tensortap.compare.matching import Matched, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
 from tensortap.compare.request import Request
+from tensortap.compare.sentence import listed
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy
@@ -29,7 +30,6 @@ from tensortap.store import Run
 __all__ = ["conclude_live"]
 
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
-_MOST_STEPS = 4
 
 
 def conclude_live(
@@ -55,18 +55,19 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
+    deprived = without_gradient(matched, structure)
     with ExitStack() as files:
         noise = noise_of(matched, request, files)
     if isolation is None:
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
-        judgement = judge(pairs, structure, policy, moved_in(matched))
+        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
         born = findings(matched.case(judgement, structure))
-        missing = lost_in_free_run(matched, structure, parameters)
+        missing = lost_in_free_run(matched, structure, judgement.deprived, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
-        judgement = judge(pairs, structure, policy, moved_in(matched))
+        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
         missing = lost_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         case = matched.case(judgement, structure)
@@ -96,17 +97,12 @@ def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
     ran = sorted(set(right.step.tolist()))
     advice = "give the optimizer, or call check.step() after each step"
     if never := sorted(set(wanted) - set(ran)):
-        what = f"the reference has step{'s' * (len(never) > 1)} {_listed(never)}"
+        what = f"the reference has step{'s' * (len(never) > 1)} {listed(never)}"
         return [f"{what}, which the model did not run, or not as a step of its own: {advice}"]
     beyond = alignment.only_candidate[right.micro[alignment.only_candidate] > left.micro.max(initial=0)]
     if len(beyond):
         return [f"the model ran more often in step {int(right.step[beyond[0]])} than the reference: {advice}"]
     return []
-
-
-def _listed(steps: Sequence[int]) -> str:
-    shown = ", ".join(map(str, steps[:_MOST_STEPS]))
-    return shown + (f" and {len(steps) - _MOST_STEPS} more" if len(steps) > _MOST_STEPS else "")
 
 
 def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.matching import Matched
-from tensortap.compare.structure import Call, Structure
+from tensortap.compare.structure import Call, Spot, Structure
 from tensortap.records import Finding, Key
 
-__all__ = ["Parameters", "lost_in_free_run", "lost_in_isolation"]
+__all__ = ["Parameters", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
 Parameters = Collection[tuple[str, str]]
 """The candidate's own parameters, by the module in the reference's names and the name there."""
@@ -26,27 +26,28 @@ def lost_in_isolation(
     return _ends(matched, structure, isolation, meant)
 
 
+def without_gradient(matched: Matched, structure: Structure) -> set[Spot]:
+    """Calls that got no gradient at an output at which the reference has one, though others came in the same pass."""
+    if matched.plan is not None:
+        return set()
+    lost = _lost_rows(matched, structure, None)
+    return {(_scope(matched, row), key.module, key.call) for row, key in lost if key.kind == "grad_output"}
+
+
 def lost_in_free_run(
-    matched: Matched, structure: Structure, parameters: Parameters | None = None
+    matched: Matched, structure: Structure, deprived: Collection[Spot], parameters: Parameters | None = None
 ) -> dict[int, Finding]:
     """The same of two runs of which less is known. A gradient counts as lost only if its module ran on both sides, if
-    others of its kind came in the same pass, and if parameters go without theirs: else the runs may just have been
-    captured or called differently. `parameters` are None if the candidate's are not known."""
-    left, alignment = matched.reference, matched.alignment
-    if not len(alignment.only_reference) or matched.plan is not None or _has_other_parameters(matched):
+    others of its kind came in the same pass, and if parameters go without theirs or get a wrong one for it (`deprived`
+    calls): else the runs may just have been captured or called differently. `parameters` are None if the candidate's
+    are not known."""
+    if not len(matched.alignment.only_reference) or matched.plan is not None or _has_other_parameters(matched):
         return {}
-    unfinished = _unfinished(matched)
-    came = set(zip(structure.scope, structure.kind, strict=True))
-    lost = []
-    for row in alignment.only_reference.tolist():
-        key, scope = left.key(row), (int(left.rank[row]), int(left.step[row]), int(left.micro[row]))
-        if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
-            continue
-        calls = structure.calls_of_module.get((scope, key.module), ())
-        if any(c.of("output") for c in calls if key.kind == "param_grad" or c.number == key.call):
-            lost.append((row, key))
-    trained = any(kind == "param_grad" for _, kind in came)
-    if not any(key.kind == ("param_grad" if trained else "grad_output") for _, key in lost):
+    lost = _lost_rows(matched, structure, parameters)
+    needed = "param_grad" if "param_grad" in structure.kind else "grad_output"
+    if not any(key.kind == needed for _, key in lost):
+        lost = [(row, key) for row, key in lost if (_scope(matched, row), key.module, key.call) in deprived]
+    if not lost:
         return {}
     callers = {
         (call.scope[1], call.scope[2], call.module, call.number): None if call.parent is None else call.parent.module
@@ -54,6 +55,27 @@ def lost_in_free_run(
     }
     first = lost[0]
     return _ends(matched, structure, Isolation(callers=callers), lost) or {first[0]: _finding(matched, *first, None)}
+
+
+def _lost_rows(matched: Matched, structure: Structure, parameters: Parameters | None) -> list[tuple[int, Key]]:
+    """The reference's gradients that the candidate should have, and has not."""
+    left, unfinished = matched.reference, _unfinished(matched)
+    rows = matched.alignment.only_reference.tolist()
+    came = set(zip(structure.scope, structure.kind, strict=True)) if rows else set()
+    lost = []
+    for row in rows:
+        key, scope = left.key(row), _scope(matched, row)
+        if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
+            continue
+        calls = structure.calls_of_module.get((scope, key.module), ())
+        if any(c.of("output") for c in calls if key.kind == "param_grad" or c.number == key.call):
+            lost.append((row, key))
+    return lost
+
+
+def _scope(matched: Matched, row: int) -> tuple[int, int, int]:
+    side = matched.reference
+    return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
 
 
 def _unfinished(matched: Matched) -> int | None:

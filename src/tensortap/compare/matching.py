@@ -158,7 +158,7 @@ def _parted(matched: Matched, last: int, request: Request) -> bool:
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(request.rtol, request.atol, mapped=mapped)
-    born = judge(pairs_of(matched), Structure(side, rows, mapped), policy, moved_in(matched)).born
+    born = judge(pairs_of(matched), Structure(side, rows), policy, moved_in(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])

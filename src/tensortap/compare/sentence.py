@@ -8,11 +8,25 @@ from typing import NamedTuple
 from tensortap.arguments import ABSENT, OtherArgument, in_words
 from tensortap.records import Finding, Key, shown
 
-__all__ = ["Tensor", "called", "checkpoints", "isolated", "lost", "matched", "other_arguments", "parted", "too_little"]
-
+__all__ = [
+    "Tensor",
+    "called",
+    "checkpoints",
+    "hidden_optimizer",
+    "isolated",
+    "listed",
+    "lost",
+    "matched",
+    "other_arguments",
+    "other_steps",
+    "parted",
+    "too_little",
+    "unseen_parameters",
+]
 
 _MOST_NAMED = 8
 _MOST_ARGUMENTS = 3
+_MOST_STEPS = 4
 
 
 class Tensor(NamedTuple):
@@ -163,6 +177,50 @@ def other_arguments(others: Sequence[OtherArgument]) -> str:
             words.append(f"{path}={in_words(ours)}{where[0]} and {in_words(theirs)}{where[1]}")
     rest = len(others) - _MOST_ARGUMENTS
     return ", ".join(words) + (f" and {rest} more" if rest > 0 else "")
+
+
+def unseen_parameters() -> str:
+    """A further sentence, where the module to look at may be right, and its parameters not."""
+    return ' Its parameters were not recorded: it may be the optimizer, too, which kinds=(..., "param") would tell.'
+
+
+def hidden_optimizer(allowed: float | None) -> str:
+    """A further sentence, where so much was allowed because parameters were not recorded."""
+    if allowed is None:
+        return ""
+    return (
+        f" Parameters were not recorded: up to {_number(allowed)} was allowed for what an optimizer makes of noise. "
+        'Its mistakes may hide in that; kinds=(..., "param") would tell.'
+    )
+
+
+def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> str:
+    """A further sentence about steps that one side lacks, or ran more often; from how often each step was run.
+
+    >>> other_steps({0: 2, 1: 2, 2: 2}, {0: 2, 1: 4})
+    ' The reference alone has step 2, and in step 1 it ran 2 times and the candidate 4 times.'
+    """
+    parts = []
+    for name, own, other in (("reference", reference, candidate), ("candidate", candidate, reference)):
+        if alone := sorted(set(own) - set(other)):
+            parts.append(f"the {name} alone has step{'s' * (len(alone) > 1)} {listed(alone)}")
+    both = sorted(step for step in set(reference) & set(candidate) if reference[step] != candidate[step])
+    if both:
+        ours, theirs = (f"{counts[both[0]]} time{'s' * (counts[both[0]] > 1)}" for counts in (reference, candidate))
+        subject = "it ran" if parts and parts[-1].startswith("the reference") else "the reference ran"
+        parts.append(f"in step {listed(both)} {subject} {ours} and the candidate {theirs}")
+    text = ", and ".join(parts)
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """A few of them.
+
+    >>> listed([1, 2, 3, 4, 5, 6])
+    '1, 2, 3, 4 and 2 more'
+    """
+    few = ", ".join(map(str, numbers[:_MOST_STEPS]))
+    return few + (f" and {len(numbers) - _MOST_STEPS} more" if len(numbers) > _MOST_STEPS else "")
 
 
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:

@@ -19,9 +19,11 @@ import numpy.typing as npt
 from tensortap.compare.side import Side
 from tensortap.records import STATE_KINDS
 
-__all__ = ["Call", "Structure"]
+__all__ = ["Call", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
+Spot = tuple[tuple[int, int, int], str, int]
+"""Where a call is found: rank, step and micro step; module; number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,13 +43,16 @@ class Call:
     def of(self, *kinds: str) -> list[int]:
         return [row for kind in kinds for row in self.rows.get(kind, ())]
 
+    @property
+    def spot(self) -> Spot:
+        return self.scope, self.module, self.number
+
 
 class Structure:
     """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs."""
 
-    def __init__(self, side: Side, rows: Ints, mapped: bool = False) -> None:
+    def __init__(self, side: Side, rows: Ints) -> None:
         self._side = side
-        self._mapped = mapped
         self._rows = rows
         self._call_of: dict[int, Call] = {}
 
@@ -93,8 +98,8 @@ class Structure:
         return found
 
     @cached_property
-    def calls(self) -> dict[tuple[tuple[int, int, int], str, int], Call]:
-        found: dict[tuple[tuple[int, int, int], str, int], Call] = {}
+    def calls(self) -> dict[Spot, Call]:
+        found: dict[Spot, Call] = {}
         for row, kind in enumerate(self.kind):
             if kind in STATE_KINDS:
                 continue
@@ -221,14 +226,25 @@ class Structure:
             ]
         return self._behind(row, call)
 
+    def made_in(self, row: int) -> list[Call]:
+        """The calls whose backward made a gradient."""
+        kind, call = self.kind[row], self.call_of(row)
+        if kind == "param_grad":
+            return self._users_of_own(row)
+        if call is None or kind not in ("grad_input", "grad_output"):
+            return []
+        if kind == "grad_output":
+            if users := self.users(row, call):
+                return users
+            call = self.outermost(row, call).parent
+        return [] if call is None else [call, *call.children]
+
     def _users_of_own(self, row: int) -> list[Call]:
-        """The calls that used a module's own parameters: its own. Where the sides are of two frameworks, one may call a
-        module that the other only keeps weights in; then it is whoever is around it."""
+        """The calls that used a module's own parameters: its own. A module that only keeps weights, as the `out_proj`
+        of an attention does, is never called itself; then it is whoever is around it."""
         name = self.module[row]
-        calls = self.calls_of_module.get((self.scope[row], name), [])
-        while not calls and name and self._mapped:
+        while not (calls := self.calls_of_module.get((self.scope[row], name), [])) and name:
             name = name.rpartition(".")[0]
-            calls = self.calls_of_module.get((self.scope[row], name), [])
         return calls
 
     def _a_step_before(self, row: int) -> list[int]:
