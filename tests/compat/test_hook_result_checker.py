@@ -131,16 +131,76 @@ def test_gradients_and_ranks_have_tables_of_their_own(trees: tuple[Path, Path], 
     assert "grads rank_1" in said.err  # the bars
 
 
+# --- which file belongs to which -------------------------------------------------------------------------------------
+def save_in_order(root: Path, layers: list[str]) -> dict[str, str]:
+    """A file for each call, its values told by layer and call; returns the files by both."""
+    files: dict[str, str] = {}
+    for index, layer in enumerate(layers):
+        call = f"{layer}.{layers[:index].count(layer)}"
+        files[call] = name(index, layer)
+        put(root, files[call], random(8, seed=sum(map(ord, call))))
+    return files
+
+
+def test_a_call_that_one_side_lacks_does_not_unpair_what_follows(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    """An expert that gets no tokens is not called, and the numbers of all later files are others."""
+    a, b = trees
+    ours = save_in_order(a, ["stem", "expert_1", "expert_2", "head"])
+    theirs = save_in_order(b, ["stem", "expert_2", "head", "late"])
+    assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a)] == [ours["stem.0"], ours["expert_2.0"], ours["head.0"]]
+    assert all(float(row["cosine similarity"]) == pytest.approx(1) for row in table(a))
+    moved = [(ours[call], "paired by name", ours[call], theirs[call]) for call in ("expert_2.0", "head.0")]
+    left = [(ours["expert_1.0"], "only in A", "", ""), (theirs["late.0"], "only in B", "", "")]
+    assert notes(a) == moved + left
+    assert "3 compared" in (said := capsys.readouterr().out)
+    assert "2 paired by name although their running numbers differ; 1 only in A; 1 only in B" in said
+
+
+def test_each_call_of_a_layer_finds_the_same_call_of_the_other_side(trees: tuple[Path, Path]) -> None:
+    """Behind a gap, the name of one call may be the name of another one: cell 1 here is number 2, there number 1."""
+    a, b = trees
+    ours = save_in_order(a, ["gate", "cell", "cell", "cell"])
+    theirs = save_in_order(b, ["cell", "cell", "cell"])
+    assert check(a, b) == 0
+    assert all(float(row["cosine similarity"]) == pytest.approx(1) for row in table(a))
+    cells = [(ours[call], "paired by name", ours[call], theirs[call]) for call in ("cell.0", "cell.1", "cell.2")]
+    assert notes(a) == [*cells, (ours["gate.0"], "only in A", "", "")]
+
+
+def test_of_a_layer_called_more_often_on_one_side_equal_names_are_paired_first(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    save_in_order(a, ["fc", "fc", "fc"])
+    save_in_order(b, ["fc", "fc", "fc"])
+    (b / "tensors/rank_0" / name(1, "fc")).unlink()
+    assert check(a, b) == 0
+    assert [row["tensor_name"] for row in table(a)] == [name(0, "fc"), name(2, "fc")]
+    assert notes(a) == [(name(1, "fc"), "only in A", "", "")]
+
+
+def test_a_name_that_ends_in_a_number_is_paired_by_itself(trees: tuple[Path, Path]) -> None:
+    """No name is common here, yet conv_1 is conv_1: the rule for paddle's counters must not take conv_2 for it."""
+    a, b = trees
+    ours, theirs = (
+        save_in_order(root, layers) for root, layers in ((a, ["stem", "conv_1", "conv_2"]), (b, ["conv_1", "conv_2"]))
+    )
+    assert check(a, b) == 0
+    assert [row[1:] for row in notes(a)] == [
+        *(("paired by name", ours[call], theirs[call]) for call in ("conv_1.0", "conv_2.0")),
+        ("only in A", "", ""),
+    ]
+
+
 # --- what a table cannot say ---------------------------------------------------------------------------------------
 def test_only_the_intersection_is_compared_and_the_rest_is_told(trees: tuple[Path, Path], capsys: Capsys) -> None:
     a, b = trees
     for root in trees:
         put(root, name(0), random(3))
-    put(a, name(1), random(3))
-    put(b, name(2), random(3))
+    put(a, name(1, "ours"), random(3))
+    put(b, name(2, "theirs"), random(3))
     assert check(a, b) == 0
     assert len(table(a)) == 1
-    assert notes(a) == [(name(1), "only in A", "", ""), (name(2), "only in B", "", "")]
+    assert notes(a) == [(name(1, "ours"), "only in A", "", ""), (name(2, "theirs"), "only in B", "", "")]
     assert "1 compared" in (said := capsys.readouterr().out)
     assert "1 only in A; 1 only in B" in said
 
@@ -200,7 +260,7 @@ def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path]) -> None:
 def test_nothing_in_common(trees: tuple[Path, Path], capsys: Capsys) -> None:
     a, b = trees
     put(a, name(0), random(3))
-    put(b, name(1), random(3))
+    put(b, name(0, "another"), random(3))
     assert check(a, b) == 3
     assert "no file in common" in capsys.readouterr().err
     assert not (a / "tensors/compare_rst").exists()

@@ -28,7 +28,22 @@ __all__ = ["check", "column_meant", "main", "run"]
 
 RESULTS = "compare_rst"
 NOTHING_COMMON = 3
-_TOLD = ("shape", "dtype", "not finite", "zero norm", "unreadable", "paired by order", "only in A", "only in B")
+_TOLD = (
+    "shape",
+    "dtype",
+    "not finite",
+    "zero norm",
+    "unreadable",
+    "paired by name",
+    "paired by order",
+    "only in A",
+    "only in B",
+)
+_WORDS = {
+    "shape": "of different shapes, not compared",
+    "dtype": "of different dtypes",
+    "paired by name": "paired by name although their running numbers differ",
+}
 
 Bars = Callable[[str, int], Callable[[], None]]
 """Opens a bar of so many parts; call what it returns after each of them."""
@@ -122,7 +137,7 @@ def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Itera
         if known:
             worst = min(known, key=lambda row: float(row[1]))
             facts.append(f"lowest cosine {worst[1]:.9g} at {worst[0]}")
-        facts += [f"{count} {_words(note)}" for note in _TOLD if (count := result.count(note))]
+        facts += [f"{count} {_WORDS.get(note, note)}" for note in _TOLD if (count := result.count(note))]
         yield f"{result.kind} rank_{result.rank}: {'; '.join(facts)}"
     for kind in (TENSORS, GRADS):
         ours, theirs = (set(rank_folders(path / kind)) for path in (path_a, path_b))
@@ -137,10 +152,6 @@ def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Itera
 def _judged(result: RankResult) -> bool:
     """Whether both sides had any file in common, be it of two shapes."""
     return bool(result.rows or result.count("shape") or result.count("unreadable"))
-
-
-def _words(note: str) -> str:
-    return {"shape": "of different shapes, not compared", "dtype": "of different dtypes"}.get(note, note)
 
 
 def _nothing(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> str:

@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ NOTE_COLUMNS = ("tensor_name", "note", "A", "B")
 Row = tuple[Any, ...]
 """In the order of COLUMNS: the name, then numbers."""
 Pairs = list[tuple[str, str]]
+Files = Sequence[tuple[str, NpyName | None]]
 _COUNTER = re.compile(r"_[0-9]+(?=[._@]|$)")
 
 
@@ -51,7 +53,7 @@ class Note(NamedTuple):
 
     name: str
     note: str
-    """only in A | only in B | shape | dtype | not finite | zero norm | unreadable | paired by order"""
+    """only in A | only in B | shape | dtype | not finite | zero norm | unreadable | paired by name | paired by order"""
     a: str = ""
     b: str = ""
 
@@ -70,19 +72,19 @@ class RankResult:
 
 
 def pairs_of(folder_a: Path, folder_b: Path) -> tuple[Pairs, list[Note]]:
-    """The files that both sides have, in order, and notes on the others.
+    """The files that are held against each other, in A's order, and notes on the others and on names that differ.
 
     Paddle numbers its layers over the whole process, so two models built in one process share no name. Where nothing at
     all is common, files are paired that have the same index and the same name but for such numbers.
     """
     a, b = files_in(folder_a), files_in(folder_b)
-    in_b = {file for file, _ in b}
-    pairs = [(file, file) for file, _ in a if file in in_b]
-    notes: list[Note] = []
-    if not pairs:
-        waiting = {_without_counters(name): file for file, name in b if name is not None}
-        pairs = [(file, waiting[key]) for file, name in a if name and (key := _without_counters(name)) in waiting]
-        notes += [Note(ours, "paired by order", ours, theirs) for ours, theirs in pairs]
+    pairs, how = _by_name(a, b), "paired by name"
+    if not {file for file, _ in a} & {file for file, _ in b}:
+        # By order only if that finds more: a layer called `conv_1` may have lost its neighbour, and is no `conv_2`.
+        by_order = _by_order(a, b)
+        if len(by_order) > len(pairs):
+            pairs, how = by_order, "paired by order"
+    notes = [Note(ours, how, ours, theirs) for ours, theirs in pairs if ours != theirs]
     paired_a, paired_b = {ours for ours, _ in pairs}, {theirs for _, theirs in pairs}
     notes += [Note(file, "only in A") for file, _ in a if file not in paired_a]
     notes += [Note(file, "only in B") for file, _ in b if file not in paired_b]
@@ -116,6 +118,39 @@ def write(folder: Path, result: RankResult) -> Path:
     _write_csv(path, COLUMNS, result.rows)
     _write_csv(folder / f"rank_{result.rank}_notes.csv", NOTE_COLUMNS, result.notes)
     return path
+
+
+def _by_name(a: Files, b: Files) -> Pairs:
+    """Files of equal names; and those that are the n-th of the same layer, place and micro step on both sides.
+
+    The number in a name counts all files of the run: a call that only one side has, as of an expert that gets no
+    tokens, moves the numbers of all that follow.
+    """
+    in_b = {file for file, _ in b}
+    found = {file: file for file, _ in a if file in in_b}
+    calls_b = _calls(b)
+    for call, ours in _calls(a).items():
+        theirs = calls_b.get(call, [])
+        if len(ours) == len(theirs):  # equal numbers are chance if a layer is called again and again behind a gap
+            found.update(zip(ours, theirs, strict=True))
+            continue
+        same = {*ours} & {*theirs}
+        found.update((x, y) for x, y in zip(ours, theirs, strict=False) if x not in same and y not in same)
+    return [(file, found[file]) for file, _ in a if file in found]
+
+
+def _calls(files: Files) -> dict[NpyName, list[str]]:
+    """Files by what their names say, but for the running number."""
+    found: dict[NpyName, list[str]] = defaultdict(list)
+    for file, name in files:
+        if name is not None:
+            found[name._replace(number=0)].append(file)
+    return found
+
+
+def _by_order(a: Files, b: Files) -> Pairs:
+    waiting = {_without_counters(name): file for file, name in b if name is not None}
+    return [(file, waiting[key]) for file, name in a if name and (key := _without_counters(name)) in waiting]
 
 
 def _without_counters(name: NpyName) -> NpyName:
