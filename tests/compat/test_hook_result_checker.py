@@ -244,16 +244,57 @@ def test_zeros_have_a_cosine(trees: tuple[Path, Path]) -> None:
     assert notes(a) == [(name(0), "zero norm", "yes", "yes"), (name(1), "zero norm", "yes", "no")]
 
 
-def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path]) -> None:
+def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    """What is whole is compared all the same; the exit code, and the notes on the right side, say what is not."""
     a, b = trees
     for root in trees:
-        for index in range(3):
-            put(root, name(index), random(3))
-    (a / "tensors/rank_0" / name(0)).write_bytes(b"\x93NUMPY")
-    np.save(b / "tensors/rank_0" / name(1), np.array([{}], object), allow_pickle=True)
+        for index in range(5):
+            put(root, name(index, f"fc{index}"), random(3))
+    ours, theirs = (root / "tensors/rank_0" for root in trees)
+    (ours / name(0, "fc0")).write_bytes(b"\x93NUMPY")
+    np.save(theirs / name(1, "fc1"), np.array([{}], object), allow_pickle=True)
+    torn = theirs / name(2, "fc2")
+    torn.write_bytes(torn.read_bytes()[:-4])
+    with (theirs / name(3, "fc3")).open("wb") as archive:
+        np.savez(archive, x=random(3))
+    assert check(a, b) == 2
+    assert [row["tensor_name"] for row in table(a)] == [name(4, "fc4")]
+    found = notes(a)
+    assert [row[:2] for row in found] == [(name(index, f"fc{index}"), "unreadable") for index in range(4)]
+    assert [(bool(row[2]), bool(row[3])) for row in found] == [(True, False), *[(False, True)] * 3]
+    assert "not fully written" in found[2][3]
+    said = capsys.readouterr()
+    assert "1 compared" in said.out and "4 unreadable" in said.out
+    assert "4 could not be read" in said.err
+
+
+def test_if_both_files_are_torn_both_sides_say_so(trees: tuple[Path, Path]) -> None:
+    for root in trees:
+        put(root, name(0), random(3))
+        (root / "tensors/rank_0" / name(0)).write_bytes(b"")
+    assert check(*trees) == 2
+    ((_, note, *reasons),) = notes(trees[0])
+    assert note == "unreadable" and all(reasons)
+
+
+def test_what_is_no_number_is_told_of_its_side(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    put(a, name(0), random(3))
+    put(b, name(0), np.array(["x", "y", "z"]))
+    assert check(a, b) == 2
+    ((_, note, ours, theirs),) = notes(a)
+    assert (note, ours) == ("unreadable", "") and "<U1" in theirs
+
+
+def test_real_and_complex_are_not_compared_but_can_be_read(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    for root in trees:
+        put(root, name(0), random(3))
+    put(a, name(1, "fft"), random(3))
+    put(b, name(1, "fft"), random(3).astype(np.complex64))
     assert check(a, b) == 0
-    assert [row["tensor_name"] for row in table(a)] == [name(2)]
-    assert [(row[0], row[1]) for row in notes(a)] == [(name(0), "unreadable"), (name(1), "unreadable")]
+    assert [row["tensor_name"] for row in table(a)] == [name(0)]
+    assert notes(a) == [(name(1, "fft"), "complex", "float32", "complex64")]
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------

@@ -27,10 +27,12 @@ from tensortap.store.formats.npy_names import GRADS, TENSORS, rank_folders
 __all__ = ["check", "column_meant", "main", "run"]
 
 RESULTS = "compare_rst"
+UNREADABLE = 2
 NOTHING_COMMON = 3
 _TOLD = (
     "shape",
     "dtype",
+    "complex",
     "not finite",
     "zero norm",
     "unreadable",
@@ -42,6 +44,7 @@ _TOLD = (
 _WORDS = {
     "shape": "of different shapes, not compared",
     "dtype": "of different dtypes",
+    "complex": "real on one side and complex on the other, not compared",
     "paired by name": "paired by name although their running numbers differ",
 }
 
@@ -69,7 +72,8 @@ def check(path_a: Path, path_b: Path, bars: Bars) -> list[RankResult]:
 
 
 def run(path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | None = None) -> int:
-    """The whole command, screen and all. Returns the exit code: 0, or 3 if there was nothing to compare."""
+    """The whole command, screen and all. Returns the exit code: 0; 2 if a file could not be read; 3 if there was
+    nothing to compare."""
     chosen = None if column is None else column_meant(column)
     if plot_out is not None:
         if chosen is None:
@@ -80,9 +84,10 @@ def run(path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | 
     screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for line in _summary(path_a, path_b, results):
         screen.print(line)
+    unreadable = sum(result.count("unreadable") for result in results)
     if not any(result.rows for result in results):
         print(f"tensortap: {_nothing(path_a, path_b, results)}", file=sys.stderr)
-        return NOTHING_COMMON
+        return UNREADABLE if unreadable else NOTHING_COMMON
     if chosen is not None:
         series = [_series(result, chosen) for result in results if result.rows]
         for lines in (plot.terminal(each, chosen, screen.width) for each in series):
@@ -90,6 +95,12 @@ def run(path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | 
         if plot_out is not None:
             plot.png(plot_out, series, chosen)
             screen.print(f"\n{plot_out}")
+    if unreadable:  # what was compared is right; but whoever asks for the exit code must not take it for all there is
+        told = (
+            f"{unreadable} could not be read: rank_N_notes.csv beside the results says which, of which side, and why."
+        )
+        print(f"tensortap: {told}", file=sys.stderr)
+        return UNREADABLE
     return 0
 
 
@@ -151,7 +162,7 @@ def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Itera
 
 def _judged(result: RankResult) -> bool:
     """Whether both sides had any file in common, be it of two shapes."""
-    return bool(result.rows or result.count("shape") or result.count("unreadable"))
+    return bool(result.rows or any(result.count(note) for note in ("shape", "complex", "unreadable")))
 
 
 def _nothing(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> str:

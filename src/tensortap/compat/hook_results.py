@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap import dtypes
 from tensortap.errors import StoreWriteError
 from tensortap.kernels.pairs import Side, difference
 from tensortap.report import output
@@ -53,7 +54,8 @@ class Note(NamedTuple):
 
     name: str
     note: str
-    """only in A | only in B | shape | dtype | not finite | zero norm | unreadable | paired by name | paired by order"""
+    """only in A | only in B | paired by name | paired by order | shape | dtype | complex | not finite | zero norm |
+    unreadable, with the reason on the side whose file it is"""
     a: str = ""
     b: str = ""
 
@@ -96,14 +98,15 @@ def compare_rank(
 ) -> RankResult:
     """Measure every pair; `done` is called after each."""
     for name_a, name_b in pairs:
-        try:
-            a, b = _load(folder_a / name_a), _load(folder_b / name_b)
-            if a.shape != b.shape:
-                result.notes.append(Note(name_a, "shape", str(a.shape), str(b.shape)))
-            else:
-                _measure(result, name_a, a, b)
-        except (OSError, ValueError, EOFError) as error:  # not of a kind that can be read, or that can be measured
-            result.notes.append(Note(name_a, "unreadable", " ".join(str(error).split())))
+        a, b = _load(folder_a / name_a), _load(folder_b / name_b)
+        if isinstance(a, str) or isinstance(b, str):
+            result.notes.append(Note(name_a, "unreadable", *(side if isinstance(side, str) else "" for side in (a, b))))
+        elif a.shape != b.shape:
+            result.notes.append(Note(name_a, "shape", str(a.shape), str(b.shape)))
+        elif (a.dtype.kind == "c") != (b.dtype.kind == "c"):
+            result.notes.append(Note(name_a, "complex", str(a.dtype), str(b.dtype)))
+        else:
+            _measure(result, name_a, a, b)
         done()
     return result
 
@@ -157,8 +160,17 @@ def _without_counters(name: NpyName) -> NpyName:
     return name._replace(name=_COUNTER.sub("_#", name.name))
 
 
-def _load(path: Path) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+def _load(path: Path) -> npt.NDArray[Any] | str:
+    """The tensor; or why it cannot be read, or not be measured."""
+    try:
+        with path.open("rb") as file:  # and not np.load, which takes an archive of arrays for a file of one
+            array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    try:
+        dtypes.name_of(array.dtype)
+    except KeyError:
+        return f"elements of dtype {array.dtype} cannot be compared; known are {', '.join(dtypes.NAMES)}"
     return array
 
 
