@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tensortap.compat.gradients import save_gradients_and_inputs
-from tensortap.errors import UsageError
+from tensortap.errors import StoreWriteError, UsageError
 
 # Torch says so of every full backward hook on a first layer.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -159,3 +159,44 @@ def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_name_is_no_path(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="folder="):
         save_gradients_and_inputs("../x", tmp_path)
+
+
+# --- where the files go ----------------------------------------------------------------------------------------------
+def test_a_folder_that_is_missing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    layer = nn.Linear(4, 4)
+    forward_hook, backward_hook = save_gradients_and_inputs("x", folder="debug/new")
+    layer.register_forward_hook(forward_hook)
+    layer.register_full_backward_hook(backward_hook)
+    monkeypatch.chdir(tmp_path / "elsewhere")  # the folder stays where it was meant
+    layer(torch.ones(1, 4)).sum().backward()
+    assert files(tmp_path / "debug/new") == ["gradients_and_inputs_x.npz"]
+    assert f"saved {tmp_path}/debug/new/gradients_and_inputs_x.npz" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(StoreWriteError, match=r"cannot be made: .*folder="):
+            save_gradients_and_inputs("x", folder)
+
+
+def test_a_write_that_fails_ends_the_saving_and_not_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer = nn.Linear(4, 4)
+    x = torch.ones(1, 4, requires_grad=True)
+    register(layer, "x", tmp_path / "debug")
+    layer(x).sum().backward()
+    (tmp_path / "debug/gradients_and_inputs_x.npz").rename(tmp_path / "first.npz")
+    (tmp_path / "debug").rmdir()
+    assert "saved" in capsys.readouterr().out
+    with pytest.warns(RuntimeWarning, match=r"stopped saving x: .*could not be written.*training goes on") as told:
+        for _ in range(3):
+            layer(x).sum().backward()
+    assert len(told) == 1
+    assert "saved" not in capsys.readouterr().out
+    assert layer.weight.grad is not None and (layer.weight.grad == 4).all()  # all four backwards came through

@@ -12,17 +12,21 @@ touching the script, counts calls, and works on paddle, which has no backward ho
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensortap.capture.flatten import open_value
-from tensortap.errors import UsageError
+from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.model.peek_file import Entries, free_path, write
+from tensortap.report import output as files
 
 __all__ = ["save_gradients_and_inputs"]
 
@@ -37,6 +41,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Entries, str]] = []
+        self.stopped = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
         return _Calls()
@@ -51,14 +56,19 @@ def save_gradients_and_inputs(
     are `input_1` and so on. What has no gradient (the input of a first layer) has no entry. bfloat16 is written as
     float32; `dtypes` says what it was. No process group is needed.
 
+    folder: made at once if it is missing; one that cannot be written to is refused here and not in the first backward.
     rank: the rank that prints and writes; None is every rank, and those above 0 add their number to the name.
     overwrite: False gives every backward a file of its own, `….npz`, `….1.npz`, and so on; True keeps the newest.
     quiet: True writes without printing.
+
+    A hook never ends the training: if a file cannot be written, a warning says so and these hooks save no more.
     """
     if not name or "/" in name or "\\" in name:
         raise UsageError(f"name: {name!r} becomes part of a file's name; give the folder with folder=")
+    target = _made(folder)
     calls = _Calls()
 
+    @_guarded(name, calls)
     def forward_hook(module: Any, args: Any, output: Any) -> None:
         framework = framework_of(module)
         if not _wanted(framework, rank) or not framework.records_gradients():
@@ -73,6 +83,7 @@ def save_gradients_and_inputs(
         calls.waiting.append((entries, str(type(output))))
         del calls.waiting[:-_MOST_WAITING]
 
+    @_guarded(name, calls)
     def backward_hook(module: Any, grad_input: Any, grad_output: Any) -> None:
         framework = framework_of(module)
         if not _wanted(framework, rank):
@@ -82,14 +93,52 @@ def save_gradients_and_inputs(
         for kind, value in (("grad_input", grad_input), ("grad_output", grad_output)):
             _gather(framework, entries, kind, value)
         here = framework.rank()
-        path = Path(folder) / f"gradients_and_inputs_{name}{f'.rank{here}' if here else ''}.npz"
+        path = target / f"gradients_and_inputs_{name}{f'.rank{here}' if here else ''}.npz"
         if not overwrite:
             path = free_path(path)
         if not quiet:
-            _tell(name, type_of_output, entries, path)
+            _tell(name, type_of_output, entries)
         write(path, entries.arrays)
+        if not quiet:
+            print(f"saved {path}")
 
     return forward_hook, backward_hook
+
+
+def _made(folder: str | Path) -> Path:
+    """The folder as it is meant now: the script may go elsewhere before the first backward."""
+    path = Path(os.path.abspath(folder))  # noqa: PTH100  # keeps links
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreWriteError(f"{path} cannot be made: {error.strerror}; give another one with folder=") from error
+    files.check(path / "any.npz")
+    return path
+
+
+def _guarded(name: str, calls: _Calls) -> Callable[[Hook], Hook]:
+    """What goes wrong in a hook must not break the step it is called from: it ends the saving instead."""
+
+    def guard(hook: Hook) -> Hook:
+        @wraps(hook)
+        def guarded(module: Any, before: Any, after: Any) -> None:
+            if calls.stopped:
+                return
+            try:
+                hook(module, before, after)
+            except Exception as error:
+                calls.stopped = True
+                calls.waiting.clear()
+                warnings.warn(
+                    f"tensortap stopped saving {name}: {error} (what was written before is readable); "
+                    "training goes on without it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+        return guarded
+
+    return guard
 
 
 def _wanted(framework: Framework, rank: int | None) -> bool:
@@ -102,7 +151,7 @@ def _gather(framework: Framework, entries: Entries, kind: str, value: Any) -> No
             entries.add(kind, path, framework.host(tensor))
 
 
-def _tell(name: str, type_of_output: str, entries: Entries, path: Path) -> None:
+def _tell(name: str, type_of_output: str, entries: Entries) -> None:
     print(f"output {type_of_output}")
     for kind in ("input", "grad_input", "grad_output"):
         found = [array for entry, array in entries.arrays.items() if entry == kind or entry.startswith(f"{kind}_")]
@@ -116,4 +165,3 @@ def _tell(name: str, type_of_output: str, entries: Entries, path: Path) -> None:
             ("output", "Output"),
         ):
             print(f"{words} for {name}: {entries.arrays.get(kind)}")
-    print(f"saved {path}")
