@@ -159,6 +159,52 @@ def test_nested_arguments_none_keywords_and_dicts(tmp_path: Path) -> None:
         assert np.array_equal(backward["grad_output1"][:], np.ones(3))
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.att = nn.Linear(4, 4), nn.MultiheadAttention(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        mask = torch.zeros(3, 3)
+        return self.att(y, y, y, need_weights=False, attn_mask=mask)[0]
+
+
+def test_a_tensor_given_in_several_places_has_one_gradient_and_the_others_say_so(
+    tmp_path: Path, capsys: Capsys
+) -> None:
+    x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    path = dump(Attends(), tmp_path, x)
+    with h5py.File(path, "r") as file:
+        group = next(g for g in file.values() if g.attrs["module"] == "att" and g.attrs["phase"] == "backward")
+        fed = next(g for g in file.values() if g.attrs["module"] == "first" and g.attrs["phase"] == "backward")
+        assert np.array_equal(group["grad_input0"][()], fed["grad_output0"][()])  # all of what y gets back
+        for name in ("grad_input1", "grad_input2"):
+            assert group[name].attrs["none"] and group[name].shape == (0,)
+            assert group[name].attrs["same_as"] == "grad_input0"
+        (mask,) = (d for d in group.values() if d.attrs["path"] == "attn_mask")  # it simply has none
+        assert mask.attrs["none"] and "same_as" not in mask.attrs
+        assert "same_as" not in group["grad_input0"].attrs
+    assert {r.key.path for r in tt.open(path).records(module="att", kind="grad_input")} == {"0"}
+    assert tt.compare(path, path).verdict == "match"
+    HookerAndDumper().read_h5py_data(path)
+    assert "grad_input1  None (same as grad_input0)" in capsys.readouterr().out
+
+
+def test_a_tensor_without_a_gradient_is_the_same_as_nothing(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return x * y * weight
+
+    x, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    with h5py.File(dump(Twice(), tmp_path, x, x, weight), "r") as file:
+        (group,) = (g for g in file.values() if g.attrs["phase"] == "backward")
+        assert group["grad_input2"].shape == (3,)
+        assert all(group[f"grad_input{n}"].attrs["none"] for n in range(2))
+        assert "same_as" not in group["grad_input1"].attrs
+
+
 class OneTuple(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         return (x * 2,)

@@ -23,7 +23,7 @@ from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site
-from tensortap.compat.dump_file import Array, DumpFile, Seen, path_of
+from tensortap.compat.dump_file import Array, DumpFile, Seen, none, path_of
 from tensortap.compat.dump_sink import DumpSink
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.frameworks import framework_of
@@ -184,7 +184,8 @@ class HookerAndDumper:
                 if isinstance(dataset, h5py.Dataset):
                     dtype, shape = str(dataset.attrs.get("dtype", dataset.dtype)), tuple(dataset.shape or ())
                     found[name][inner] = (dtype, shape)
-                    said = "None" if dataset.attrs.get("none", False) else f"{dtype} {list(shape)}"
+                    empty, same_as = dataset.attrs.get("none", False), str(dataset.attrs.get("same_as", ""))
+                    said = none(same_as) if empty else f"{dtype} {list(shape)}"
                     print(clean(f"    {inner}  {said}"))
         return found
 

@@ -15,7 +15,7 @@ from tensortap.errors import StoreWriteError
 from tensortap.report.wording import clean
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 
-__all__ = ["Array", "DumpFile", "Say", "Seen", "path_of"]
+__all__ = ["Array", "DumpFile", "Say", "Seen", "none", "path_of"]
 
 Array = npt.NDArray[Any]
 Say = Callable[[str], None]
@@ -30,6 +30,8 @@ class Seen(NamedTuple):
     array: Array | None
     seq: int
     """When it was seen: datasets of one group may have been seen far apart."""
+    same_as: str = ""
+    """The dataset of the group that holds what would be here."""
 
 
 def path_of(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int = 0) -> Path:
@@ -38,6 +40,11 @@ def path_of(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int 
     if isinstance(file_path, str):
         return Path(f"{file_path}{name}")
     return Path(file_path) / name
+
+
+def none(same_as: str = "") -> str:
+    """How the screen says that a dataset is empty."""
+    return f"None (same as {same_as})" if same_as else "None"
 
 
 class DumpFile:
@@ -68,10 +75,10 @@ class DumpFile:
 
     def add(self, group: Any, datasets: Sequence[Seen]) -> None:
         """More datasets of a group."""
-        for name, path, array, seq in datasets:
-            put(group, name, array, {"path": path, "seq": seq})
+        for name, path, array, seq, same_as in datasets:
+            put(group, name, array, {"path": path, "seq": seq} | ({"same_as": same_as} if same_as else {}))
             if self._detail is not None:
-                said = "None" if array is None else f"{dtypes.name_of(array.dtype)} {list(array.shape)}"
+                said = none(same_as) if array is None else f"{dtypes.name_of(array.dtype)} {list(array.shape)}"
                 self._detail(clean(f"  {group.name}/{name}  {said}"))
         self._file.flush()
 

@@ -33,6 +33,8 @@ class _Call:
 
     site: Site
     takes: list[str] | None = None
+    again: dict[str, str] = field(default_factory=dict)
+    """Path → path of the first place, where a tensor was given in several."""
     replay: bool = False
     key: Key | None = None
     inputs: dict[str, tuple[Array, int]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class DumpSink:
         self._running: list[_Call] = []
         self._returned: _Call | None = None
         self._layouts: dict[CallId, dict[str, list[str]]] = {}
+        self._again: dict[CallId, dict[str, str]] = {}
         self._backward: dict[CallId, _Backward] = {}
         with ExitStack() as undo:
             undo.callback(file.close, False, "the hooks could not be placed")
@@ -107,11 +110,11 @@ class DumpSink:
 
     def _entered(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._settle()
-        takes = [path for path, _ in open_arguments(args, kwargs, self._leaf).tensors]
-        if self._running and self._running[-1].site is site and self._running[-1].takes is None:
-            self._running[-1].takes = takes
-        else:
-            self._running.append(_Call(site, takes, self._framework.replaying()))
+        given = open_arguments(args, kwargs, self._leaf).tensors
+        if not (self._running and self._running[-1].site is site and self._running[-1].takes is None):
+            self._running.append(_Call(site, replay=self._framework.replaying()))
+        self._running[-1].takes = [path for path, _ in given]
+        self._running[-1].again = _again(given)
 
     def _left(self, site: Site, output: Any) -> None:
         self._settle()
@@ -148,6 +151,7 @@ class DumpSink:
         if call.key is not None:
             attributes |= {"micro": call.key.micro, "call": call.key.call}
             self._layouts[_id(call.key)] = {"grad_input": takes, "grad_output": call.returns}
+            self._again[_id(call.key)] = call.again
         self.file.group(call.site.cls, attributes, datasets)
 
     def _seen(self, name: str, path: str, arrays: Mapping[str, tuple[Array, int]]) -> Seen:
@@ -180,15 +184,29 @@ class DumpSink:
         return paths.index(path)
 
     def _finish(self, number: CallId) -> None:
-        """What has not come by now has no gradient."""
+        """What has not come by now has no gradient, or none of its own."""
         done = self._backward.pop(number)
         missing = [
-            Seen(f"{kind}{place}", path, None, self.file.tick())
+            Seen(f"{kind}{place}", path, None, self.file.tick(), self._same_as(number, kind, path, done))
             for kind in ("grad_output", "grad_input")
             for place, path in enumerate(self._layouts[number].get(kind, ()))
             if (kind, path) not in done.seen
         ]
         self.file.add(done.group, missing)
+
+    def _same_as(self, number: CallId, kind: str, path: str, done: _Backward) -> str:
+        """A tensor that was given in several places has one gradient, which came for the first of them."""
+        first = self._again.get(number, {}).get(path)
+        if kind != "grad_input" or first is None or (kind, first) not in done.seen:
+            return ""
+        return f"{kind}{self._layouts[number][kind].index(first)}"
+
+
+def _again(given: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    first: dict[int, str] = {}
+    for path, tensor in given:
+        first.setdefault(id(tensor), path)
+    return {p: first[id(tensor)] for p, tensor in given if tensor is not None and first[id(tensor)] != p}
 
 
 def _id(key: Key) -> CallId:
