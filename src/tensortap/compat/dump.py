@@ -57,10 +57,10 @@ class HookerAndDumper:
         Hooks that are still on are taken off first, and their file is finished. A file of the same name is replaced.
         What is returned has `remove()`, and works as a context manager.
         """
+        framework = framework_of(model)  # asked first: a wrong argument must not end the dump that is being made
         if self._observer is not None:
             self._say(f"hooks were still registered: finishing {self._observer.path}")
             self.remove_hooks()
-        framework = framework_of(model)
         path = path_of(self.file_path, epoch, step, framework.rank())
         lonely = not framework.children(model)
 

@@ -63,6 +63,11 @@ def save_gradients_and_inputs(
 
     A hook never ends the training: if a file cannot be written, a warning says so and these hooks save no more.
     """
+    if not isinstance(name, str):
+        raise UsageError(
+            f"name takes a text that becomes part of the file's name, not a {type(name).__qualname__}; "
+            "the hooks that are returned go on the module: module.register_forward_hook(forward_hook)"
+        )
     if not name or "/" in name or "\\" in name:
         raise UsageError(f"name: {name!r} becomes part of a file's name; give the folder with folder=")
     target = _made(folder)

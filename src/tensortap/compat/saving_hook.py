@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,17 +62,15 @@ def register_saving_hook(
 
     >>> model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear"], max_saved_tensors=100)
     """
+    framework = framework_of(model)
     tensors = _Counter("max_saved_tensors", max_saved_tensors, max_saved_tensors_per_step)
     grads = _Counter("max_saved_grads", max_saved_grads, max_saved_grads_per_step)
-    names = [target_class_names] if isinstance(target_class_names, str) else target_class_names
-    selection = Selection(
-        keep="tensors", kinds=("output", "param_grad"), classes=None if names is None else list(names)
-    )
+    selection = Selection(keep="tensors", kinds=("output", "param_grad"), classes=_class_names(target_class_names))
     try:
         hook = SavingHook(model, Path(os.path.abspath(path)), selection, tensors, grads)  # noqa: PTH100  # keeps links
     except UsageError as error:
         # A stage of a pipeline need not have a layer of every kind; it must not be the one that ends the job.
-        if framework_of(model).world() < 2:
+        if framework.world() < 2:
             raise
         _log.warning("tensortap: this rank saves nothing: %s", error)
         return model
@@ -89,11 +87,21 @@ def remove_saving_hook(model: Any) -> int:
     >>> remove_saving_hook(model)
     1
     """
+    framework_of(model)  # what is no model never had hooks: whoever asks for it means something else
     found = [hook for hook in list(_live) if hook.watches(model)]
     for hook in found:
         _live.discard(hook)
         hook.close()
     return len(found)
+
+
+def _class_names(given: Any) -> list[str] | None:
+    if given is None:
+        return None
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise UsageError(f'target_class_names takes names of classes, like "Linear" or ["Linear"], not {wrong[0]!r}')
+    return names
 
 
 class SavingHook(Observer):
