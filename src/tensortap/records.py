@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tensortap.placements import Placements
 
 __all__ = [
+    "ALL_FROZEN",
     "KINDS",
     "PHASES",
     "STATE_KINDS",
@@ -50,6 +51,8 @@ Verdict = Literal["match", "diverged", "incomparable"]
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+ALL_FROZEN = "all its parameters are frozen"
+"""Why a module gets no gradient, in its coverage."""
 STATE_KINDS = ("param", "buffer", "param_grad")
 """What a module has, and not what one of its calls takes, gives or gets back."""
 TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
@@ -215,7 +218,8 @@ class Finding:
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape; missing, of a gradient that never comes though the reference has it"""
+    """diverged | nonfinite | shape; of gradients also missing, if one never comes though the reference has it, and
+    extra, if one comes that the reference does not have"""
     difference: Difference | None
     tolerance: float
     rule: str

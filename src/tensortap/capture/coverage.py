@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.capture.tree import Alias, Site
-from tensortap.records import Coverage, Status
+from tensortap.records import ALL_FROZEN, Coverage, Status
 
 __all__ = ["CoverageBook"]
 
@@ -115,6 +115,6 @@ class CoverageBook:
             if entry.without_autograd == entry.calls:
                 return "no gradient", "ran with autograd off"
             if site.name in self._frozen:
-                return "no gradient", "all its parameters are frozen"
+                return "no gradient", ALL_FROZEN
             return "no gradient", "backward did not reach it"
         return "seen", ""

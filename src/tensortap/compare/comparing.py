@@ -9,7 +9,7 @@ from tensortap.compare.align import Renames
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
-from tensortap.compare.lost import lost_in_free_run, without_gradient
+from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
@@ -50,7 +50,8 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     )
     born = findings(matched.case(judgement, structure))
     missing = lost_in_free_run(matched, structure, judgement.deprived)
-    comparison = replace(conclude(matched, judgement, born, policy, renames, missing), options=request.options)
+    gained = extra(matched, structure)
+    comparison = replace(conclude(matched, judgement, born, policy, renames, missing, gained), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))

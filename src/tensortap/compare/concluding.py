@@ -16,7 +16,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Side
 from tensortap.compare.tolerance import Policy
-from tensortap.records import Comparison, Finding, Unmatched, Verdict
+from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
 
 __all__ = ["conclude"]
 
@@ -30,18 +30,20 @@ def conclude(
     born: Mapping[int, Finding],
     policy: Policy,
     renames: Renames,
-    missing: dict[int, Finding],
+    missing: Mapping[int, Finding],
+    extra: Mapping[tuple[int, float], Finding],
     isolated: bool = False,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
-    `missing` is what the candidate lacks and should not, by the reference's row. `isolated` says that every module was
-    fed from the reference.
+    `missing` is what the candidate lacks and should not, by the reference's row; `extra` what it has and should not, by
+    step and place in the reference's order. `isolated` says that every module was fed from the reference.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    places = {int(rows[pair]): finding for pair, finding in born.items()} | missing
-    births = [places[row] for row in sorted(places, key=lambda row: (left.step[row], left.seq[row]))]
+    known = {int(rows[pair]): finding for pair, finding in born.items()} | dict(missing)
+    placed = [((int(left.step[row]), float(left.seq[row])), finding) for row, finding in known.items()]
+    births = [finding for _, finding in sorted([*placed, *extra.items()], key=lambda each: each[0])]
     counts = Counter(judgement.status)
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if one_sided:
@@ -102,12 +104,13 @@ def _sentence(
         several,
         _has_forward(left),
         str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
+        ran_alike=not (steps := _other_steps(matched, first.key.step)),
     )
     if _parameters_unseen(left, first):
         unseen = sentence.unseen_parameters()
     else:
         unseen = sentence.hidden_optimizer(_hidden(matched, judgement, first.key.step))
-    return parted + sentence.called(first) + unseen
+    return parted + sentence.called(first) + (steps or unseen)
 
 
 def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], isolated: bool) -> str:
@@ -132,8 +135,8 @@ def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) ->
     return float(judgement.tolerance[rows].max()) if rows.any() else None
 
 
-def _other_steps(matched: Matched) -> str:
-    """That one side lacks steps, or ran one more often. Where steps are shifted nobody expects anything else."""
+def _other_steps(matched: Matched, until: int | None = None) -> str:
+    """That one side lacks steps up to one, or ran one more often. Where steps are shifted, nobody expects otherwise."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if not len(alignment.only_reference) and not len(alignment.only_candidate):
         return ""
@@ -141,12 +144,16 @@ def _other_steps(matched: Matched) -> str:
         return ""
     if np.any(left.step[alignment.reference] != right.step[alignment.candidate]):
         return ""
-    return sentence.other_steps(_times(left), _times(right))
+    backward = all("backward" in side.phase.words for side in (left, right))
+    return sentence.other_steps(*(_times(side, backward, until) for side in (left, right)))
 
 
-def _times(side: Side) -> dict[int, int]:
-    """How often each step ran forward."""
-    spots = np.unique(np.stack([side.step, side.micro]), axis=1)
+def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
+    """How often each step ran, up to one; only with a `backward` if there are any, for others change nothing."""
+    ran = np.array([not backward or word == "backward" for word in side.phase.words], bool)[side.phase.codes]
+    if until is not None:
+        ran &= side.step <= until
+    spots = np.unique(np.stack([side.step[ran], side.micro[ran]]), axis=1)
     return dict(Counter(spots[0].tolist()))
 
 
@@ -196,10 +203,22 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
     elif one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
         options = " ".join(f"--rename '{rule}'" for rule in rules)
         notes.append(f"many names are on one side only; try {options}")
+    elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
+        notes.append(f"many names are on one side only, as {alone}: --map with an empty file goes by structure")
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     said = {birth.module for birth in births[:1] if birth.arguments}
     return notes + remarks(matched.calls.first_of_modules, said)
+
+
+def _names_alone(matched: Matched) -> str:
+    """A module that only one side has, of each side; nothing if both have the same ones."""
+    ours, theirs = matched.reference.module.words, matched.candidate.module.words
+    only_ours, only_theirs = set(ours) - set(theirs), set(theirs) - set(ours)
+    if not only_ours or not only_theirs:
+        return ""
+    one, other = next(filter(only_ours.__contains__, ours)), next(filter(only_theirs.__contains__, theirs))
+    return f"{shown(one)} of the reference and {shown(other)} of the candidate"
 
 
 def _unmatched(matched: Matched) -> list[Unmatched]:

@@ -213,9 +213,9 @@ class _Judge:
                 allowed, rule = 2 * forward**0.5, "error of the activations"
             if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:
                 allowed, rule = coarse, "rounding of the activations' dtype"
-        if policy.mapped and kind in ("grad_output", "grad_input"):
-            # What a norm sends back may cancel out, as under a loss that does not see the scale: its rounding is as
-            # large as that of what came in.
+        if kind in ("grad_output", "grad_input"):
+            # What is sent back may cancel out, as from a norm under a loss that does not see the scale, or to a query
+            # that a softmax does not see: its rounding is as large as that of what came in.
             given = max((self.l2[s] for s in sources if self.structure.kind[s] in _GRADIENTS), default=0.0)
             if 0 < _CANCELLED * self.l2[row] < given and _CANCELLED * self.base[row] * given / self.l2[row] > allowed:
                 allowed, rule = _CANCELLED * self.base[row] * given / self.l2[row], "rounding of what cancels out in it"
@@ -227,9 +227,9 @@ class _Judge:
                 allowed, rule = self.base[row] * summed / self.l2[row], "rounding of what it sums"
             elif not self.l2[row] and summed:
                 allowed, rule = float("inf"), "rounding of what it sums"
-        if kind == "param" and self.structure.number[row]:
+        if kind == "param":
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.
-            noise = max((float(pairs.error[s]) for s in sources if self.structure.kind[s] == "param_grad"), default=0.0)
+            noise = self._noise_behind(row, sources)
             flipped = (8 if policy.mapped else 2) * noise**0.5  # other kernels, other zeros
             share = min(1.0, flipped) if pairs.dimensions[row] > 1 else 2.0 * bool(noise)
             if (magnified := share * self._step_size(row)) > allowed and not any(self.wrong[s] for s in sources):
@@ -238,11 +238,29 @@ class _Judge:
             allowed, rule = unseen, UNSEEN_PARAMETERS
         return allowed, rule
 
-    def _step_size(self, row: int) -> float:
-        """How far the optimizer moved a parameter of the reference, relative to its size."""
+    def _noise_behind(self, row: int, sources: Sequence[int]) -> float:
+        """Of the gradients that moved a parameter. One that has none and moves all the same follows others, as an
+        average of a network's past does."""
+        own = [s for s in sources if self.structure.kind[s] == "param_grad"]
         rank, step, _ = self.structure.scope[row]
+        at = rank, step if self.structure.number[row] else step - 1  # before a step: since the one before
+        errors = [self.error[s] for s in own or self._gradients_in.get(at, [])]
+        return max((error for error in errors if error < float("inf")), default=0.0)
+
+    @cached_property
+    def _gradients_in(self) -> dict[tuple[int, int], list[int]]:
+        """All rows of parameters' gradients, by rank and step."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for (rank, step, _, _), rows in self.structure.gradients_of.items():
+            found.setdefault((rank, step), []).extend(rows)
+        return found
+
+    def _step_size(self, row: int) -> float:
+        """How far a parameter of the reference was moved since it was last recorded, relative to its size."""
+        rank, step, _ = self.structure.scope[row]
+        last = (step, 0) if self.structure.number[row] else (step - 1, 1)
         before = self.structure.state.get(
-            (rank, step, self.structure.module[row], "param", self.structure.path[row], 0)
+            (rank, last[0], self.structure.module[row], "param", self.structure.path[row], last[1])
         )
         return 1.0 if before is None else self.moved(before, row)
 
@@ -256,7 +274,8 @@ class _Judge:
             return 0.0
         if self._noise_of_gradients is None:
             self._noise_of_gradients = self._collect_noise()
-        steps, worst = self._noise_of_gradients.get(module, ((), ()))
+        known = "" if module in self.structure.frozen else module  # then it is an average of others, if it moves
+        steps, worst = self._noise_of_gradients.get(known, ((), ()))
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
 
@@ -284,13 +303,14 @@ class _Judge:
         return {spot: before[1] for before, spot in pairwise(spots) if before[0] == spot[0]}
 
     def _collect_noise(self) -> dict[str, tuple[list[int], list[float]]]:
-        """By module: the steps that have parameter gradients, and the worst error of any up to each, on any rank: what
-        an optimizer uses may be the mean over all of them."""
+        """By module, the root standing for all of them: the steps that have parameter gradients, and the worst error of
+        any up to each, on any rank: what an optimizer uses may be the mean over all of them."""
         found: dict[str, dict[int, float]] = {}
         for (_, step, module, _), rows in self.structure.gradients_of.items():
-            steps = found.setdefault(module, {})
             errors = [min(1.0, self.error[row]) for row in rows if self.error[row] == self.error[row]]
-            steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
+            for name in {module, ""}:
+                steps = found.setdefault(name, {})
+                steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
         return {
             module: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
             for module, steps in found.items()

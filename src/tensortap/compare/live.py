@@ -13,7 +13,7 @@ from tensortap.compare.align import Renames, align
 from tensortap.compare.concluding import conclude
 from tensortap.compare.isolated import Isolation, isolated_findings
 from tensortap.compare.judge import Isolated, Pairs, judge
-from tensortap.compare.lost import Parameters, lost_in_free_run, lost_in_isolation, without_gradient
+from tensortap.compare.lost import Parameters, extra, lost_in_free_run, lost_in_isolation, without_gradient
 from tensortap.compare.matching import Matched, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
@@ -74,7 +74,8 @@ def conclude_live(
         born = isolated_findings(case, isolation, numbers, lost, bool(missing))
         known = {birth.module for birth in born.values()}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
-    result = conclude(matched, judgement, born, policy, renames, missing, isolated=isolation is not None)
+    gained = extra(matched, structure)
+    result = conclude(matched, judgement, born, policy, renames, missing, gained, isolated=isolation is not None)
     unseen = not backward and bool(set(_GRADIENTS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
     notes += _other_steps(matched, request.steps or ())

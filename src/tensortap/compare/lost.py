@@ -1,4 +1,4 @@
-"""Gradients that never come though the reference has them: nothing that is there is off, and yet it is not the same."""
+"""Gradients that one side alone has: nothing that both have is off, and yet it is not the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.structure import Call, Spot, Structure
 from tensortap.records import Finding, Key
 
-__all__ = ["Parameters", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
+__all__ = ["Parameters", "extra", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
 Parameters = Collection[tuple[str, str]]
 """The candidate's own parameters, by the module in the reference's names and the name there."""
@@ -57,6 +57,32 @@ def lost_in_free_run(
     return _ends(matched, structure, Isolation(callers=callers), lost) or {first[0]: _finding(matched, *first, None)}
 
 
+def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Finding]:
+    """Parameters that get a gradient only in the candidate, though their module ran on both sides and others got
+    theirs: one for each module, by the step and the place in the reference's order where it came."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(alignment.only_candidate) or matched.plan is not None or _lacks_parameters(matched):
+        return {}
+    came = {scope for scope, kind in zip(structure.scope, structure.kind, strict=True) if kind == "param_grad"}
+    found: dict[tuple[int, float], Finding] = {}
+    named: set[tuple[int, str]] = set()
+    for row in alignment.only_candidate.tolist():
+        if right.kind[row] != "param_grad" or "~" in right.path[row]:
+            continue
+        key, rank = right.key(row), int(right.rank[row])
+        scope = rank, key.step, key.micro
+        ran = any(call.of("output") for call in structure.calls_of_module.get((scope, key.module), ()))
+        if scope not in came or not ran or (rank, key.module) in named:
+            continue
+        named.add((rank, key.module))
+        before = alignment.candidate[(right.rank[alignment.candidate] == rank) & (alignment.candidate < row)]
+        last = left.seq[alignment.reference[alignment.candidate == before.max()]] if len(before) else [-1]
+        place = key.step, float(last[0]) + 0.5 + len(found) * 1e-6
+        finding = Finding(key, rank, right.cls[row], "extra", None, 0.0, "the reference has none", inputs_matched=True)
+        found[place] = finding
+    return found
+
+
 def _lost_rows(matched: Matched, structure: Structure, parameters: Parameters | None) -> list[tuple[int, Key]]:
     """The reference's gradients that the candidate should have, and has not."""
     left, unfinished = matched.reference, _unfinished(matched)
@@ -102,6 +128,12 @@ def _has_other_parameters(matched: Matched) -> bool:
         side.kind[row] == "param_grad" and "~" not in side.path[row] and scopes[row] in both
         for row in alignment.only_candidate.tolist()
     )
+
+
+def _lacks_parameters(matched: Matched) -> bool:
+    """The same of the reference: the candidate's may be among its own under another name."""
+    side, rows = matched.reference, matched.alignment.only_reference
+    return any(kind == "param_grad" for kind in side.kind.at(rows))
 
 
 def _ends(

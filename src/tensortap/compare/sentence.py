@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tensortap.arguments import ABSENT, OtherArgument, in_words
@@ -44,9 +44,11 @@ def parted(
     several: bool,
     forward: bool,
     candidate: str = "the candidate",
+    ran_alike: bool = True,
 ) -> str:
     """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of.
-    `candidate` is what the other side is called where its names differ."""
+    `candidate` is what the other side is called where its names differ; `ran_alike` says that both ran the steps so far
+    equally often."""
     key = first.key
     where = (
         f"step {key.step}"
@@ -66,8 +68,9 @@ def parted(
     if key.kind in ("param", "buffer") and key.call == 0:
         return f"{full} differs before step {key.step}: it {off}. What changed it was not recorded."
     if key.kind == "param":
+        alike = "although its gradient matches." if ran_alike else "and the gradients that both have match."
         return f"The runs part in the optimizer: after {where}, {full} {off}, " + (
-            "although its gradient matches." if matched else "and its gradient was not recorded."
+            alike if matched else "and its gradient was not recorded."
         )
     if key.kind == "buffer":
         return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, " + (
@@ -92,8 +95,9 @@ def parted(
     if key.kind == "grad_output" and matched is None and not forward:
         return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
     if key.kind == "grad_output" and matched is None:
+        entered = "the model" if not first.module else shown(first.module)
         return (
-            f"The forward pass agrees, but the gradient that enters the model at its output {off} in {where}: "
+            f"The forward pass agrees, but the gradient that enters {entered} at its output {off} in {where}: "
             "look at the loss and at how it is scaled."
         )
     target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
@@ -104,11 +108,17 @@ def parted(
 
 
 def lost(first: Finding, several: bool) -> str:
-    """That a gradient never comes, in a run that is right up to there."""
+    """That one side alone has a gradient, in a run that is right up to there."""
     key = first.key
     where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
     where += f", micro step {key.micro}" if key.micro else ""
+    if first.status == "extra":
+        return f"The forward pass agrees, but in {where} {_comes(key)}, which it does not in the reference."
     return f"The forward pass agrees, but in {where} {_never_comes(key)}, though the reference has it."
+
+
+def _comes(key: Key) -> str:
+    return f"a gradient comes to {shown(key.module)}'s parameter {key.path}"
 
 
 def _never_comes(key: Key) -> str:
@@ -122,7 +132,9 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     key = first.key
     where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
     where += f", micro step {key.micro}" if key.micro else ""
-    off = "" if first.status == "missing" or tensors is None else _off(first, tensors)
+    if first.status == "extra":
+        return _gained(births, where)
+    off = "" if tensors is None else _off(first, tensors)
     name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
     if first.status == "missing":
         how = f"in {where}, {_never_comes(key)}"
@@ -141,10 +153,8 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     else:
         what = {"output": "its output", "grad_input": "the gradient at its input", "param_grad": "the gradient of its"}
         how = f"in {where}, {what[key.kind]} {key.path} {off}"
-    modules = list(dict.fromkeys(shown(birth.module) for birth in births if birth.key.kind != "param"))
-    named = ", ".join(modules[:_MOST_NAMED]) + (
-        f" and {len(modules) - _MOST_NAMED} more" * (len(modules) > _MOST_NAMED)
-    )
+    modules = _modules(birth for birth in births if birth.key.kind != "param")
+    named = _named(modules)
     if key.kind == "param":
         others = len({_full(birth) for birth in births if birth.key.kind == "param" and not birth.key.call}) - 1
         more = f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 and not key.call else ""
@@ -154,6 +164,24 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     if len(modules) == 1:
         return f"{name} is wrong on the reference's own inputs: {how}.{too}"
     return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}.{too}"
+
+
+def _gained(births: Sequence[Finding], where: str) -> str:
+    """That gradients come to modules that get none in the reference; and who is wrong beside them."""
+    others = len(_modules(birth for birth in births if birth.status == "extra")) - 1
+    more = f"; so it is with {others} more module{'s' * (others > 1)}" if others else ""
+    wrong = _modules(birth for birth in births if birth.status != "extra" and birth.key.kind != "param")
+    text = f"In {where}, {_comes(births[0].key)}, which it does not in the reference{more}."
+    return text + (f" Wrong on the reference's own inputs: {_named(wrong)}." if wrong else "")
+
+
+def _modules(births: Iterable[Finding]) -> list[str]:
+    return list(dict.fromkeys(shown(birth.module) for birth in births))
+
+
+def _named(modules: Sequence[str]) -> str:
+    few = ", ".join(modules[:_MOST_NAMED])
+    return few + (f" and {len(modules) - _MOST_NAMED} more" if len(modules) > _MOST_NAMED else "")
 
 
 def called(first: Finding) -> str:
@@ -208,7 +236,7 @@ def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> s
     if both:
         ours, theirs = (f"{counts[both[0]]} time{'s' * (counts[both[0]] > 1)}" for counts in (reference, candidate))
         subject = "it ran" if parts and parts[-1].startswith("the reference") else "the reference ran"
-        parts.append(f"in step {listed(both)} {subject} {ours} and the candidate {theirs}")
+        parts.append(f"in step{'s' * (len(both) > 1)} {listed(both)} {subject} {ours} and the candidate {theirs}")
     text = ", and ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if text else ""
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.side import Side
-from tensortap.records import STATE_KINDS
+from tensortap.records import ALL_FROZEN, STATE_KINDS
 
 __all__ = ["Call", "Spot", "Structure"]
 
@@ -183,6 +183,12 @@ class Structure:
             if call == 0:
                 found[rank, step, module].append(row)
         return found
+
+    @cached_property
+    def frozen(self) -> set[str]:
+        """Modules whose parameters get no gradients by right."""
+        rows = [row for rows in self._side.run.coverage.values() for row in rows]
+        return {row.module for row in rows if row.reason == ALL_FROZEN}
 
     @cached_property
     def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:

@@ -86,7 +86,12 @@ def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
     if kind == "grad_output" and structure.at_root(row) is not None:
         return Place(None, None)
     if kind == "grad_output" and call is not None:
+        outer = structure.outermost(row, call)
+        if outer.parent is None and not structure.users(row, call):  # as the root's: the loss has made it
+            return Place(outer.module, None)
         return Place(_sender(row, call, structure, judgement), True if known else None)
+    if kind == "param":
+        known = any(structure.kind[source] == "param_grad" for source in structure.sources(row))
     return Place(None, True if known else None)
 
 
@@ -105,7 +110,23 @@ def _sender(row: int, call: Call, structure: Structure, judgement: Judgement) ->
     suspects = [user for user in users if user not in clean]
     if len(suspects) == 1:
         return suspects[0].module
-    return _common([user.module for user in users], [user.parent for user in users])
+    return _above_the_right_ones(row, call, structure, judgement)
+
+
+def _above_the_right_ones(row: int, call: Call, structure: Structure, judgement: Judgement) -> str:
+    """The innermost module around all users of a call's output, but for those that were given that output themselves
+    and are known to have sent the right gradient back."""
+    users, tensors = structure.users(row, call), structure.returned(row, call)
+    named = _common([user.module for user in users], [user.parent for user in users])
+    around = next((user.parent for user in users if user.parent is not None and user.parent.module == named), None)
+    while around is not None and around.parent is not None:
+        paths = {structure.path[r] for r in around.of("input") if structure.tensor[r] in tensors}
+        sent = [r for r in around.of("grad_input") if structure.path[r] in paths]
+        if not sent or any(_is_wrong(r, judgement) for r in sent):
+            break
+        around = around.parent
+        named = around.module
+    return named
 
 
 def _own_gradients(call: Call, structure: Structure) -> list[int]:

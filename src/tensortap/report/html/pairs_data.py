@@ -41,6 +41,7 @@ _MAPPED = {
 }
 _MOMENTS = {"mean": "Mean", "std": "Standard deviation", "l2": "Norm"}
 _COUNTS = {"nan": "NaN", "inf": "infinities"}
+_ONE_SIDED = {"missing": "never comes", "extra": "comes, though not in the reference"}
 
 
 class PairsData:
@@ -166,11 +167,15 @@ class PairsData:
 
     @property
     def missing(self) -> list[dict[str, Any]]:
-        """What never came, and so has no row, in words."""
+        """What one side alone has, and so has no row, in words."""
         return [
-            {"row": None, "title": clean(birth.key), "text": f"never comes; look at {clean(shown(birth.module))}"}
+            {
+                "row": None,
+                "title": clean(birth.key),
+                "text": f"{_ONE_SIDED[birth.status]}; look at {clean(shown(birth.module))}",
+            }
             for birth in self.comparison.births
-            if birth.status == "missing"
+            if birth.status in _ONE_SIDED
         ]
 
     def _birth(self, birth: Finding, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,8 +260,8 @@ def _places(comparison: Comparison) -> list[int]:
 
 
 def _seen(comparison: Comparison) -> list[Finding]:
-    """The births that the table has a row of: what never came has none."""
-    return [birth for birth in comparison.births if birth.status != "missing"]
+    """The births that the table has a row of: what one side alone has, has none."""
+    return [birth for birth in comparison.births if birth.status not in _ONE_SIDED]
 
 
 def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:

@@ -1,0 +1,343 @@
+"""Verdicts where something is not there: what nobody recorded, what only one side has, what was never called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch import nn
+
+import tensortap as tt
+from tensortap.report import comparison_html
+
+DEFAULT = ("input", "output", "grad_output", "param_grad")
+ALL = (*DEFAULT, "grad_input", "param", "buffer")
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.act = nn.Tanh()
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.first(x)
+        return self.head(self.act(y + self.attention(y, y, y, need_weights=False)[0]))
+
+
+def trained(path: Path, model: nn.Module, steps: int = 1, betas: tuple[float, float] = (0.9, 0.999)) -> Path:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas)
+    with tt.capture(model, path, keep="tensors", optimizer=optimizer):
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+    return path
+
+
+def attending() -> Attending:
+    torch.manual_seed(0)
+    return Attending()
+
+
+def test_a_module_that_only_keeps_weights_is_not_to_blame(tmp_path: Path) -> None:
+    wrong = attending()
+    wrong.act.register_forward_hook(lambda module, args, output: output * 1.001)
+    result = tt.compare(trained(tmp_path / "a", attending()), trained(tmp_path / "b", wrong))
+    assert {birth.module for birth in result.births} == {"act"}
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.stem, self.bridge, self.head = nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.recurrent = nn.GRU(6, 6, batch_first=True)
+        self._cut = cut
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs, last = self.recurrent(self.stem(x))
+        return self.head(outputs.mean(1) + self.bridge(last[0].detach() if self._cut else last[0]))
+
+
+@pytest.mark.parametrize("more", [(), ("grad_input",)])
+def test_one_of_two_gradients_never_comes(tmp_path: Path, more: tuple[str, ...]) -> None:
+    kinds = ("input", "output", "grad_output", "param_grad", *more)
+    for name, cut in (("a", False), ("b", True)):
+        torch.manual_seed(0)
+        model = TwoOutputs(cut)
+        with tt.capture(model, tmp_path / name, keep="tensors", kinds=kinds):
+            model(torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert [birth.status for birth in result.births] == ["missing"]
+    assert "the gradient of recurrent's output 1 never comes, though the reference has it" in result.sentence
+    torch.manual_seed(0)
+    model = TwoOutputs(cut=True)
+    with tt.check(model, tmp_path / "a") as check:
+        model(torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    assert "recurrent" not in {birth.module for birth in check.result.births}
+
+
+def test_where_inputs_were_not_recorded_only_the_first_is_born(tmp_path: Path) -> None:
+    for name in "ab":
+        model = attending()
+        if name == "b":
+            model.act.register_forward_hook(lambda module, args, output: output * 1.001)
+        with tt.capture(model, tmp_path / name, kinds="output") as tap:
+            for step in range(2):
+                model(torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(step)))
+                tap.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert [(birth.module, birth.key.step) for birth in result.births] == [("act", 0)]
+    assert "and its inputs were not recorded" in result.sentence
+
+
+def test_an_optimizer_is_not_cleared_by_parameters_that_nobody_recorded(tmp_path: Path) -> None:
+    result = tt.compare(
+        trained(tmp_path / "a", attending(), steps=4), trained(tmp_path / "b", attending(), steps=4, betas=(0.9, 0.99))
+    )
+    assert result.verdict == "match"
+    assert "Parameters were not recorded: up to " in result.sentence
+    assert 'kinds=(..., "param") would tell' in result.sentence
+    quite_other = trained(tmp_path / "c", attending(), steps=4, betas=(0.5, 0.9))
+    result = tt.compare(tmp_path / "a", quite_other)
+    assert result.first is not None and result.first.key.step > 0
+    assert "Its parameters were not recorded: it may be the optimizer, too" in result.sentence
+
+
+def test_steps_that_one_side_lacks_are_said_where_the_rest_matches(tmp_path: Path) -> None:
+    for name, steps in (("a", (1, 1, 1)), ("b", (1, 2))):
+        model = attending()
+        with tt.capture(model, tmp_path / name) as tap:
+            for times in steps:
+                for _ in range(times):
+                    model(torch.ones(4, 5, 8))
+                tap.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "match" and result.sentence.startswith("What both runs have matches: all ")
+    said = " The reference alone has step 2, and in step 1 it ran 1 time and the candidate 2 times."
+    assert result.sentence.endswith(said)
+    assert tt.compare(tmp_path / "a", tmp_path / "a").sentence.startswith("The runs match: ")
+    assert tt.compare(tmp_path / "a", tmp_path / "b", steps={2: 0}).sentence.startswith("The runs match: ")
+
+
+# --- gradients of one side alone --------------------------------------------------------------------------------------
+class TwoNetworks(nn.Module):
+    """One learns to predict what the other says; the other is not meant to learn."""
+
+    def __init__(self, stop: bool = True) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 8))
+        self.target = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 8))
+        self._stop = stop
+
+    def forward(self, x: torch.Tensor) -> Any:
+        wanted = self.target(x).detach() if self._stop else self.target(x)
+        return (F.normalize(self.online(x), dim=-1) - F.normalize(wanted, dim=-1)).square()
+
+
+def ran(
+    path: Path,
+    model: nn.Module,
+    kinds: tuple[str, ...] = DEFAULT,
+    micros: int = 1,
+    steps: int = 2,
+    rate: float = 1e-2,
+    after: Callable[[], None] = lambda: None,
+) -> Path:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], rate)
+    with tt.capture(model, path, keep="tensors", kinds=kinds, optimizer=optimizer):
+        for step in range(steps):
+            optimizer.zero_grad()
+            for micro in range(micros):
+                x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + micro))
+                model(x).mean().backward()
+            optimizer.step()
+            after()
+    return path
+
+
+def seeded(make: Callable[[], nn.Module]) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+@pytest.mark.parametrize("kinds", [DEFAULT, ALL], ids=["default", "all"])
+def test_a_gradient_that_comes_to_who_should_not_learn(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    ran(tmp_path / "a", seeded(TwoNetworks), kinds)
+    ran(tmp_path / "b", seeded(lambda: TwoNetworks(stop=False)), kinds)
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.first is not None and result.first.status == "extra" and result.first.key.step == 0
+    expected = "a gradient comes to target.2's parameter bias, which it does not in the reference."
+    assert result.sentence == f"The forward pass agrees, but in step 0 {expected}"
+    assert [birth.module for birth in result.births if birth.status == "extra"] == ["target.2", "target.0"]
+    with (tmp_path / "page.html").open("wb") as file:
+        comparison_html.write(result, file)
+    assert "comes, though not in the reference; look at target.2" in (tmp_path / "page.html").read_text()
+    back = tt.compare(tmp_path / "b", tmp_path / "a")
+    assert back.first is not None and back.first.status == "missing"
+
+
+def test_a_check_of_one_backward_sees_it_too(tmp_path: Path) -> None:
+    kinds = (*DEFAULT, "grad_input")
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    model = seeded(TwoNetworks)
+    with tt.capture(model, tmp_path / "a", keep="tensors", kinds=kinds):
+        model(x).mean().backward()
+    model = seeded(lambda: TwoNetworks(stop=False))
+    with tt.check(model, tmp_path / "a") as check:
+        model(x).mean().backward()
+    expected = "In step 0, a gradient comes to target.2's parameter bias, which it does not in the reference"
+    assert check.result.sentence == f"{expected}; so it is with 1 more module."
+
+
+@pytest.mark.parametrize("micros", [1, 3])
+def test_an_optimizer_is_not_to_blame_for_other_numbers_of_micro_steps(tmp_path: Path, micros: int) -> None:
+    ran(tmp_path / "a", seeded(TwoNetworks), ALL, micros=2)
+    ran(tmp_path / "b", seeded(TwoNetworks), ALL, micros=micros)
+    sentence = tt.compare(tmp_path / "a", tmp_path / "b").sentence
+    assert "although its gradient matches" not in sentence
+    times = f"{micros} time{'s' * (micros > 1)}"
+    assert sentence.endswith(f"In step 0 the reference ran 2 times and the candidate {times}.")
+
+
+def test_a_forward_without_a_backward_is_no_other_number_of_micro_steps(tmp_path: Path) -> None:
+    for name in "ab":
+        model = seeded(TwoNetworks)
+        with tt.capture(model, tmp_path / name) as tap:
+            model(torch.ones(8, 16)).mean().backward()
+            if name == "b":
+                model(torch.ones(8, 16))
+            tap.step()
+    assert tt.compare(tmp_path / "a", tmp_path / "b").sentence.startswith("The runs match: ")
+
+
+# --- right, though nothing says so ------------------------------------------------------------------------------------
+class InTwo(nn.Linear):
+    """The same sum, in another order."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        half = self.in_features // 2
+        left, right = (input[..., :half], self.weight[:, :half]), (input[..., half:], self.weight[:, half:])
+        return left[0] @ left[1].T + right[0] @ right[1].T + self.bias
+
+
+def rounded_otherwise(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = InTwo
+    return model
+
+
+class Averaged(nn.Module):
+    """The target is an average of what the other network was. Biases before a norm get gradients of noise alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = (
+            nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8)) for _ in range(2)
+        )
+        self.target.load_state_dict(self.online.state_dict())
+        self.target.requires_grad_(False)
+        self.predict = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        said, wanted = self.predict(self.online(x)), self.target(x)
+        return 2 - 2 * (F.normalize(said, dim=-1) * F.normalize(wanted, dim=-1)).sum(-1)
+
+    def average(self) -> None:
+        with torch.no_grad():
+            for own, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                own.mul_(0.9).add_(other, alpha=0.1)
+
+
+@pytest.mark.parametrize("kinds", [DEFAULT, ALL], ids=["default", "all"])
+def test_an_average_of_a_network_follows_its_noise(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    for name in "ab":
+        model = seeded(Averaged)
+        if name == "b":
+            rounded_otherwise(model)
+        ran(tmp_path / name, model, kinds, steps=4, rate=1e-3, after=model.average)
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.counts.get("close") and result.verdict == "match", result.sentence
+
+
+class Asking(nn.Module):
+    """A query that is added to every key: what a softmax makes of all of them hardly depends on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.score, self.value = (nn.Linear(16, n) for n in (12, 12, 1, 4))
+        self.score = nn.Linear(12, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.score(0.01 * torch.tanh(self.query(x[:1])) + self.key(x))
+        return torch.softmax(scores, 0) * self.value(x)
+
+
+def test_a_gradient_that_cancels_out_is_as_rough_as_what_it_is_made_of(tmp_path: Path) -> None:
+    alarms = []
+    for seed in range(6):
+        for name in "ab":
+            torch.manual_seed(seed)
+            model = Asking()
+            ran(tmp_path / f"{name}{seed}", rounded_otherwise(model) if name == "b" else model, steps=1)
+        result = tt.compare(tmp_path / f"a{seed}", tmp_path / f"b{seed}")
+        alarms += [result.sentence] if result.verdict != "match" else []
+    assert not alarms
+
+
+# --- who lost it ------------------------------------------------------------------------------------------------------
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(F.silu(self.norm(x)))
+
+
+class Skipping(nn.Module):
+    def __init__(self, cut: bool = False) -> None:
+        super().__init__()
+        self.down, self.middle, self.up = Residual(16), Residual(16), nn.Linear(32, 8)
+        self._cut = cut
+
+    def forward(self, x: torch.Tensor) -> Any:
+        kept = self.down(x)
+        return self.up(torch.cat((self.middle(kept), kept.detach() if self._cut else kept), -1)).square()
+
+
+def test_a_user_that_sent_the_right_gradient_back_has_not_lost_the_other(tmp_path: Path) -> None:
+    ran(tmp_path / "a", seeded(Skipping), ALL)
+    ran(tmp_path / "b", seeded(lambda: Skipping(cut=True)), ALL)
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.first is not None and result.first.module == "" and result.first.key.module == "down"
+
+
+def test_a_loss_of_parts_that_are_called_one_by_one(tmp_path: Path) -> None:
+    for name, scale in (("a", 1.0), ("b", 1.01)):
+        model = seeded(lambda: nn.ModuleDict({"first": Residual(8), "second": Residual(8)}))
+        with tt.capture(model, tmp_path / name, keep="tensors") as tap:
+            (scale * model["second"](model["first"](torch.ones(4, 8))).square().mean()).backward()
+            tap.step()
+    sentence = tt.compare(tmp_path / "a", tmp_path / "b").sentence
+    assert "the gradient that enters second at its output is off" in sentence and "look at the loss" in sentence
+
+
+def test_other_names_that_no_rule_explains_are_told(tmp_path: Path) -> None:
+    for name in "ab":
+        model = seeded(lambda: nn.Sequential(Residual(16), Residual(16), Residual(16)))
+        if name == "b":
+            model[1] = nn.Sequential(model[1])
+        ran(tmp_path / name, model, steps=1)
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    names = "1.norm of the reference and 1.0 of the candidate"
+    assert [note for note in result.notes if names in note and "--map with an empty file" in note]
+    paired = tt.compare(tmp_path / "a", tmp_path / "b", mapping={})
+    assert not [note for note in paired.notes if names in note] and len(paired) > len(result)
