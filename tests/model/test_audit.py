@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,10 @@ class Library:
 
     def load(self, module: Any, state: Any) -> Any:
         return module.load_state_dict(state, strict=False) if self.name == "torch" else module.set_state_dict(state)
+
+    def loader(self, module: Any) -> Any:
+        """To be called on a line of one's own."""
+        return partial(module.load_state_dict, strict=False) if self.name == "torch" else module.set_state_dict
 
     def optimizer(self, model: Any) -> Any:
         if self.name == "torch":
@@ -294,3 +299,61 @@ def test_two_loads_are_both_in_the_timeline(library: Library) -> None:
         library.load(model, library.checkpoint(8))
     assert whats(found, "embed.weight") == ["initialised", "loaded", "loaded"]
     assert len(found.facts().happenings) == 2
+
+
+def at(found: Any, nth: int) -> str:
+    """The line of the nth load."""
+    return str(found.facts().happenings[nth].where)
+
+
+def test_the_first_load_is_the_first_that_gave_a_value(library: Library) -> None:
+    model, state = library.net(0), library.checkpoint()
+    with audit(model) as found:
+        library.loader(model)({f"module.{key}": value for key, value in state.items()})
+        model.eval()
+        model(library.tensor(6, 4))
+        library.loader(model)(state)
+    assert at(found, 0) != at(found, 1)
+    assert f"loaded first at {at(found, 1)}" in " ".join(str(found).split())
+    assert any("a forward had run" in note and at(found, 1) in note for note in found.facts().notes)
+
+
+def test_a_proper_load_takes_the_place_of_one_that_failed(library: Library) -> None:
+    model, state = library.net(0), library.checkpoint()
+    with audit(model) as found:
+        library.loader(model)({f"module.{key}": value for key, value in state.items()})
+        assert len(found.facts().names["unexpected"]) == len(state)
+        library.load(
+            model, {key: value for key, value in state.items() if key != "embed.bias"} | {"old": state["embed.bias"]}
+        )
+    where = at(found, 1)
+    assert found.facts().names["unexpected"] == [("old", f"at {where}")]
+    assert found.facts().names["missing"] == [("embed.bias", f"at {where}")]
+    assert found.as_dict()["unexpected"] == {"old": where}
+    assert not any("begin with" in note for note in found.facts().notes)
+
+
+def test_a_load_of_a_part_leaves_what_the_whole_was_told(library: Library) -> None:
+    model, state = library.net(0), library.checkpoint()
+    part = {key.removeprefix("head."): value for key, value in state.items() if key.startswith("head.")}
+    with audit(model) as found:
+        library.loader(model)({f"module.{key}": value for key, value in state.items()})
+        library.loader(model.head)(part)
+    facts = found.facts()
+    assert len(facts.names["unexpected"]) == len(state)
+    assert ("embed.weight", f"at {at(found, 0)}") in facts.names["missing"]
+    assert any(f"{len(state)} of {len(state)} unexpected keys at {at(found, 0)} begin with" in n for n in facts.notes)
+    assert f"loaded first at {at(found, 1)}" in " ".join(str(found).split())
+
+
+def test_a_load_that_gave_nothing(library: Library) -> None:
+    model = library.net(0)
+    state = {f"module.{key}": value for key, value in library.checkpoint().items()}
+    with audit(model) as found:
+        library.loader(model)(state)
+        once = " ".join(str(found).split())
+        library.loader(model)(state)
+    total = len(state)
+    assert f"None of {total} tensors comes from a checkpoint: the load at {at(found, 0)} gave none a value." in once
+    assert f"{total} of {total} unexpected keys begin with 'module.'" in once
+    assert f"none of 2 loads, the last at {at(found, 1)}, gave one a value." in " ".join(str(found).split())

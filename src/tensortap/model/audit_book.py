@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensortap.model.audit_outcome import LoadOutcome, in_effect, renamed
 from tensortap.report.audit_page import ORDER, AuditFacts, Event, Happening
 
 __all__ = ["AuditBook"]
@@ -21,8 +22,7 @@ class AuditBook:
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
         self.happenings: list[Happening] = []
-        self.unexpected: dict[str, str] = {}
-        """Key → where it was in a checkpoint without a place in the model."""
+        self.loads: list[LoadOutcome] = []
         self.notes: dict[str, None] = {}
 
     def add(self, name: str, event: Event) -> None:
@@ -65,18 +65,37 @@ class AuditBook:
             return ("loaded" if any(events[at].changed for at in loads) else "identical"), ""
         if strange:
             return "set", _noticed(events[strange[-1]])
-        for status in ("mismatch", "missing"):
-            for event in events:
-                if event.what == status:
-                    return status, event.detail
+        if (unfit := self._unfit(name)) is not None:
+            return unfit
         return ("untouched" if all(event.what == "initialised" for event in events) else "trained"), ""
+
+    @property
+    def unexpected(self) -> dict[str, str]:
+        """Key → where it was in a checkpoint without a place in the model."""
+        return {key: load.where for load in in_effect(self.loads) for key in load.unplaced()}
+
+    def _unfit(self, name: str) -> tuple[str, str] | None:
+        """Why no load gave it a value, if one was meant to. Another shape says more than a key that is not there."""
+        told = [(*load.told[name], load.where) for load in in_effect(self.loads) if name in load.told]
+        for status in ("mismatch", "missing"):
+            for what, detail, where in reversed(told):
+                if what == status:
+                    return status, " ".join(filter(None, (detail, self._place(where))))
+        return None
+
+    def _place(self, where: str) -> str:
+        """Which load is meant, where there is more than one."""
+        return f"at {where}" if len(self.loads) > 1 else ""
 
     def facts(self, model: str, kinds: Mapping[str, str], steps: int, notes: Sequence[str]) -> AuditFacts:
         names: dict[str, list[tuple[str, str]]] = {status: [] for status in ORDER}
         for name in self.events:
             status, extra = self.status(name, kinds[name])
             names[status].append((name, extra))
-        names["unexpected"] = [(key, "") for key in self.unexpected]
+        names["unexpected"] = [(key, self._place(where)) for key, where in self.unexpected.items()]
+        prefixes = [
+            note for load in in_effect(self.loads) for note in renamed(load, f" {self._place(load.where)}".rstrip())
+        ]
         parameters = sum(kinds[name] == "parameter" for name in self.events)
         return AuditFacts(
             model,
@@ -85,7 +104,8 @@ class AuditBook:
             steps,
             names,
             [replace(happening) for happening in self.happenings],
-            [*self.notes, *_renamed(self.unexpected, [name for name, _ in names["missing"]]), *notes],
+            [*self.notes, *prefixes, *notes],
+            [(load.where, len(load.gave)) for load in self.loads],
         )
 
     def as_dict(self, facts: AuditFacts, kinds: Mapping[str, str]) -> dict[str, Any]:
@@ -104,7 +124,7 @@ class AuditBook:
                 }
                 for name, events in self.events.items()
             },
-            "unexpected": dict(self.unexpected),
+            "unexpected": self.unexpected,
             "happenings": [happening.as_dict() for happening in facts.happenings],
             "notes": list(facts.notes),
         }
@@ -113,22 +133,6 @@ class AuditBook:
 def _strange(event: Event, kind: str) -> bool:
     """A change that no load and no optimizer made. Forwards may move buffers: running statistics live there."""
     return event.what == "changed" or (event.what == "forward" and kind == "parameter")
-
-
-def _renamed(unexpected: Collection[str], missing: Collection[str]) -> list[str]:
-    """The most common reason why a checkpoint does not fit: it was written by a wrapper, or is read by one."""
-    prefixes: dict[tuple[str, str], int] = {}
-    for key in unexpected:
-        for name in missing:
-            if key.endswith(f".{name}"):
-                prefixes[key[: -len(name)], ""] = prefixes.get((key[: -len(name)], ""), 0) + 1
-            elif name.endswith(f".{key}"):
-                prefixes["", name[: -len(key)]] = prefixes.get(("", name[: -len(key)]), 0) + 1
-    if not prefixes:
-        return []
-    (theirs, ours), matched = max(prefixes.items(), key=lambda item: item[1])
-    what = f"begin with {theirs!r}" if theirs else f"lack {ours!r} at their beginning"
-    return [f"{matched} of {len(unexpected)} unexpected keys {what}, and are missing names otherwise"]
 
 
 def _noticed(event: Event) -> str:

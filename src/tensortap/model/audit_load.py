@@ -80,7 +80,13 @@ class Load:
 
     def _reported(self, result: Any) -> tuple[Sequence[str], Sequence[str]]:
         """(missing, unexpected) as the framework has them, which knows of renaming hooks; else as it would seem."""
-        if (told := outcome(result)) is not None:
-            return told
         given = self.call.given
-        return [key for key in self.keys if key not in given], [key for key in given if key not in self.keys]
+        absent, strange = [key for key in self.keys if key not in given], [key for key in given if key not in self.keys]
+        if (told := outcome(result)) is None:
+            return absent, strange
+        missing, unexpected = told
+        if set(strange) <= set(unexpected):
+            # Nothing was renamed, so what is absent got no value from the checkpoint, even where torch does not miss
+            # it: a BatchNorm helps out with its own count of batches.
+            missing = absent
+        return missing, unexpected

@@ -22,6 +22,7 @@ from tensortap.frameworks import framework_of
 from tensortap.frameworks.loading import Wrap, around_steps, held_by, loaders, read_call, state_of
 from tensortap.model.audit_book import AuditBook
 from tensortap.model.audit_load import Load
+from tensortap.model.audit_outcome import LoadOutcome
 from tensortap.model.caller import caller
 from tensortap.model.ledger import Change, Ledger
 from tensortap.records import shown
@@ -187,19 +188,22 @@ class Audit:
             return
         load = self._loads.pop()
         changed = self._ledger.look(thorough=True)
+        told = {}
         for name, what, detail in load.told(changed, self._ledger.shape, result, error):
             self._add(name, what, load.where, changed.get(name), detail)
-        for key in load.unexpected(self._ledger.shape, result) if load.took_place(changed, error) else ():
-            self._book.unexpected.setdefault(f"{load.target}.{key}" if load.target else key, load.where)
+            told[name] = (what, detail)
+        unexpected = load.unexpected(self._ledger.shape, result) if load.took_place(changed, error) else ()
+        self._book.loads.append(LoadOutcome(load.where, load.target, load.keys, told, unexpected))
         self._happened_load(load, changed, error)
         if self._loads:
             self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
 
     def _happened_load(self, load: Load, changed: dict[str, Change], error: BaseException | None) -> None:
-        if self._forwards and not self._loaded:
+        if not self._loaded and self._book.loads[-1].gave:
+            self._loaded = True
             times = "a forward" if self._forwards == 1 else f"{self._forwards} forwards"
-            self._book.note(f"{times} had run on the initial values before the first load, at {load.where}")
-        self._loaded = True
+            if self._forwards:
+                self._book.note(f"{times} had run on the initial values before the first load, at {load.where}")
         what = f"{load.method}({load.call.options})" + (f" of {load.target}" if load.target else "")
         if error is not None:
             what += f" raised {type(error).__name__}"

@@ -106,6 +106,8 @@ class AuditFacts:
     """Status → (name, what to add to it)."""
     happenings: Sequence[Happening]
     notes: Sequence[str] = field(default_factory=tuple)
+    loads: Sequence[tuple[str, int]] = field(default_factory=tuple)
+    """Where each load was, and how many tensors it gave a value."""
 
 
 def render(facts: AuditFacts, width: int) -> list[Text]:
@@ -147,10 +149,15 @@ def _sentence(facts: AuditFacts) -> str:
     counts = {status: len(found) for status, found in facts.names.items()}
     total = facts.parameters + facts.buffers
     loaded = sum(counts.get(status, 0) for status in ("loaded", "identical", "overwritten"))
-    if not any(h.what.startswith(("load", "set_")) for h in facts.happenings):
+    if not facts.loads:
         return f"No checkpoint was loaded: all {count(total)} tensors come from their initialisation, or were set."
-    first = next(h for h in facts.happenings if h.what.startswith(("load", "set_")))
-    text = f"{count(loaded)} of {count(total)} tensors come from a checkpoint, loaded first at {clean(first.where)}."
+    first = next((where for where, given in facts.loads if given), None)
+    if first is None:
+        several = len(facts.loads) > 1
+        who = f"none of {count(len(facts.loads))} loads, the last" if several else "the load"
+        gave = ", gave one a value" if several else " gave none a value"
+        return f"None of {count(total)} tensors comes from a checkpoint: {who} at {clean(facts.loads[-1][0])}{gave}."
+    text = f"{count(loaded)} of {count(total)} tensors come from a checkpoint, loaded first at {clean(first)}."
     random = counts.get("missing", 0) + counts.get("mismatch", 0) + counts.get("untouched", 0)
     random += counts.get("trained", 0)
     if random:
