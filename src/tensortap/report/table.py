@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from tensortap.report.wording import middle
+from tensortap.report.cutting import cut
 
 __all__ = ["Column", "fit", "lines"]
 
@@ -77,10 +77,11 @@ def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list
     fitted = fit(columns, None if width is None else width - indent)
     header = Text(" " * indent + _joined([column.title for column, _ in fitted], fitted), "dim")
     rows = [header]
+    cells = [cut(column.cells, size) for column, size in fitted]
     for place in range(len(columns[0].cells)):
         row = Text(" " * indent)
         for at, (column, size) in enumerate(fitted):
-            cell = _padded(column.cells[place], column, size) + " " * GAP * (at < len(fitted) - 1)
+            cell = _padded(cells[at][place], column, size) + " " * GAP * (at < len(fitted) - 1)
             row.append(cell, column.styles[place] if column.styles else column.style)
         row.rstrip()
         rows.append(row)
@@ -88,11 +89,10 @@ def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list
 
 
 def _joined(cells: Sequence[str], fitted: Sequence[tuple[Column, int]]) -> str:
-    padded = [_padded(cell, column, size) for cell, (column, size) in zip(cells, fitted, strict=True)]
+    padded = [_padded(cut([cell], size)[0], column, size) for cell, (column, size) in zip(cells, fitted, strict=True)]
     return (" " * GAP).join(padded).rstrip()
 
 
 def _padded(cell: str, column: Column, width: int) -> str:
-    cut = middle(cell, width)
-    space = " " * (width - cell_len(cut))
-    return cut + space if column.left else space + cut
+    space = " " * (width - cell_len(cell))
+    return cell + space if column.left else space + cell

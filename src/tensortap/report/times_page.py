@@ -41,7 +41,7 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
         return any(row[phase][what] for row in rows for phase in ("forward", "backward", "recompute"))
 
     columns = [
-        table.Column("module", [wording.clean(row["module"]) for row in rows], left=True, least=16),
+        table.Column("module", [wording.clean(row["module"]) for row in rows], left=True, least=24),
         table.Column(
             "class", [wording.clean(row["cls"]) for row in rows], left=True, least=14, optional=5, style="dim"
         ),
