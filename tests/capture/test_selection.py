@@ -57,6 +57,14 @@ def test_keep_as_a_mapping_takes_the_first_pattern(run_path: Path) -> None:
     assert all(record.summary.elements for record in run)
 
 
+def test_a_pattern_that_keeps_nothing_is_told(run_path: Path) -> None:
+    run, tap = tapped(net(), run_path, modules="1*", keep={"1.O": "tensors", "0": "tensors", "*": "summary"})
+    said = [notice for notice in tap.notices if notice.startswith("keep:")]
+    assert len(said) == 2 and all(notice in " ".join(run.notices) for notice in said)
+    assert "'1.O' matches no tapped module" in said[0] and "did you mean 1." in said[0]
+    assert "'0' matches no tapped module" in said[1]  # it is in the model, but was not chosen
+
+
 def test_only_chosen_steps_are_recorded(run_path: Path) -> None:
     model = net()
     with tt.capture(model, run_path, steps=range(1, 6, 2)) as tap:

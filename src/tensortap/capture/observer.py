@@ -81,6 +81,8 @@ class Observer:
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         selection.check_found(len(chosen), names, classes)
         self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen))
+        for text in selection.unmatched([site.name for site in chosen]):
+            self._book.notice(text)
         for site in chosen:
             self._book.remark(site.name, self._framework.remarks(site.owner))
         for wrapper in self._tree.wrappers:

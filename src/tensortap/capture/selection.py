@@ -87,6 +87,16 @@ class Selection:
             message += f"; did you mean {', '.join(dict.fromkeys(close))}?"
         raise UsageError(message)
 
+    def unmatched(self, chosen: Collection[str]) -> list[str]:
+        """What to say of each pattern of keep= that decides over none of the chosen modules."""
+        said = []
+        for pattern, _ in self._rules:
+            if not any(_matches(name, pattern) for name in chosen):
+                close = [shown(name) for name in difflib.get_close_matches(pattern, chosen, n=3, cutoff=0.4)]
+                hint = f"; did you mean {', '.join(close)}?" if close else ""
+                said.append(f"keep: {pattern!r} matches no tapped module, so it decides nothing{hint}")
+        return said
+
     def described(self) -> dict[str, Any]:
         """For run.json: what was asked, in words where it was a function."""
         modules = self.modules if isinstance(self.modules, str) else None
