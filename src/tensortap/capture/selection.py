@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any, Literal
 
 from tensortap.errors import UsageError
@@ -47,8 +48,10 @@ class Selection:
         for name in ("steps", "ranks"):
             if isinstance(value := getattr(self, name), int):
                 object.__setattr__(self, name, (value,))
-            elif value is not None and not hasattr(value, "__contains__"):
-                raise UsageError(f"{name} takes any container of ints, like range(0, 100, 10), not {value!r}")
+            elif value is not None and not _holds_ints(value):
+                raise UsageError(
+                    f"{name} takes an int or any container of ints, like [0, 5] or range(0, 100, 10), not {value!r}"
+                )
 
     def wants_step(self, step: int) -> bool:
         return self.steps is None or step in self.steps
@@ -112,6 +115,15 @@ class Selection:
             "steps": None if self.steps is None else repr(self.steps),
             "ranks": None if self.ranks is None else repr(self.ranks),
         }
+
+
+def _holds_ints(value: Any) -> bool:
+    """Whether it can be asked for numbers. What lists hold can be told at once; other containers are only asked."""
+    if isinstance(value, (str, bytes)):  # a text is a container, but of texts
+        return False
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(isinstance(each, Integral) for each in value)
+    return hasattr(value, "__contains__")
 
 
 def _matches(name: str, pattern: str) -> bool:
