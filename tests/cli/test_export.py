@@ -106,6 +106,16 @@ def test_filters_and_what_was_not_kept(capsys: Capsys, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["hdf5", "npy", "npz", "safetensors"])
+def test_a_run_of_summaries_has_nothing_to_export(capsys: Capsys, tmp_path: Path, to: str) -> None:
+    model = nn.Linear(4, 4)
+    with tt.capture(model, tmp_path / "run", keep={"(root)": "summary"}):
+        model(torch.ones(1, 4))
+    said = call(capsys, "export", tmp_path / "run", "--to", to, "--out", tmp_path / "out")
+    assert said.code == 2 and "kept no tensor" in said.err and 'keep="tensors"' in said.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["hdf5", "npy", "npz", "safetensors"])
 def test_nothing_is_overwritten_unasked(capsys: Capsys, run: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / "out"
     args = ("export", run, "--to", to, "--out", out)

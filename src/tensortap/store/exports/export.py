@@ -59,6 +59,12 @@ def export(
     chosen = {name: value for name, value in (filters or {}).items() if name != "kept"}
     wanted = [rank for rank in run.ranks if ranks is None or rank in ranks]
     found, total, whole = _counted(run, wanted, chosen)
+    if total and not found:
+        raise UsageError(
+            f"{run.path} kept no tensor of what is meant, only {total} summaries: there is nothing to export. Capture "
+            'with keep="tensors", or with keep={"layers.0.*": "tensors"} for some modules. The summaries are in '
+            "`tensortap show`, and in tensortap.open(...).to_pandas()"
+        )
     done, written = 0, 0
 
     def advance(record: Record) -> None:
