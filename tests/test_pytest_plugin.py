@@ -110,6 +110,20 @@ def test_capture_into_the_tests_own_folder(tensortap_capture: Any, tmp_path: Pat
         tensortap_capture(model, "a")
 
 
+def test_captures_without_a_name_are_numbered(tensortap_capture: Any, tmp_path: Path) -> None:  # noqa: F811
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 2)
+    paths = []
+    for _ in range(3):
+        with tensortap_capture(model, kinds=("output",)) as tap:
+            model(torch.ones(1, 2))
+        paths.append(tap.path)
+    assert paths == [tmp_path / "run", tmp_path / "run-2", tmp_path / "run-3"]
+    assert all(len(list(tensortap.open(path))) == 1 for path in paths) and not model._forward_hooks
+    with tensortap_capture(model, overwrite=True) as tap:
+        assert tap.path == tmp_path / "run"
+
+
 def test_loading_the_plugin_loads_nothing_heavy() -> None:
     code = (
         "import sys, tensortap.pytest_plugin\n"

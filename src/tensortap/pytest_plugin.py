@@ -17,8 +17,9 @@ pytest loads this module at every start, in projects that may never use it: noth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,7 +38,7 @@ _REPEATED = {"rename": "--rename", "noise": "--noise", "kinds": "--kind", "modul
 class Capture(Protocol):
     """What the fixture gives: `tensortap.capture` with a name instead of a path."""
 
-    def __call__(self, model: Any, name: str = "run", **options: Any) -> Tap: ...
+    def __call__(self, model: Any, name: str | None = None, **options: Any) -> Tap: ...
 
 
 def assert_runs_match(reference: str | Path, candidate: str | Path, **options: Any) -> Comparison:
@@ -57,13 +58,25 @@ def assert_runs_match(reference: str | Path, candidate: str | Path, **options: A
 
 @pytest.fixture
 def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
-    """Capture into `tmp_path / name`; taps that the test left open are closed at its end."""
+    """Capture into `tmp_path / name`; taps that the test left open are closed at its end.
+
+    Without a name it is `run`, then `run-2`, `run-3` and so on.
+    """
     import tensortap
+    from tensortap.errors import RunExists
+
+    def opened(model: Any, name: str | None, options: dict[str, Any]) -> Tap:
+        if name is not None:
+            return tensortap.capture(model, tmp_path / name, **options)
+        for number in count(1):
+            with suppress(RunExists):
+                return tensortap.capture(model, tmp_path / (f"run-{number}" if number > 1 else "run"), **options)
+        raise AssertionError  # there is always another number
 
     with ExitStack() as open_taps:
 
-        def capture(model: Any, name: str = "run", **options: Any) -> Tap:
-            tap = tensortap.capture(model, tmp_path / name, **options)
+        def capture(model: Any, name: str | None = None, **options: Any) -> Tap:
+            tap = opened(model, name, options)
             open_taps.callback(partial(tap.close, "finished", "closed at the end of the test"))
             return tap
 
