@@ -398,6 +398,14 @@ def test_names_of_another_model(run_path: Path) -> None:
     assert named(checked(Wrapper(), reference, rename=["^backbone\\.="])) == ["gated.up"]
 
 
+def test_a_whole_other_model(run_path: Path) -> None:
+    deep = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)))
+    with tt.capture(deep, run_path, keep="tensors"):
+        deep(torch.ones(1, 8)).sum().backward()
+    with pytest.raises(tt.TensortapError, match=r"it calls them \(root\), 0, 1, 10, \.\.\."):
+        tt.check(nn.Linear(8, 8), run_path)
+
+
 # --- it leaves nothing, it changes nothing ----------------------------------------------------------------------------
 
 

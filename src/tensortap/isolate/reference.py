@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tensortap.compare.tolerance import EPSILON
 from tensortap.errors import UsageError
-from tensortap.records import KINDS, Key, Location, Record
+from tensortap.records import KINDS, Key, Location, Record, shown
 from tensortap.store import Run
 
 __all__ = ["Counterpart", "Reference"]
@@ -81,7 +81,7 @@ class Reference:
         """That the model's modules are the run's, by name."""
         found = sum(self.has(name) for name in names)
         if found < _LEAST_SHARE * len(self.modules):
-            some = ", ".join(sorted(self.modules)[:4])
+            some = ", ".join(map(shown, sorted(self.modules)[:4]))
             raise UsageError(
                 f"only {found} of the {len(self.modules)} modules of {self.run.path} are in the model; it calls them "
                 f"{some}, ...: give rename=['PATTERN=REPLACEMENT'] that turns the model's names into these"
