@@ -16,6 +16,7 @@ from support.tapping import ALL_KINDS, hooks_on, tapped
 from tensortap.cli.replay import _argument
 from tensortap.errors import UsageError
 from tensortap.records import Comparison
+from tensortap.report.comparison_page import build, render
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
 
@@ -189,6 +190,17 @@ def test_dropout_that_draws_anew_is_told(run_path: Path) -> None:
     run, _ = tapped(model, run_path)
     assert noted(tt.replay(run, "1", model), "--eval")
     assert not noted(tt.replay(run, "1", model, evaluate=True), "--eval")
+
+
+def test_dropout_is_told_first_and_on_every_page(run_path: Path) -> None:
+    """The verdict blames the module that drops: without this note one would believe it."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5)
+    run, _ = tapped(model, run_path, torch.randn(5, 2, 8))
+    result = tt.replay(run, "(root)", model)
+    assert result.verdict == "diverged" and "--eval" in result.notes[0]
+    for width in (40, 60, 80, 120):
+        page = " ".join(line.plain.strip() for line in render(build(result), width))
+        assert "draws other numbers" in " ".join(page.split())
 
 
 def test_without_kept_gradients_there_is_no_backward(run_path: Path) -> None:

@@ -226,8 +226,10 @@ class _Replay:
             )
         if self._arguments.dropped:
             notes.append(f"left out, because its forward does not take them: {', '.join(self._arguments.dropped)}")
-        if drops(self._framework, self._module):
-            notes.append("dropout is on and draws other numbers than it did in the run: try --eval, or evaluate=True")
+        if drops(self._framework, self._module):  # first, where it is always shown: it may be all there is to say
+            notes.insert(
+                0, "dropout is on and draws other numbers than it did in the run: try --eval, or evaluate=True"
+            )
         return notes
 
     def _write_repro(self, folder: Path, output: Any, gradients: Mapping[str, Any]) -> list[str]:

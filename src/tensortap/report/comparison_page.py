@@ -77,7 +77,7 @@ _ROOMS = (
     _Room(5, 2, 2, 1),
     _Room(4, 1, 1, 1),
     _Room(3, 1, 1, 1),
-    _Room(1, 0, 0, 0),
+    _Room(1, 0, 0, 1),
 )
 _ALL = _Room(_EVERYTHING, _EVERYTHING, _EVERYTHING, _EVERYTHING)
 
