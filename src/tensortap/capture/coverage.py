@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from tensortap.capture.tree import Alias, Site
 from tensortap.records import ALL_FROZEN, Coverage, Status
 
-__all__ = ["CoverageBook"]
+__all__ = ["GRADIENT_KINDS", "CoverageBook"]
 
-_GRADIENT_KINDS = {"grad_output", "grad_input", "param_grad"}
+GRADIENT_KINDS = {"grad_output", "grad_input", "param_grad"}
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class CoverageBook:
     ) -> None:
         self._entries = {site.name: _Entry(site) for site in sites}
         self._aliases = list(aliases)
-        self._expects_gradient = bool(_GRADIENT_KINDS & set(kinds))
+        self._expects_gradient = bool(GRADIENT_KINDS & set(kinds))
         self._frozen = set(frozen)
         self._notices: dict[str, None] = {}
         self.changed = True
@@ -53,6 +53,10 @@ class CoverageBook:
         if (entry := self._entries.get(name)) is not None:
             self.changed = self.changed or entry.gradients == 0
             entry.gradients += 1
+
+    @property
+    def any_gradient(self) -> bool:
+        return any(entry.gradients for entry in self._entries.values())
 
     def alias(self, name: str) -> None:
         """What goes in comes out, the very same tensor."""

@@ -18,6 +18,7 @@ from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Selection
 from tensortap.capture.surroundings import surroundings
 from tensortap.capture.tree import Tree
+from tensortap.capture.uncounted import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
@@ -136,6 +137,7 @@ class Tap(Observer):
         self.path = Path(path)
         self.rank = framework_of(model).rank()
         self._run: RunSink | None = None
+        self._uncounted: UncountedSteps | None = None
         self._options = options
         super().__init__(
             model,
@@ -158,10 +160,21 @@ class Tap(Observer):
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         watcher = super()._new_watcher(sink, chosen)
         if self._run is not None:
+            kinds = self._selection.kinds
+            self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
+            watcher.forward_begins = self._uncounted.forward_begins
             watcher.put_off = self._run.put_off
             watcher.forward_over = self._run.settle
             watcher.called_with = self._run.writer.called
         return watcher
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        """Take every hook off and finish the run. Calling it twice does no harm."""
+        if self._uncounted is not None and not self._closed:
+            with self._lock:
+                self._book.notice(self._uncounted.notice())
+                self._uncounted.forget()
+        super().close(status, reason)
 
     def _stop(self, error: Exception) -> None:
         super()._stop(error)

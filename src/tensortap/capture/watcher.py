@@ -49,6 +49,8 @@ class Watcher:
         self._hand_on = record
         self.put_off: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
         """Asked first of every tensor: whether it is recorded later, without being handed on now."""
+        self.forward_begins: Callable[[], None] = lambda: None
+        """Called before the root runs, but not where it repeats what it did."""
         self.forward_over: Callable[[], None] = lambda: None
         """Called when the root has run."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
@@ -126,6 +128,7 @@ class Watcher:
         call.autograd = autograd
         if site.name == "" and not replaying:
             self._record_pieces()
+            self.forward_begins()
         if site.name not in self._sites:
             return call
         if "grad_output" in self._kinds:
