@@ -35,6 +35,14 @@ def test_help_lists_the_verbs(capsys: Capsys) -> None:
     assert all(f"\n  {verb} " in said.out for verb in VERBS)
 
 
+def test_help_says_of_every_verb_what_it_does(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    listed = call(capsys, "--help").out.partition("Commands:\n")[2].splitlines()
+    assert len(listed) == 9
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...") or len(line) > 80] == []
+
+
 def test_unknown_words_are_wrong_usage(capsys: Capsys) -> None:
     assert call(capsys, "shwo").code == 2
     assert call(capsys, "show", "--colour").code == 2

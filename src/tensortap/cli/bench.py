@@ -26,10 +26,10 @@ def bench(
     ] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="All figures; - for stdout.")] = None,
 ) -> None:
-    """Train a standard model plain and tapped, in turns; say what a tap costs here and what limits it.
+    """Say what a tap costs on this machine, and what limits it.
 
-    Takes some minutes. Nothing is left on disk; while it runs, the tensors of a step of llama-0.95b need some 25 GB
-    there, and up to 75 GB are used where there is room.
+    Trains a standard model plain and tapped, in turns. Takes some minutes. Nothing is left on disk; while it runs,
+    the tensors of a step of llama-0.95b need some 25 GB there, and up to 75 GB are used where there is room.
 
     \b
     Example:

@@ -18,12 +18,12 @@ def check_hooks(
     ] = None,
     plot_out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="With --plot: a picture, too.")] = None,
 ) -> None:
-    """Cosine similarity, mean, std and variance of the tensors that register_saving_hook saved in two runs.
+    """Compare what register_saving_hook saved in two runs.
 
-    Compares the files that both have and writes a table for each rank to A/tensors/compare_rst and A/grads/compare_rst.
-    Where a call that only one side made has moved the numbers in the names, files are paired by layer and micro step.
-    Ends with 0 if anything was compared, 2 if something cannot be read or written, 3 if there is nothing in common.
-    For a verdict: tensortap compare A B.
+    Cosine similarity, mean, std and variance of the files that both have go into a table for each rank, in
+    A/tensors/compare_rst and A/grads/compare_rst. Where a call that only one side made has moved the numbers in the
+    names, files are paired by layer and micro step. Ends with 0 if anything was compared, 2 if something cannot be
+    read or written, 3 if there is nothing in common. For a verdict: tensortap compare A B.
 
     \b
     Example:

@@ -40,9 +40,10 @@ def demo(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are there already.")] = False,
 ) -> None:
-    """Train a small torch model twice on the CPU, once with a mistake in one layer; compare the runs; name the layer.
+    """Hide a mistake in one layer of a small model, and find it.
 
-    Takes some seconds. Ends with 0 although the runs diverge.
+    Trains a torch model twice on the CPU, once with the mistake; compares the runs; names the layer. Takes some
+    seconds. Ends with 0 although the runs diverge.
 
     \b
     Example:

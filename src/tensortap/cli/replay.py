@@ -57,10 +57,11 @@ def replay(
     exit_zero: ExitZero = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one module alone on the inputs that a run recorded, and compare it with what the run recorded.
+    """Run one module alone on its recorded inputs, and compare.
 
-    In another dtype, on another device, with another implementation. Backward too, where the run has the gradients that
-    came back to the module. Exit codes and reports are those of compare.
+    What comes out is compared with what the run recorded. It may run in another dtype, on another device or with
+    another implementation; backward runs too, where the run has the gradients that came back to the module. Exit codes
+    and reports are those of compare.
 
     \b
     Example:

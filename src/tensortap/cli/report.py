@@ -52,11 +52,12 @@ def report(
     exit_zero: ExitZero = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page about two runs, or about one: a single file that opens from disk and needs no network.
+    """Write a page about two runs, or about one.
 
-    Of two runs it shows where they part, how far each tensor is apart and what is known of it; it ends with the same
-    codes as compare. Of one run it shows its statistics, where NaN appears, and layers that are dead or explode; it
-    ends with 0, or with 3 if there is nothing to look at.
+    It is a single file that opens from disk and needs no network. Of two runs it shows where they part, how far
+    each tensor is apart and what is known of it; it ends with the same codes as compare. Of one run it shows its
+    statistics, where NaN appears, and layers that are dead or explode; it ends with 0, or with 3 if there is
+    nothing to look at.
 
     \b
     Example:

@@ -37,7 +37,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     sketch: Annotated[bool, typer.Option("--sketch", help="With --json: the sketches too.")] = False,
 ) -> None:
-    """Show what is in a run: what ran, what was seen of the model, and its tensors.
+    """Show what ran, what was seen of the model, and its tensors.
 
     Options that choose records may be given several times.
 

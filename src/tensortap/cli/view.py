@@ -48,10 +48,10 @@ def view(
     device: Device = "cpu",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    """Look at two runs, or at one, in the browser: the page of `report`, with every tensor's elements at hand.
+    """Look at two runs, or at one, in the browser.
 
-    The page is served to this machine only, under an address with a secret in it, until Ctrl-C. Over ssh, forward the
-    port that is printed.
+    It is the page of `report`, with every tensor's elements at hand. It is served to this machine only, under an
+    address with a secret in it, until Ctrl-C. Over ssh, forward the port that is printed.
 
     \b
     Example:
