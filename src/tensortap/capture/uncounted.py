@@ -54,8 +54,9 @@ class UncountedSteps:
             self._watched = self._small()
             self._first = [self._framework.copy(tensor) for tensor in self._watched]
             return
-        self._last = [self._framework.copy(tensor) for tensor in self._watched]
-        self._backward = self._book.any_gradient
+        if not any(map(self._framework.unreadable, self._watched)):  # as while a CUDA graph is being captured
+            self._last = [self._framework.copy(tensor) for tensor in self._watched]
+            self._backward = self._book.any_gradient
 
     def _small(self) -> list[Any]:
         """A few of the smallest parameters that are trained."""
