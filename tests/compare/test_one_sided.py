@@ -341,3 +341,14 @@ def test_other_names_that_no_rule_explains_are_told(tmp_path: Path) -> None:
     assert [note for note in result.notes if names in note and "--map with an empty file" in note]
     paired = tt.compare(tmp_path / "a", tmp_path / "b", mapping={})
     assert not [note for note in paired.notes if names in note] and len(paired) > len(result)
+
+
+def test_what_both_runs_say_is_said_once(tmp_path: Path) -> None:
+    for name in "ab":
+        model = seeded(lambda: Residual(16))
+        with tt.capture(model, tmp_path / name, keep={"nothing.of.that": "tensors", "*": "summary"}) as tap:
+            model(torch.ones(4, 16))
+            tap.step()
+    notes = tt.compare(tmp_path / "a", tmp_path / "b").notes
+    assert [note for note in notes if "nothing.of.that" in note] == [note for note in notes if "both runs: " in note]
+    assert len([note for note in notes if "nothing.of.that" in note]) == 1

@@ -188,9 +188,9 @@ def _has_forward(side: Side) -> bool:
 
 def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    notes = [
-        f"{name}: {text}" for name, side in (("reference", left), ("candidate", right)) for text in side.run.notices
-    ]
+    ours, theirs = left.run.notices, right.run.notices
+    notes = [f"{'both runs' if text in theirs else 'reference'}: {text}" for text in ours]
+    notes += [f"candidate: {text}" for text in theirs if text not in ours]
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if matched.plan is not None:
         if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):

@@ -98,15 +98,22 @@ class Run:
         chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
         if not chosen and (missing := [rank for rank in range(world) if rank not in self.ranks]):
             found.append(f"{len(missing)} of {world} ranks left nothing: {_few(missing)}")
+        said: dict[str, list[int]] = {}
         for rank in self.ranks:
-            said = [
+            texts = [
                 self._notice_of_status(rank),
                 self._notice_of_index(rank),
                 self._notice_of_calls(rank),
                 *self._notices_of_capture(rank),
             ]
-            found += [f"rank {rank}: {text}" for text in said if text]
-        return found
+            for text in filter(None, texts):
+                said.setdefault(text, []).append(rank)
+        return found + [f"{self._who(ranks)}: {text}" for text, ranks in said.items()]
+
+    def _who(self, ranks: list[int]) -> str:
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}"
+        return "all ranks" if len(ranks) == len(self.ranks) else f"ranks {_few(ranks)}"
 
     @cached_property
     def coverage(self) -> dict[int, list[Coverage]]:
