@@ -263,7 +263,7 @@ def test_pandas_and_torch_are_asked_for_by_name(tmp_path, monkeypatch):
 
 def test_what_all_ranks_say_is_said_once(tmp_path):
     for rank in range(3):
-        with RunWriter(tmp_path / "a", info={}, rank=rank) as writer:
+        with RunWriter(tmp_path / "a", info={}, rank=rank, world=3) as writer:
             writer.append(record(0, rank=rank))
             writer.coverage([], ["all of them", *(["two of them"] if rank else [])])
     assert open_run(tmp_path / "a").notices == ["all ranks: all of them", "ranks 1, 2: two of them"]
