@@ -331,3 +331,27 @@ def test_paddle(tmp_path: Path) -> None:
     weight = model[2][1].weight.numpy()
     assert np.allclose(backward["2.1"]["grad_input0"], np.ones((2, 5)) @ weight.T, rtol=1e-5)
     assert backward["0"]["grad_input0"].shape == (0,)
+
+
+def test_paddle_tells_the_parts_of_a_split_apart(tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle")
+
+    class Mix(paddle.nn.Layer):
+        def forward(self, a: Any, b: Any) -> Any:
+            return a * 2 + b * 3
+
+    class Model(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.mix = paddle.nn.Linear(4, 4), Mix()
+
+        def forward(self, x: Any) -> Any:
+            return self.mix(*paddle.split(self.fc(x), 2, axis=1))
+
+    model = Model()
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    handle = dumper.register_hooks(model, 0, 3)
+    model(paddle.ones([2, 4])).sum().backward()
+    dumper.remove_hooks()
+    found = groups(handle.path, "backward")["mix"]
+    assert np.all(found["grad_input0"] == 2) and np.all(found["grad_input1"] == 3)

@@ -12,7 +12,7 @@ from tensortap.capture.clock import Call, Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.shares import Shares
+from tensortap.capture.shares import Shares, Watched
 from tensortap.capture.tree import Site, Tree
 from tensortap.frameworks.base import Edge, Framework, Gradient, Identity, Remove
 from tensortap.records import Key, shown
@@ -68,7 +68,7 @@ class Watcher:
         self._use(lambda hook: hook)
 
     def _use(self, guard: Guard) -> None:
-        self._guard = guard
+        self._guard = self._shares.guard = guard
         # Guarded once and not for every tensor: what is made for each of a step's gradients, the step waits for.
         self._on_gradient = guard(self._gradient)
         self._on_parameter_gradient = guard(self._parameter_gradient)
@@ -169,9 +169,9 @@ class Watcher:
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
         if call.edges:
-            inputs = [(edge, partial(self._on_gradient, site, call, "grad_input", path)) for path, edge in call.edges]
-            outputs = [tensor for _, tensor in opened.tensors]
-            self._passing += self._shares.watch(inputs, outputs, call.mark, partial(self._lost, site, call.edges))
+            seen, lost = partial(self._gradient, site, call, "grad_input"), partial(self._lost, site)
+            inputs = [Watched(edge, partial(seen, path), partial(lost, path)) for path, edge in call.edges]
+            self._passing += self._shares.watch(inputs, [tensor for _, tensor in opened.tensors], call.mark)
         call.inputs, call.edges = {}, ()  # the call is remembered for the step, but must not keep the graph alive
 
     def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
@@ -206,9 +206,8 @@ class Watcher:
                 self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
         return edges
 
-    def _lost(self, site: Site, edges: Sequence[tuple[str, Edge]], lost: Edge) -> None:
-        path = next(path for path, edge in edges if edge is lost)
-        self._book.remark(site.name, f"grad_input {path} passes through a graph node that cannot be watched")
+    def _lost(self, site: Site, path: str, why: str) -> None:
+        self._book.remark(site.name, f"grad_input {path} {why}")
 
     def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any) -> None:
         self._clock.backward_micro = call.micro

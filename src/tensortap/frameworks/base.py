@@ -71,6 +71,8 @@ class Edge:
     """The tensor's own shape: a gradient that arrives through its base is brought into it."""
     base: Edge | None = None
     """The edge of the tensor that this one is a view of: a change in place reroutes the gradient there."""
+    tensor: Any = field(default=None, compare=False)
+    """The tensor itself, where only a hook on it tells its gradient from those of others that its operation made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Consumer:
     node: Any
     index: int
     edge: Edge
+    rivals: tuple[Edge, ...] = ()
+    """Further edges that may be meant as well, where the framework does not tell the outputs of an operation apart."""
 
 
 Described = tuple[Hashable | None, str, tuple[int, ...], bool]
@@ -276,8 +280,16 @@ class Framework(Protocol):
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         """The nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
-        """When this node has computed the gradients that it sends on; None if it cannot be watched."""
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
+        """When this node has computed the gradients that it sends on; None if it cannot be watched. `seen` gets them by
+        the index of `Consumer`, or None if it is not known which of them goes where."""
+
+    def uses(self, node: Any) -> Callable[[], int | None]:
+        """To be asked in backward: how many gradients it sends to this node; None if that is not known. The question
+        keeps no node alive."""
+
+    def memory(self, tensor: Any) -> int:
+        """Where the elements are: of two tensors that live, equal if they share them. 0 if there are none."""
 
     def add(self, left: Any, right: Any) -> Any:
         """A new tensor: the sum of two gradients."""

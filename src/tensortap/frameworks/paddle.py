@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tensortap.frameworks.base import (
 )
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
 from tensortap.frameworks.paddle_replacing import Replacing
 from tensortap.sending import Pinning
 
@@ -44,9 +46,6 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
-# Paddle numbers no graph nodes, so a walk that strays out of its module is stopped by count.
-_MOST_NODES = 20_000
-
 
 _FLAGS = (
     "FLAGS_cudnn_deterministic",
@@ -70,6 +69,9 @@ class Paddle(Replacing):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
+
+    def __init__(self) -> None:
+        self._uses = Uses()
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -148,7 +150,8 @@ class Paddle(Replacing):
             return None
 
         def hook(gradient: Any) -> None:
-            seen(gradient)
+            if gradient is not None:  # the indices of a topk take part in autograd, and get none
+                seen(gradient)
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -218,33 +221,19 @@ class Paddle(Replacing):
     def edge(self, tensor: Any) -> Edge | None:
         if tensor.stop_gradient or (node := tensor.grad_fn) is None:
             return None
-        return Edge(node, 0, tuple(tensor.shape))
+        # The slot is told by nobody. The tensor's own number tells it from others that its operation made.
+        return Edge(node, id(tensor), tuple(tensor.shape), tensor=tensor)
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
-        wanted = {edge.node.node_ptr(): edge for edge in edges}
-        nodes = {node.node_ptr(): node for tensor in outputs if (node := tensor.grad_fn) is not None}
-        waiting, visited = list(nodes.values()), set(nodes)  # outputs that one operation made have one node
-        found = []
-        while waiting and len(visited) < _MOST_NODES:
-            node = waiting.pop()
-            if node.node_ptr() in wanted:
-                continue
-            for index, after in enumerate(node.next_functions):
-                if after is None:
-                    continue
-                if (edge := wanted.get(after.node_ptr())) is not None:
-                    found.append(Consumer(node, index, edge))
-                if after.node_ptr() not in visited:
-                    visited.add(after.node_ptr())
-                    waiting.append(after)
-        return found
+        return consumers(outputs, edges)
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
-        if "PyLayer" in node.name():  # paddle runs no hooks on these
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
+        if not watchable(node):
             return None
+        goes_on = [after is not None for after in node.next_functions]
 
         def hook(sent: Any, _received: Any) -> Any:
-            seen(sent)
+            seen(along(sent, goes_on))
             return sent  # paddle takes what the hook returns: the very same tensors
 
         handle = node._register_post_hook(hook)
@@ -253,6 +242,12 @@ class Paddle(Replacing):
             handle.remove()
 
         return remove
+
+    def uses(self, node: Any) -> Callable[[], int | None]:
+        return partial(self._uses.of, node.node_ptr())
+
+    def memory(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
 
     def add(self, left: Any, right: Any) -> Any:
         with paddle.no_grad():

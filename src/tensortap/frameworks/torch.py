@@ -297,11 +297,17 @@ class Torch(Reading, Replacing):
                     waiting.append(after)
         return found
 
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any]], None]) -> Remove | None:
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
         def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
             seen(sent)
 
         return node.register_hook(hook).remove
+
+    def uses(self, node: Any) -> Callable[[], int | None]:
+        return lambda: None  # nobody asks: edges are told apart by their slots
+
+    def memory(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -1,0 +1,136 @@
+"""Paddle's autograd graph, which tells less of itself than torch's.
+
+A node says which nodes it sends gradients to, but not to which of their inputs: all outputs of one operation, as of a
+split, look alike. Which gradient is whose is found out in backward (`capture.siblings`), with what is answered here.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tensortap.frameworks.base import Consumer, Edge
+
+__all__ = ["Uses", "along", "consumers", "watchable"]
+
+# Paddle numbers no graph nodes, so a walk that strays out of its module is stopped by count.
+_MOST_NODES = 20_000
+# A hook must give back what the node sends, and paddle takes no lists back: backward would fail, whatever is returned.
+_SEND_LISTS = (
+    "AddN",
+    "BroadcastTensors",
+    "Concat",
+    "CudnnLstm",
+    "Einsum",
+    "GradNodeLegacyRunProgram",
+    "GradNodeRunProgram",
+    "Meshgrid",
+    "MultiDot",
+    "Multiplex",
+    "PartialConcat",
+    "PartialSum",
+    "RnnGrad",
+    "RunCustomOp",
+    "Stack",
+)
+_ROOTS = {"tensor_patch_methods.py": "self", "backward_mode.py": "tensors"}
+"""Where backward is called from Python, and what its tensors are called there."""
+
+
+def watchable(node: Any) -> bool:
+    """Whether a hook on this node is run, and does no harm."""
+    name = node.name()
+    return "PyLayer" not in name and not name.startswith(_SEND_LISTS)
+
+
+def consumers(outputs: Iterable[Any], edges: Sequence[Edge]) -> list[Consumer]:
+    """See `Framework.consumers`."""
+    wanted: dict[int, list[Edge]] = {}
+    for edge in edges:
+        wanted.setdefault(edge.node.node_ptr(), []).append(edge)
+    nodes = {node.node_ptr(): node for tensor in outputs if (node := tensor.grad_fn) is not None}
+    waiting, visited = list(nodes.values()), set(nodes)  # outputs that one operation made have one node
+    found = []
+    while waiting and len(visited) < _MOST_NODES:
+        node = waiting.pop()
+        if node.node_ptr() in wanted:
+            continue
+        for index, after in enumerate(node.next_functions):
+            if after is None:
+                continue
+            if (fed := wanted.get(after.node_ptr())) is not None:
+                found.append(Consumer(node, index, fed[0], tuple(fed[1:])))
+            if after.node_ptr() not in visited:
+                visited.add(after.node_ptr())
+                waiting.append(after)
+    return found
+
+
+def along(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
+    """What a node sends, in the order of its next functions, of which some lead nowhere; None if that is not known. A
+    node may have gradients for more inputs than it has next functions: for the condition of `where`, as an example."""
+    given = [gradient if gradient._is_initialized() else None for gradient in sent]
+    if len(given) == len(goes_on):
+        return given
+    there = [gradient for gradient in given if gradient is not None]
+    if len(there) != sum(goes_on):
+        return None
+    return [there.pop(0) if goes else None for goes in goes_on]
+
+
+class Uses:
+    """Counts how often gradients are sent to a node in the backward that is running."""
+
+    def __init__(self) -> None:
+        self._roots: list[tuple[weakref.ref[Any], int]] = []
+        self._counts: Counter[int] = Counter()
+
+    def of(self, address: int) -> int | None:
+        """By the node's address. None if it is not known where this backward began."""
+        if not (roots := _roots()):
+            return None
+        if not self._is_of(roots):
+            self._counts = _count(roots)
+            self._roots = [(weakref.ref(root), root.grad_fn.node_ptr()) for root in roots]
+        return self._counts[address]
+
+    def _is_of(self, roots: Sequence[Any]) -> bool:
+        """Whether these were counted last. While they live, so does their graph, and addresses mean what they did."""
+        known = [(reference(), address) for reference, address in self._roots]
+        now = [(root, root.grad_fn.node_ptr()) for root in roots]
+        return len(known) == len(now) and all(a is b and p == q for (a, p), (b, q) in zip(known, now, strict=True))
+
+
+def _roots() -> list[Any]:
+    """The tensors that the innermost backward began with: paddle has no other way to ask for them than its caller."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+        if "paddle" in code.co_filename and code.co_name == "grad":
+            return []  # paddle.grad leaves out what does not lead to its inputs
+        if code.co_name == "backward" and (name := _ROOTS.get(file)) is not None:
+            found = frame.f_locals.get(name)
+            roots = list(found) if isinstance(found, list | tuple) else [found]
+            return roots if all(getattr(root, "grad_fn", None) is not None for root in roots) else []
+        frame = frame.f_back
+    return []
+
+
+def _count(roots: Sequence[Any]) -> Counter[int]:
+    nodes = [root.grad_fn for root in roots]
+    counts = Counter(node.node_ptr() for node in nodes)  # a root gets its gradient from outside of the graph
+    waiting = list({node.node_ptr(): node for node in nodes}.values())
+    visited = set(counts)
+    while waiting:
+        for after in waiting.pop().next_functions:
+            if after is None:
+                continue
+            counts[after.node_ptr()] += 1
+            if after.node_ptr() not in visited:
+                visited.add(after.node_ptr())
+                waiting.append(after)
+    return counts
