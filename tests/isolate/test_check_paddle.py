@@ -33,11 +33,45 @@ class Net(nn.Layer):
         return self.out(out) + h.sum()
 
 
+class Passing(nn.Layer):
+    """One value is used and returned by a layer and the one around it, and goes through a further one."""
+
+    class Router(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.out = nn.Linear(6, 4), nn.Linear(4, 6)
+
+        def forward(self, x: Any) -> Any:
+            shares = nn.functional.softmax(self.lin(x))
+            return self.out(shares * shares), shares
+
+    class Block(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.drop = Passing.Router(), nn.Dropout(0.0)
+
+        def forward(self, x: Any) -> Any:
+            y, shares = self.router(x)
+            return x + y * shares.max(-1, keepdim=True), self.drop(shares)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Passing.Block()
+
+    def forward(self, x: Any) -> Any:
+        y, shares = self.block(x)
+        return y + shares.sin().sum()
+
+
 def images() -> Any:
     return paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype("float32"))
 
 
-MODELS = {"mirror": (paddle_model, lambda: paddle.to_tensor(tokens())), "net": (Net, images)}
+MODELS = {
+    "mirror": (paddle_model, lambda: paddle.to_tensor(tokens())),
+    "net": (Net, images),
+    "passing": (Passing, images),
+}
 
 
 def built(name: str) -> Any:

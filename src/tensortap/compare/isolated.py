@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ class Isolation:
     """The candidate's rows that the reference's values took the place of, once they were measured."""
     used_inside: Collection[int] = ()
     """Its rows of gradients at an output that the module itself uses further: a part of them is its own."""
+    same: Collection[Sequence[int]] = ()
+    """Its rows of one gradient at an output that several calls return as it is, the innermost first."""
     callers: Mapping[Spot, str | None] = field(default_factory=dict)
     """The module whose code made a call; None if it came from outside the model."""
     cut_off: Collection[Key] = ()
@@ -73,6 +75,8 @@ class _Faults:
     forced: npt.NDArray[np.bool_]
     own: Collection[int]
     """Rows that `used_inside` means."""
+    same: Mapping[int, Sequence[int]]
+    """By row: all those that `same` has together with it."""
     lost: Collection[Key]
     """What only the reference has."""
     explained: bool
@@ -85,17 +89,21 @@ class _Faults:
             return Place(reader, True)
         if call is None or kind not in ("input", "grad_output"):
             return place_of(row, self.structure, self.judgement)
-        caller = self.isolation.caller(call)
         if kind == "input":
+            caller = self.isolation.caller(call)
             return Place(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
         if (culprit := self._loser(tensors, users) or self._changer(users)) is not None:
             return Place(culprit, True)
+        rows = self.same.get(row, (row,))
+        outermost = self.structure.call_of(rows[-1]) or call
+        caller = self.isolation.caller(outermost)
+        own = next((each for each in rows if each in self.own), None)
+        if own is not None and (caller is not None or own != rows[-1]):
+            return Place(self.structure.module[own], True)
         if caller is None:
-            return Place(None, None)
-        if row in self.own:
-            return Place(None, True)
+            return Place(outermost.module, None)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
         unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
         if any(user in unforced for user in self.structure.users(row, call)):
@@ -176,7 +184,7 @@ def isolated_findings(
     forced = np.array([row in isolation.forced for row in numbers], bool)
     own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
     structure = case.structure
-    faults = _Faults(case.judgement, structure, isolation, forced, own, lost, explained)
+    faults = _Faults(case.judgement, structure, isolation, forced, own, _same(isolation, numbers), lost, explained)
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
@@ -197,6 +205,13 @@ def isolated_findings(
         known.add((rank, module))
         found[row] = case.finding(row, place, row)
     return found
+
+
+def _same(isolation: Isolation, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
+    """By pair, the pairs of the very same gradient, the innermost call's first."""
+    pair_of = {row: pair for pair, row in enumerate(numbers)} if isolation.same else {}
+    groups = [[pair_of[row] for row in rows if row in pair_of] for rows in isolation.same]
+    return {pair: group for group in groups for pair in group}
 
 
 def _inside(module: str, rank: int, known: Collection[tuple[int, str]]) -> bool:

@@ -189,7 +189,14 @@ class Check(Observer):
             for _, parameter in self._framework.parameters(site.owner):
                 if (owner := owners.setdefault(id(parameter), site.name)) != site.name:
                     tied.setdefault(rename(site.name), []).append(rename(owner))
-        return Isolation(comparator.forced, comparator.used_inside, comparator.callers, comparator.cut_off, tied)
+        return Isolation(
+            forced=comparator.forced,
+            used_inside=comparator.used_inside,
+            same=comparator.same,
+            callers=comparator.callers,
+            cut_off=comparator.cut_off,
+            tied=tied,
+        )
 
     # --- for the noise -----------------------------------------------------------------------------------------
     def perturb_parameters(self) -> None:

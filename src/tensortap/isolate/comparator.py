@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,8 @@ class Comparator:
         """Rows whose tensor was replaced by the reference's, once it had been looked at."""
         self.used_inside: set[int] = set()
         """Rows of wrong gradients at an output that the module itself uses further."""
+        self.same: list[list[int]] = []
+        """Rows of one gradient at an output that several calls return as it is, the innermost first."""
         self.cut_off: set[Key] = set()
         """Inputs that take no part in autograd, and outputs that should; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
@@ -77,7 +80,8 @@ class Comparator:
         self.callers[spot] = None if caller is None else rename(caller)
 
     def note_inner_use(self, key: Key, from_outside: Any | None, gradient: Any) -> None:
-        """Whether a wrong gradient at an output is not only what came from outside: the module uses the output too."""
+        """Whether a wrong gradient at an output is not only what came from outside: the module uses the output too.
+        `gradient` is all that comes to it there, but for what modules inside add."""
         if (row := self._rows[key]) not in self.measured:
             return
         if from_outside is not None:
@@ -85,6 +89,11 @@ class Comparator:
             if difference(*parts).difference.equal:
                 return
         self.used_inside.add(row)
+
+    def note_same(self, keys: Sequence[Key]) -> None:
+        """The same gradient was held against several records."""
+        if len(keys) > 1:
+            self.same.append([self._rows[key] for key in keys])
 
     def note_cut_off(self, key: Key) -> None:
         """An input takes no part in autograd, or an output though it should."""

@@ -1,0 +1,404 @@
+"""A value that goes through many hands is one tensor in capture, with one gradient; so it must be in a check."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tensortap as tt
+from support.tapping import hooks_on
+from tensortap.isolate.sameness import Level, Sameness
+
+KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
+
+
+class Router(nn.Module):
+    """Uses what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.out = nn.Linear(8, 4), nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares = self.lin(x).softmax(-1)
+        return self.out(shares * shares), shares
+
+
+class Quiet(Router):
+    """Does not use it."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.lin(x)
+        return self.out(scores), scores.softmax(-1)
+
+
+class Block(nn.Module):
+    """Returns what its router returned, and uses it, too."""
+
+    def __init__(self, router: Callable[[], nn.Module] = Router) -> None:
+        super().__init__()
+        self.router = router()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, shares = self.router(x)
+        return x + y * shares.amax(-1, keepdim=True), shares
+
+
+class Blocks(nn.Module):
+    def __init__(self, times: int = 1, reentrant: bool | None = None, block: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.block, self.times, self.reentrant = block(), times, reentrant
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for _ in range(self.times):
+            if self.reentrant is None:
+                x, shares = self.block(x)
+            else:
+                x, shares = checkpoint(self.block, x, use_reentrant=self.reentrant)
+            found.append(shares)
+        return x, *found
+
+
+class Bias(nn.Module):
+    """A bias that the first layer makes goes through all of them, two modules deep."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.table = nn.Linear(8, 8), nn.Embedding(4, 8)
+
+        def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+            if bias is None:
+                bias = self.table(torch.arange(4)) * 2
+            return self.lin(x) * bias, bias
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Bias.Attention()
+
+        def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+            y, bias = self.attention(x, bias)
+            return x + y, bias
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Bias.Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x
+
+
+class HandedThrough(nn.Module):
+    """What the code of a block makes goes through two modules that leave it as it is, and is used beside them."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.both = nn.Identity(), nn.Dropout(0.0), nn.Bilinear(8, 8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = x * 2
+            z = self.second(self.first(y))
+            return z, self.both(z, y) + y.sin()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.inner = nn.Linear(8, 8), HandedThrough.Inner()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z, w = self.inner(self.lin(x))
+        return z, w
+
+
+class Twice(nn.Module):
+    """Returns one tensor under two names, as does the module in it."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.lin(x)
+            return y, y
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.head = Twice.Pair(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.pair(x)
+        return self.head(a) + b.sin()
+
+
+class ChangedBetween(nn.Module):
+    """Changes in place what a module in it returned, and returns it: that is another value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.inner(x)
+        z = y * 2
+        y += 1
+        return y, self.head(z)
+
+
+class Viewed(Block):
+    """Returns another tensor of the same memory: its gradient is not that of the router's."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, shares = self.router(x)
+        return x + y, shares.view(shares.shape)
+
+
+def loss_of(out: Any) -> torch.Tensor:
+    """One that sends another gradient to each element."""
+    parts = (out,) if isinstance(out, torch.Tensor) else out
+    return torch.stack(
+        [(part.pow(2) * torch.arange(1.0, part.numel() + 1).view_as(part)).mean() for part in parts]
+    ).sum()
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def step(model: nn.Module) -> None:
+    loss_of(model(batch())).backward()
+
+
+def two_micro_steps(model: nn.Module) -> None:
+    step(model)
+    step(model)
+
+
+def penalised(model: nn.Module) -> None:
+    x = batch()
+    loss = loss_of(model(x))
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+
+
+def built(build: Callable[[], nn.Module]) -> Any:
+    torch.manual_seed(0)
+    return build()
+
+
+def captured(build: Callable[[], nn.Module], path: Path, work: Callable[[nn.Module], None] = step) -> Path:
+    with tt.capture(model := built(build), path, keep="tensors", kinds=KINDS):
+        work(model)
+    return path
+
+
+def checked(model: nn.Module, reference: Path, work: Callable[[nn.Module], None] = step) -> Any:
+    with tt.check(model, reference) as check:
+        work(model)
+    return check.result
+
+
+def named(result: Any) -> list[str]:
+    return [birth.module for birth in result.births]
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "work"),
+    [
+        (Blocks, step),
+        (lambda: Blocks(times=3), step),
+        (lambda: Blocks(times=2), two_micro_steps),
+        (lambda: Blocks(times=2, reentrant=True), step),
+        (lambda: Blocks(reentrant=False), step),
+        (Bias, step),
+        (HandedThrough, step),
+        (Twice, step),
+        (lambda: nn.Sequential(Twice()), step),
+        (ChangedBetween, step),
+        (Viewed, step),
+    ],
+)
+def test_a_model_agrees_with_itself(
+    build: Callable[[], nn.Module], work: Callable[[nn.Module], None], run_path: Path
+) -> None:
+    result = checked(built(build), captured(build, run_path, work), work)
+    assert result.verdict == "match", result.sentence
+    assert not result.unmatched, result.unmatched[:5]
+    assert max(row["rel_l2"] for row in result.rows) < 1e-6
+
+
+def test_a_gradient_penalty_agrees_with_itself(run_path: Path) -> None:
+    model, free = built(Blocks), built(Blocks)
+    result = checked(model, captured(Blocks, run_path, penalised), penalised)
+    penalised(free)
+    assert result.verdict == "match", result.sentence
+    assert {row["path"] for row in result.rows if row["kind"] == "grad_output"} >= {"1", "1~2"}
+    for ours, theirs in zip(model.parameters(), free.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5)
+
+
+def test_the_parameters_get_the_gradients_that_they_get_without_a_check(run_path: Path) -> None:
+    model, free = built(Bias), built(Bias)
+    checked(model, captured(Bias, run_path))
+    step(free)
+    for ours, theirs in zip(model.parameters(), free.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, rtol=1e-5)
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+class Calm(Block):
+    """Only returns it."""
+
+    def __init__(self) -> None:
+        super().__init__(Quiet)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, shares = self.router(x)
+        return x + y, shares
+
+
+class Around(nn.Module):
+    """The root uses what the block returns, and does not return it."""
+
+    def __init__(self, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.block = block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, shares = self.block(x)
+        return y + shares.sin().sum()
+
+
+def wrong_in_the_router(model: Any) -> None:
+    router = model.block.router
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares = router.lin(x).softmax(-1)
+        return router.out(Doubled.apply(shares) * shares), shares
+
+    router.forward = forward
+
+
+def wrong_in_the_block(model: Any) -> None:
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, shares = model.block.router(x)
+        return x + y * Doubled.apply(shares).amax(-1, keepdim=True), shares
+
+    model.block.forward = forward
+
+
+def wrong_around(model: Any) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y, shares = model.block(x)
+        return y + Doubled.apply(shares).sin().sum()
+
+    model.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("build", "spoil", "module"),
+    [
+        (Blocks, wrong_in_the_router, "block.router"),
+        (lambda: Blocks(block=lambda: Block(Quiet)), wrong_in_the_block, "block"),
+        (lambda: Around(Block), wrong_in_the_router, "block.router"),
+        (lambda: Around(lambda: Block(Quiet)), wrong_in_the_block, "block"),
+        (lambda: Around(Calm), wrong_around, ""),
+    ],
+)
+def test_a_wrong_backward_is_laid_to_the_innermost_that_adds_to_it(
+    build: Callable[[], nn.Module], spoil: Callable[[Any], None], module: str, run_path: Path
+) -> None:
+    reference, model = captured(build, run_path), built(build)
+    spoil(model)
+    assert named(checked(model, reference)) == [module]
+
+
+def test_a_loss_that_sends_another_gradient_is_named_as_such(run_path: Path) -> None:
+    def build() -> nn.Module:
+        return Blocks(block=Calm)
+
+    def other(model: nn.Module) -> None:
+        x, shares = model(batch())
+        loss_of((x, Doubled.apply(shares))).backward()
+
+    result = checked(built(build), captured(build, run_path), other)
+    assert named(result) == [""]
+    assert result.first.inputs_matched is None
+
+
+# --- what it knows a tensor by ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_alive_and_nothing_stays(run_path: Path) -> None:
+    reference, model = captured(Blocks, run_path), built(Blocks)
+    seen = []
+    with tt.check(model, reference):
+        out = model(batch())
+        seen = [weakref.ref(each) for each in out]
+        loss_of(out).backward()
+        del out
+        assert not any(each() is not None for each in seen), "the step is not over, but nobody uses them any more"
+    assert hooks_on(model) == 0
+
+
+def test_a_tensor_is_known_by_itself_and_its_version() -> None:
+    known = Sameness(lambda tensor: tensor._version)
+    first, second, third = torch.ones(2), torch.ones(2), torch.ones(2)
+    known.stands_for(second, first, 7)
+    known.stands_for(third, second, 7)
+    assert known.original(third, 7) is first
+    assert known.original(third, 8) is third, "the reference has another tensor there"
+    second.add_(1)
+    assert known.original(second, 7) is second
+    assert known.original(third, 7) is first
+    first.add_(1)
+    assert known.original(third, 7) is third
+    levels: list[Level] = []
+    known.returned(first, 7, levels)
+    assert known.levels(first, 7) is levels
+    assert known.levels(first, 8) is None
+    assert known.levels(first.clone(), 7) is None
+    known.clear()
+    assert known.levels(first, 7) is None
+
+
+def test_a_tensor_that_is_gone_is_forgotten() -> None:
+    """Its address may be another one's by now."""
+    known = Sameness(lambda tensor: tensor._version)
+    for _ in range(20):
+        tensor = torch.ones(2)
+        assert known.levels(tensor, 7) is None
+        assert known.original(tensor, 7) is tensor
+        known.returned(tensor, 7, [])
+        known.stands_for(tensor, torch.zeros(2), 7)
+        del tensor
+    assert not known._returned._of
+    assert not known._originals._of
