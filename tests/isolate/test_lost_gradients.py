@@ -98,6 +98,46 @@ def test_the_module_at_fault_is_named_alone(
     assert named(check.result) == [module], check.result.sentence
 
 
+class Handing(nn.Module):
+    """The root hands a value that it made down through a block, whose parts get it and hand it on as it is."""
+
+    class Block(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.same, self.inner = nn.Identity(), inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.same(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.block = Handing.Block(Handing.Block(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x + self.block(self.first(x) * x))
+
+
+def cut_by_the_root(model: Any) -> None:
+    model.forward = lambda x: model.last(x + model.block((model.first(x) * x).detach()))
+
+
+def cut_by_the_block(model: Any) -> None:
+    model.block.forward = lambda x: model.block.inner(x.detach())
+
+
+@pytest.mark.parametrize(("spoil", "module"), [(cut_by_the_root, ""), (cut_by_the_block, "block")])
+def test_the_code_that_cut_it_off_is_named_and_none_that_was_given_it(
+    spoil: Spoil, module: str, run_path: Path
+) -> None:
+    reference, model = captured(Handing(), run_path), Handing()
+    spoil(model)
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == [module], check.result.sentence
+
+
 def test_without_gradients_at_inputs_it_is_still_one(run_path: Path) -> None:
     reference = captured(nested(), run_path, kinds=("input", "output", "grad_output", "param_grad"))
     model = spoilt(nested, "1.1.0", output_detached)

@@ -52,7 +52,7 @@ class Isolation:
             (maker, structure.path[row])
             for tensor in tensors
             for maker, row in structure.makers.get(tensor, ())
-            if maker.end < call.end and maker is not call
+            if maker.end < call.begin  # one that ran inside only hands it on
         ]
         for maker, output in reversed(makers):
             if self.is_cut_off(maker, "output", output):
@@ -62,6 +62,12 @@ class Isolation:
             # Some inputs take no part by right, such as tables of angles; if none does, the past ended further back.
             if paths and all(self.is_cut_off(maker, "input", each) for each in paths):
                 return self.cutter(maker, paths[0], structure)
+        # Whoever made the call may itself have been given the value without a past.
+        around = call.parent
+        if around is not None and around.module == self.caller(call):
+            for row in around.of("input"):
+                if structure.tensor[row] in tensors and self.is_cut_off(around, "input", structure.path[row]):
+                    return self.cutter(around, structure.path[row], structure)
         return self.caller(call)
 
 
