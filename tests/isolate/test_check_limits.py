@@ -115,6 +115,49 @@ def test_a_wrong_optimizer_is_one_finding(run_path: Path) -> None:
     assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
 
 
+def clipped(net: nn.Module, watch: Callable[[nn.Module], Any], rate: float = 0.01) -> Any:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.0)
+    with watch(net) as watching:
+        for _ in range(3):
+            step(net)
+            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+            watching.step()
+    return watching
+
+
+def wrong_from_the_second_step_on() -> nn.Module:
+    net = model()
+    inner, calls = net[2].forward, iter(range(9))
+    net[2].forward = lambda x: inner(x) * (1.1 if next(calls) else 1.0)
+    return net
+
+
+def without_a_gradient() -> nn.Module:
+    net = model()
+    net[2].weight.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("build", [lambda: scaled("2"), wrong_from_the_second_step_on, without_a_gradient])
+def test_an_optimizer_that_was_given_a_wrong_gradient_is_not_called_wrong(
+    build: Callable[[], nn.Module], run_path: Path
+) -> None:
+    """One wrong gradient changes the norm that all are clipped by."""
+    clipped(model(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=(*KINDS, "param")))
+    result = clipped(build(), lambda net: tt.check(net, run_path)).result
+    assert named(result) == ["2"]
+    assert "optimizer" not in result.sentence
+
+
+def test_an_optimizer_that_is_wrong_before_any_gradient_is_still_called_so(run_path: Path) -> None:
+    clipped(model(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=(*KINDS, "param")))
+    result = clipped(wrong_from_the_second_step_on(), lambda net: tt.check(net, run_path), rate=0.02).result
+    assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
+    assert [birth.key.kind for birth in result.births].count("param") == 1
+
+
 def test_parameters_that_differed_before_are_said_to(run_path: Path) -> None:
     reference, net = captured(run_path, kinds=(*KINDS, "param")), model()
     with torch.no_grad():

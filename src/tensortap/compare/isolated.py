@@ -194,6 +194,7 @@ def isolated_findings(
     found: dict[int, Finding] = {}
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
+    misled = _misled(case, lost if explained else ())
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
     for row in case.births():
@@ -204,6 +205,8 @@ def isolated_findings(
         stepped = structure.kind[row] == "param" and structure.number[row] > 0
         if (rank, module) in known or (stepped and rank in optimizers):
             continue
+        if stepped and structure.scope[row][1] >= misled.get(rank, np.inf):
+            continue
         if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
         if stepped:  # the optimizer is one thing, whichever parameters it moves wrongly
@@ -211,6 +214,20 @@ def isolated_findings(
         known.add((rank, module))
         found[row] = case.finding(row, place, row)
     return found
+
+
+def _misled(case: Case, lost: Collection[Key]) -> dict[int, int]:
+    """By rank, the first step in which the optimizer was given a wrong gradient, or not all of them. If their norm is
+    clipped, that moves every parameter, and what it remembers moves them in later steps, too: it may well be right."""
+    structure, status = case.structure, case.judgement.status
+    wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in _BAD]
+    spots = [structure.scope[row][:2] for row in wrong]
+    ranks = {structure.scope[row][0] for row in case.judgement.born}
+    spots += [(rank, key.step) for key in lost if key.kind == "param_grad" for rank in ranks]
+    first: dict[int, int] = {}
+    for rank, step in spots:
+        first[rank] = min(step, first.get(rank, step))
+    return first
 
 
 def _same(isolation: Isolation, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
