@@ -212,6 +212,43 @@ def test_steps_that_only_the_model_ran_are_noted(run_path: Path) -> None:
     assert any("the model ran more often in step 0 than the reference" in note for note in check.result.notes)
 
 
+class Repeated(nn.Module):
+    """One block, several times over, and one beside it that others call."""
+
+    def __init__(self, times: int = 3, beside: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.head, self.side = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.mixed = nn.MultiheadAttention(8, 2)  # keeps weights in a module that is never called itself
+        self.times, self.beside = times, beside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = self.block(x)
+            x = x + self.mixed(x, x, x, need_weights=False)[0]
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_a_block_that_is_called_once_less_is_not_wrong_itself(run_path: Path) -> None:
+    with tt.capture(net := Repeated(), run_path, keep="tensors", kinds=KINDS):
+        step(net)
+    assert named(checked(Repeated(times=2), run_path)) == [""]
+
+
+def test_a_call_that_only_a_gradient_misses_is_still_told(run_path: Path) -> None:
+    def work(net: Repeated, watch: Callable[[nn.Module], Any]) -> Any:
+        with watch(net) as watching:
+            outs = [net.side(batch()) for _ in range(net.beside)]
+            torch.stack(outs).square().sum().backward()
+        return watching
+
+    kinds = ("input", "output", "param_grad")
+    work(Repeated(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=kinds))
+    result = work(Repeated(beside=1), lambda net: tt.check(net, run_path)).result
+    assert named(result) == ["side"]
+
+
 def test_noise_of_another_model_is_refused(run_path: Path, tmp_path: Path) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:

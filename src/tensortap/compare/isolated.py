@@ -141,6 +141,19 @@ class _Faults:
         ]
         return any(self._wrong(state) for state in tied)
 
+    def lacks_a_call(self, row: int) -> bool:
+        """Whether a gradient is that of a parameter which the reference has used in further calls."""
+        if self.structure.kind[row] != "param_grad":
+            return False
+        scope, module = self.structure.scope[row], self.structure.module[row]
+        users = {self._reader(row) or module, *(u for u, owners in self.isolation.tied.items() if module in owners)}
+        return any(
+            (key.step, key.micro, key.kind) == (*scope[1:], "output")
+            and key.module in users
+            and (scope, key.module, key.call) not in self.structure.calls
+            for key in self.lost
+        )
+
     def _reader(self, row: int) -> str | None:
         """The module that uses the parameters of one which is never called itself."""
         scope, module = self.structure.scope[row], self.structure.module[row]
@@ -197,9 +210,10 @@ def isolated_findings(
     misled = _misled(case, lost if explained else ())
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
-    for row in case.births():
-        if faults.follows(row):
-            continue
+    births = [row for row in case.births() if not faults.follows(row)]
+    # Whoever left out a call is found by what it made instead; only if there is nothing of that, this tells of it.
+    births = [row for row in births if not faults.lacks_a_call(row)] or births
+    for row in births:
         place = faults.place(row)
         module, rank = case.blamed(row, place), structure.scope[row][0]
         stepped = structure.kind[row] == "param" and structure.number[row] > 0
