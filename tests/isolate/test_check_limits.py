@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from tensortap.errors import UsageError
@@ -329,3 +330,31 @@ def test_a_skipped_module_whose_input_the_model_returns(run_path: Path) -> None:
     with tt.check(skipping, run_path) as check:
         work(skipping)
     assert named(check.result) == ["block"]
+
+
+class Recomputed(nn.Module):
+    """One block, called again and again, each time as a region that backward computes anew."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = checkpoint(self.block, x, use_reentrant=self._reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_regions_of_one_block_are_known_apart_when_they_are_computed_anew(tmp_path: Path, reentrant: bool) -> None:
+    def ran(watch: Any) -> Any:
+        torch.manual_seed(0)
+        model = Recomputed(reentrant)
+        with watch(model) as watching:
+            model(torch.randn(4, 6).requires_grad_()).square().mean().backward()
+        return watching
+
+    ran(lambda model: tt.capture(model, tmp_path / "a", keep="tensors", kinds=KINDS))
+    result = ran(lambda model: tt.check(model, tmp_path / "a")).result
+    assert result.verdict == "match" and result.counts.keys() == {"equal"}, result.sentence

@@ -64,6 +64,8 @@ class Watcher:
         which a device that was waited for has nothing to do."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self._armed = False
+        self._feeds = False
+        """Whether modules are given other tensors than their own."""
         self._parameters_seen: dict[tuple[str, str], Gradient] = {}
         self._use(lambda hook: hook)
 
@@ -120,9 +122,10 @@ class Watcher:
                 self._remark_all()
         autograd = framework.records_gradients()
         replaying = framework.replaying()
-        # A region under reentrant checkpointing runs first without autograd, then again: its inputs tell which it was.
+        # A region under checkpointing runs again in backward: its inputs tell which it was. Under the reentrant one it
+        # runs without autograd at first; otherwise it is only of interest what the second run does if that is fed.
         started_from: Sequence[Identity] = ()
-        if replaying or not autograd:
+        if replaying or not autograd or self._feeds:
             started_from = [i for _, t in opened.tensors if (i := framework.identity(t)) is not None]
         call = (self._clock.enter_again if replaying else self._clock.enter)(site.name, started_from)
         call.autograd = autograd

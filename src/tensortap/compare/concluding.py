@@ -16,7 +16,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Side
 from tensortap.compare.tolerance import Policy
-from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
+from tensortap.records import ALL_FROZEN, Comparison, Finding, Unmatched, Verdict, shown
 
 __all__ = ["conclude"]
 
@@ -160,11 +160,16 @@ def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
 def _parameters_unseen(side: Side, first: Finding) -> bool:
     """Whether a module may be wrong only for its parameters, which an earlier step has changed unseen."""
     key = first.key
-    if key.kind != "output" or first.container is not None or not first.inputs_matched or key.step <= side.step.min():
+    if key.kind not in ("input", "output") or not first.inputs_matched or key.step <= side.step.min():
         return False
-    own = np.flatnonzero(side.module.codes == side.module.words.index(key.module))
+    if first.module not in side.module.words:  # the code around, of which nothing was recorded
+        return False
+    own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
     kinds = set(side.kind.at(own))
-    return "param" not in kinds and ("param_grad" in kinds or "param_grad" not in side.kind.words)
+    if "param" in kinds:
+        return False
+    frozen = (row.module for row in side.run.coverage.get(first.rank, ()) if row.reason == ALL_FROZEN)
+    return first.module in frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
 def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:

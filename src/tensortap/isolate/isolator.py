@@ -94,6 +94,7 @@ class Isolator(Watcher):
         self._under_way: dict[int, _Open] = {}
         self._arrived: dict[Key, Any] = {}
         self._sameness = Sameness(framework.version)
+        self._feeds = True
 
     def _drop_passing(self) -> None:
         super()._drop_passing()
