@@ -150,7 +150,7 @@ def _other_steps(matched: Matched, until: int | None = None) -> str:
 
 def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
     """How often each step ran, up to one; only with a `backward` if there are any, for others change nothing."""
-    ran = np.array([not backward or word == "backward" for word in side.phase.words], bool)[side.phase.codes]
+    ran = side.phase.among(("backward",)) if backward else np.ones(len(side), bool)
     if until is not None:
         ran &= side.step <= until
     spots = np.unique(np.stack([side.step[ran], side.micro[ran]]), axis=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.matching import Matched
 from tensortap.compare.structure import Call, Spot, Structure
@@ -11,6 +13,7 @@ from tensortap.records import Finding, Key
 
 __all__ = ["Parameters", "extra", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
+_GRADIENTS = ("grad_output", "grad_input", "param_grad")
 Parameters = Collection[tuple[str, str]]
 """The candidate's own parameters, by the module in the reference's names and the name there."""
 
@@ -30,8 +33,8 @@ def without_gradient(matched: Matched, structure: Structure) -> set[Spot]:
     """Calls that got no gradient at an output at which the reference has one, though others came in the same pass."""
     if matched.plan is not None:
         return set()
-    lost = _lost_rows(matched, structure, None)
-    return {(_scope(matched, row), key.module, key.call) for row, key in lost if key.kind == "grad_output"}
+    lost = _lost_rows(matched, structure, None, ("grad_output",))
+    return {(_scope(matched, row), key.module, key.call) for row, key in lost}
 
 
 def lost_in_free_run(
@@ -63,33 +66,34 @@ def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Fin
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if not len(alignment.only_candidate) or matched.plan is not None or _lacks_parameters(matched):
         return {}
+    rows = alignment.only_candidate[right.kind.among(("param_grad",))[alignment.only_candidate]]
     came = {scope for scope, kind in zip(structure.scope, structure.kind, strict=True) if kind == "param_grad"}
+    order = np.argsort(alignment.candidate)
     found: dict[tuple[int, float], Finding] = {}
     named: set[tuple[int, str]] = set()
-    for row in alignment.only_candidate.tolist():
-        if right.kind[row] != "param_grad" or "~" in right.path[row]:
-            continue
+    for row, after in zip(rows.tolist(), np.searchsorted(alignment.candidate[order], rows).tolist(), strict=True):
         key, rank = right.key(row), int(right.rank[row])
         scope = rank, key.step, key.micro
         ran = any(call.of("output") for call in structure.calls_of_module.get((scope, key.module), ()))
-        if scope not in came or not ran or (rank, key.module) in named:
+        if "~" in key.path or scope not in came or not ran or (rank, key.module) in named:
             continue
         named.add((rank, key.module))
-        before = alignment.candidate[(right.rank[alignment.candidate] == rank) & (alignment.candidate < row)]
-        last = left.seq[alignment.reference[alignment.candidate == before.max()]] if len(before) else [-1]
-        place = key.step, float(last[0]) + 0.5 + len(found) * 1e-6
-        finding = Finding(key, rank, right.cls[row], "extra", None, 0.0, "the reference has none", inputs_matched=True)
-        found[place] = finding
+        before = -1.0 if not after else float(left.seq[alignment.reference[order[after - 1]]])
+        place = key.step, before + 0.5 + len(found) * 1e-6  # behind what came before it on the candidate's side
+        found[place] = Finding(key, rank, right.cls[row], "extra", None, 0.0, "the reference has none", True)
     return found
 
 
-def _lost_rows(matched: Matched, structure: Structure, parameters: Parameters | None) -> list[tuple[int, Key]]:
+def _lost_rows(
+    matched: Matched, structure: Structure, parameters: Parameters | None, kinds: Collection[str] = _GRADIENTS
+) -> list[tuple[int, Key]]:
     """The reference's gradients that the candidate should have, and has not."""
     left, unfinished = matched.reference, _unfinished(matched)
-    rows = matched.alignment.only_reference.tolist()
-    came = set(zip(structure.scope, structure.kind, strict=True)) if rows else set()
+    alone = matched.alignment.only_reference
+    rows = alone[left.kind.among(kinds)[alone]]
+    came = set(zip(structure.scope, structure.kind, strict=True)) if len(rows) else set()
     lost = []
-    for row in rows:
+    for row in rows.tolist():
         key, scope = left.key(row), _scope(matched, row)
         if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
             continue
@@ -133,7 +137,7 @@ def _has_other_parameters(matched: Matched) -> bool:
 def _lacks_parameters(matched: Matched) -> bool:
     """The same of the reference: the candidate's may be among its own under another name."""
     side, rows = matched.reference, matched.alignment.only_reference
-    return any(kind == "param_grad" for kind in side.kind.at(rows))
+    return bool(side.kind.among(("param_grad",))[rows].any())
 
 
 def _ends(

@@ -41,6 +41,10 @@ class Names:
     def at(self, rows: Ints) -> list[str]:
         return [self.words[code] for code in self.codes[rows].tolist()]
 
+    def among(self, words: Collection[str]) -> Bools:
+        """Of each row, whether it is one of these."""
+        return np.array([word in words for word in self.words], bool)[self.codes]
+
 
 @dataclass(frozen=True)
 class Scope:
