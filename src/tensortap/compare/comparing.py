@@ -17,7 +17,7 @@ from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
-from tensortap.compare.verdict import findings
+from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
 from tensortap.records import KINDS, Comparison
 
@@ -48,9 +48,9 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    born = findings(matched.case(judgement, structure))
-    missing = lost_in_free_run(matched, structure, judgement.deprived)
-    gained = extra(matched, structure)
+    case = matched.case(judgement, structure)
+    missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
+    born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
     comparison = replace(conclude(matched, judgement, born, policy, renames, missing, gained), options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)

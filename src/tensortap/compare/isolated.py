@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.compare.verdict import Case, Place, place_of
+from tensortap.compare.verdict import BAD, Case, Place, place_of
 from tensortap.records import Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
 
 Spot = tuple[int, int, str, int]
 """A call: step, micro step, module, number."""
-_BAD = ("diverged", "nonfinite", "shape")
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Isolation:
             # Some inputs take no part by right, such as tables of angles; if none does, the past ended further back.
             if paths and all(self.is_cut_off(maker, "input", each) for each in paths):
                 return self.cutter(maker, paths[0], structure)
-        # Whoever made the call may itself have been given the value without a past.
+        # Whoever made the call may itself have been given the value without a past; what the model is given has none.
         around = call.parent
-        if around is not None and around.module == self.caller(call):
+        if around is not None and around.parent is not None and around.module == self.caller(call):
             for row in around.of("input"):
                 if structure.tensor[row] in tensors and self.is_cut_off(around, "input", structure.path[row]):
                     return self.cutter(around, structure.path[row], structure)
@@ -148,11 +148,19 @@ class _Faults:
         scope, module = self.structure.scope[row], self.structure.module[row]
         users = {self._reader(row) or module, *(u for u, owners in self.isolation.tied.items() if module in owners)}
         return any(
-            (key.step, key.micro, key.kind) == (*scope[1:], "output")
-            and key.module in users
-            and (scope, key.module, key.call) not in self.structure.calls
-            for key in self.lost
+            (scope, user, number) not in self.structure.calls
+            for user in users
+            for number in self._lost_calls.get((*scope[1:], user), ())
         )
+
+    @cached_property
+    def _lost_calls(self) -> dict[tuple[int, int, str], set[int]]:
+        """Numbers of the calls whose outputs only the reference has, by step, micro step and module."""
+        found: dict[tuple[int, int, str], set[int]] = {}
+        for key in self.lost:
+            if key.kind == "output":
+                found.setdefault((key.step, key.micro, key.module), set()).add(key.call)
+        return found
 
     def _reader(self, row: int) -> str | None:
         """The module that uses the parameters of one which is never called itself."""
@@ -184,7 +192,7 @@ class _Faults:
         return None
 
     def _wrong(self, row: int) -> bool:
-        return self.judgement.status[row] in _BAD
+        return self.judgement.status[row] in BAD
 
 
 def isolated_findings(
@@ -211,15 +219,14 @@ def isolated_findings(
     # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
     feeds_back = "grad_input" in set(structure.kind)
     births = [row for row in case.births() if not faults.follows(row)]
+    births = [row for row in births if not _stepped(row, structure) or not _is_misled(row, structure, misled)]
     # Whoever left out a call is found by what it made instead; only if there is nothing of that, this tells of it.
     births = [row for row in births if not faults.lacks_a_call(row)] or births
     for row in births:
         place = faults.place(row)
         module, rank = case.blamed(row, place), structure.scope[row][0]
-        stepped = structure.kind[row] == "param" and structure.number[row] > 0
+        stepped = _stepped(row, structure)
         if (rank, module) in known or (stepped and rank in optimizers):
-            continue
-        if stepped and structure.scope[row][1] >= misled.get(rank, np.inf):
             continue
         if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
@@ -230,11 +237,21 @@ def isolated_findings(
     return found
 
 
+def _stepped(row: int, structure: Structure) -> bool:
+    """Whether it is a parameter as an optimizer has left it."""
+    return structure.kind[row] == "param" and structure.number[row] > 0
+
+
+def _is_misled(row: int, structure: Structure, misled: Mapping[int, int]) -> bool:
+    rank, step, _ = structure.scope[row]
+    return step >= misled.get(rank, step + 1)
+
+
 def _misled(case: Case, lost: Collection[Key]) -> dict[int, int]:
     """By rank, the first step in which the optimizer was given a wrong gradient, or not all of them. If their norm is
     clipped, that moves every parameter, and what it remembers moves them in later steps, too: it may well be right."""
     structure, status = case.structure, case.judgement.status
-    wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in _BAD]
+    wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in BAD]
     spots = [structure.scope[row][:2] for row in wrong]
     ranks = {structure.scope[row][0] for row in case.judgement.born}
     spots += [(rank, key.step) for key in lost if key.kind == "param_grad" for rank in ranks]

@@ -26,6 +26,8 @@ _ROUNDING = "rounding of its dtype"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
 _CANCELLED = 4.0
+_MOST_CANCELLED = 16.0
+"""Of its own rounding: of a gradient that is small for another reason, as behind a small factor, not all is allowed."""
 _FLOWING = ("input", "output", "grad_output", "grad_input")
 
 
@@ -104,7 +106,7 @@ class _Judge:
         self.wrong = [False] * count
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
-        self._noise_of_gradients: dict[str, tuple[list[int], list[float]]] | None = None
+        self._noise_of_gradients: dict[str | None, tuple[list[int], list[float]]] | None = None
         # Kinds of what is wrong, and of what is not finite, so far: by rank and step.
         self._wrong_kinds: dict[tuple[int, int], set[str]] = {}
         self._lost_kinds: dict[tuple[int, int], set[str]] = {}
@@ -137,7 +139,7 @@ class _Judge:
         lacking = self._lacking(row)
         handed_on = any(wrong[source] for source in sources) or bool(lacking)
         if not sources and self.pairs.isolated is None:
-            handed_on = self._wrong_before(row)
+            handed_on = handed_on or self._wrong_before(row)
         came_in = max((self.handed[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
         if not handed_on or self.policy.fixed:
             self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
@@ -217,8 +219,11 @@ class _Judge:
             # What is sent back may cancel out, as from a norm under a loss that does not see the scale, or to a query
             # that a softmax does not see: its rounding is as large as that of what came in.
             given = max((self.l2[s] for s in sources if self.structure.kind[s] in _GRADIENTS), default=0.0)
-            if 0 < _CANCELLED * self.l2[row] < given and _CANCELLED * self.base[row] * given / self.l2[row] > allowed:
-                allowed, rule = _CANCELLED * self.base[row] * given / self.l2[row], "rounding of what cancels out in it"
+            times = _CANCELLED * given / self.l2[row] if 0 < _CANCELLED * self.l2[row] < given else 0.0
+            if not policy.mapped:
+                times = min(times, _MOST_CANCELLED)
+            if times * self.base[row] > allowed:
+                allowed, rule = times * self.base[row], "rounding of what cancels out in it"
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
@@ -274,7 +279,7 @@ class _Judge:
             return 0.0
         if self._noise_of_gradients is None:
             self._noise_of_gradients = self._collect_noise()
-        known = "" if module in self.structure.frozen else module  # then it is an average of others, if it moves
+        known = None if module in self.structure.frozen else module  # then it is an average of others, if it moves
         steps, worst = self._noise_of_gradients.get(known, ((), ()))
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
@@ -302,13 +307,13 @@ class _Judge:
         spots = sorted(self._recorded)
         return {spot: before[1] for before, spot in pairwise(spots) if before[0] == spot[0]}
 
-    def _collect_noise(self) -> dict[str, tuple[list[int], list[float]]]:
-        """By module, the root standing for all of them: the steps that have parameter gradients, and the worst error of
+    def _collect_noise(self) -> dict[str | None, tuple[list[int], list[float]]]:
+        """By module, and for all of them under None: the steps that have parameter gradients, and the worst error of
         any up to each, on any rank: what an optimizer uses may be the mean over all of them."""
-        found: dict[str, dict[int, float]] = {}
+        found: dict[str | None, dict[int, float]] = {}
         for (_, step, module, _), rows in self.structure.gradients_of.items():
             errors = [min(1.0, self.error[row]) for row in rows if self.error[row] == self.error[row]]
-            for name in {module, ""}:
+            for name in (module, None):
                 steps = found.setdefault(name, {})
                 steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
         return {

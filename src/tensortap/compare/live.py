@@ -22,7 +22,7 @@ from tensortap.compare.sentence import listed
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy
-from tensortap.compare.verdict import findings
+from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.kernels.pairs import PairMeasure
 from tensortap.records import KINDS, Comparison
 from tensortap.store import Run
@@ -55,7 +55,7 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
-    deprived = without_gradient(matched, structure)
+    deprived = without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, request, files)
     if isolation is None:
@@ -75,6 +75,8 @@ def conclude_live(
         known = {birth.module for birth in born.values()}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     gained = extra(matched, structure)
+    if not (born or missing or gained):
+        born = whatever_is_wrong(matched.case(judgement, structure))
     result = conclude(matched, judgement, born, policy, renames, missing, gained, isolated=isolation is not None)
     unseen = not backward and bool(set(_GRADIENTS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]

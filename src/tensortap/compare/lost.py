@@ -14,6 +14,7 @@ from tensortap.records import Finding, Key
 __all__ = ["Parameters", "extra", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
 _GRADIENTS = ("grad_output", "grad_input", "param_grad")
+_MOST = 1000
 Parameters = Collection[tuple[str, str]]
 """The candidate's own parameters, by the module in the reference's names and the name there."""
 
@@ -29,9 +30,10 @@ def lost_in_isolation(
     return _ends(matched, structure, isolation, meant)
 
 
-def without_gradient(matched: Matched, structure: Structure) -> set[Spot]:
-    """Calls that got no gradient at an output at which the reference has one, though others came in the same pass."""
-    if matched.plan is not None:
+def without_gradient(matched: Matched, structure: Structure, free: bool = True) -> set[Spot]:
+    """Calls that got no gradient at an output at which the reference has one, though others came in the same pass. In a
+    `free` run only if `lost_in_free_run` would tell of it: else nobody would."""
+    if matched.plan is not None or (free and _has_other_parameters(matched)):
         return set()
     lost = _lost_rows(matched, structure, None, ("grad_output",))
     return {(_scope(matched, row), key.module, key.call) for row, key in lost}
@@ -66,6 +68,7 @@ def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Fin
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if not len(alignment.only_candidate) or matched.plan is not None or _lacks_parameters(matched):
         return {}
+    unfinished = None if left.run.finished else int(left.step.max(initial=-1))
     rows = alignment.only_candidate[right.kind.among(("param_grad",))[alignment.only_candidate]]
     came = {scope for scope, kind in zip(structure.scope, structure.kind, strict=True) if kind == "param_grad"}
     order = np.argsort(alignment.candidate)
@@ -75,8 +78,10 @@ def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Fin
         key, rank = right.key(row), int(right.rank[row])
         scope = rank, key.step, key.micro
         ran = any(call.of("output") for call in structure.calls_of_module.get((scope, key.module), ()))
-        if "~" in key.path or scope not in came or not ran or (rank, key.module) in named:
+        if "~" in key.path or key.step == unfinished or scope not in came or not ran or (rank, key.module) in named:
             continue
+        if len(named) == _MOST:
+            break
         named.add((rank, key.module))
         before = -1.0 if not after else float(left.seq[alignment.reference[order[after - 1]]])
         place = key.step, before + 0.5 + len(found) * 1e-6  # behind what came before it on the candidate's side
@@ -136,8 +141,12 @@ def _has_other_parameters(matched: Matched) -> bool:
 
 def _lacks_parameters(matched: Matched) -> bool:
     """The same of the reference: the candidate's may be among its own under another name."""
-    side, rows = matched.reference, matched.alignment.only_reference
-    return bool(side.kind.among(("param_grad",))[rows].any())
+    side, alignment = matched.reference, matched.alignment
+    rows = alignment.only_reference[side.kind.among(("param_grad",))[alignment.only_reference]]
+    both = set(
+        zip(*(column[alignment.reference].tolist() for column in (side.rank, side.step, side.micro)), strict=True)
+    )
+    return any(_scope(matched, row) in both for row in rows.tolist())
 
 
 def _ends(
@@ -191,7 +200,8 @@ def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Colle
     if not any(call.of("grad_output") for call in calls):
         return None
     if key.kind == "grad_input" and key._replace(phase="forward", kind="input") in isolation.cut_off:
-        return isolation.cutter(calls[0], key.path, structure)
+        cutter = isolation.cutter(calls[0], key.path, structure)
+        return key.module if cutter is None else cutter
     return key.module
 
 

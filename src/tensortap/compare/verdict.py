@@ -10,9 +10,11 @@ from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
 from tensortap.records import Difference, Finding, Key
 
-__all__ = ["Case", "Place", "findings", "place_of"]
+__all__ = ["BAD", "Case", "Place", "findings", "place_of", "whatever_is_wrong"]
 
 _MOST = 1000
+BAD = ("diverged", "nonfinite", "shape")
+"""What a pair that is wrong may be."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Case:
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             container=place.container if place.container != self.structure.module[row] else None,
-            inputs_rel_l2=judgement.sources_error[born],
+            inputs_rel_l2=judgement.sources_error.get(born, float("nan")),
             counterpart=self.theirs.get(self.blamed(row, place)),
             arguments=self._arguments(row, place),
         )
@@ -142,7 +144,7 @@ def _own_gradients(call: Call, structure: Structure) -> list[int]:
 
 
 def _is_wrong(row: int, judgement: Judgement) -> bool:
-    return judgement.status[row] in ("diverged", "nonfinite", "shape")
+    return judgement.status[row] in BAD
 
 
 def _within(module: str, other: str) -> bool:
@@ -159,6 +161,16 @@ def _common(modules: list[str], parents: list[Call | None]) -> str:
             break
         shared.append(level[0])
     return ".".join(shared) if len(modules) > 1 else names[0]
+
+
+def whatever_is_wrong(case: Case) -> dict[int, Finding]:
+    """The first row that is wrong, for where nobody is found to blame: that nothing is wrong must not be said then."""
+    structure = case.structure
+    wrong = [row for row, status in enumerate(case.judgement.status) if status in BAD]
+    if not wrong:
+        return {}
+    first = min(wrong, key=lambda row: (structure.scope[row][1], structure.seq[row]))
+    return {first: case.finding(first, place_of(first, structure, case.judgement), first)}
 
 
 def findings(case: Case) -> dict[int, Finding]:

@@ -69,6 +69,7 @@ class CallsWriter:
                     data, end = data[written:], end + written
             except OSError as error:
                 self._state.fail(error, self._path)
+                self._waiting.clear()
                 return False
             with self._lock:
                 self._waiting, self._end = self._waiting[len(lines) :], end
