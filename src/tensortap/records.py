@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_FROZEN",
+    "BAD",
+    "GRADIENT_KINDS",
     "KINDS",
     "PHASES",
     "STATE_KINDS",
@@ -53,6 +55,9 @@ PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
 ALL_FROZEN = "all its parameters are frozen"
 """Why a module gets no gradient, in its coverage."""
+BAD: tuple[str, ...] = ("diverged", "nonfinite", "shape")
+"""What a pair that is wrong may be."""
+GRADIENT_KINDS = ("grad_output", "grad_input", "param_grad")
 STATE_KINDS = ("param", "buffer", "param_grad")
 """What a module has, and not what one of its calls takes, gives or gets back."""
 TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")

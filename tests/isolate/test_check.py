@@ -209,18 +209,9 @@ def test_the_caller_is_blamed_and_not_the_owner(run_path: Path) -> None:
 
 
 def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return 2 * gradient
-
     reference, model = captured(run_path), built()
     inner = model.gated.up.forward
-    model.gated.up.forward = lambda x: inner(Doubled.apply(x))
+    model.gated.up.forward = lambda x: inner(zoo.Doubled.apply(x))
     result = checked(model, reference)
     assert named(result) == ["gated.up"]
     assert result.first.key.kind == "grad_input"

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from support.tapping import hooks_on
+from support.zoo import Doubled
 from tensortap.isolate.sameness import Level, Sameness
 
 KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
@@ -262,16 +263,6 @@ def test_the_parameters_get_the_gradients_that_they_get_without_a_check(run_path
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return 2 * gradient
 
 
 class Calm(Block):

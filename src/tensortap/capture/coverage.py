@@ -6,11 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.capture.tree import Alias, Site
-from tensortap.records import ALL_FROZEN, Coverage, Status
+from tensortap.records import ALL_FROZEN, GRADIENT_KINDS, Coverage, Status
 
-__all__ = ["GRADIENT_KINDS", "CoverageBook"]
-
-GRADIENT_KINDS = {"grad_output", "grad_input", "param_grad"}
+__all__ = ["CoverageBook"]
 
 
 @dataclass(slots=True)
@@ -35,7 +33,7 @@ class CoverageBook:
     ) -> None:
         self._entries = {site.name: _Entry(site) for site in sites}
         self._aliases = list(aliases)
-        self._expects_gradient = bool(GRADIENT_KINDS & set(kinds))
+        self._expects_gradient = not set(GRADIENT_KINDS).isdisjoint(kinds)
         self._frozen = set(frozen)
         self._notices: dict[str, None] = {}
         self.changed = True

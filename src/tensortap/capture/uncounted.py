@@ -8,9 +8,10 @@ from math import prod
 from typing import Any
 
 from tensortap.capture.clock import Clock
-from tensortap.capture.coverage import GRADIENT_KINDS, CoverageBook
+from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.tree import Tree
 from tensortap.frameworks.base import Framework
+from tensortap.records import GRADIENT_KINDS
 
 __all__ = ["UncountedSteps"]
 
@@ -33,7 +34,7 @@ class UncountedSteps:
         self._owners = [site.owner for site in tree.sites]
         self._clock = clock
         self._book = book
-        self._sees_gradients = bool(GRADIENT_KINDS & set(kinds))
+        self._sees_gradients = not set(GRADIENT_KINDS).isdisjoint(kinds)
         self._watched: Sequence[Any] = ()
         self._first: Sequence[Any] = ()
         self._last: Sequence[Any] = ()

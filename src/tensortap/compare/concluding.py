@@ -16,7 +16,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.side import Side
 from tensortap.compare.tolerance import Policy
-from tensortap.records import ALL_FROZEN, Comparison, Finding, Unmatched, Verdict, shown
+from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
 
 __all__ = ["conclude"]
 
@@ -129,10 +129,14 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
 
 def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
     """The most that was allowed, up to a step, because parameters were not recorded; None if nothing was."""
-    rows = (np.array(judgement.status) == "close") & (np.array(judgement.rule) == UNSEEN_PARAMETERS)
-    if until is not None:
-        rows &= matched.reference.step[matched.alignment.reference] <= until
-    return float(judgement.tolerance[rows].max()) if rows.any() else None
+    rows = [row for row, rule in enumerate(judgement.rule) if rule == UNSEEN_PARAMETERS]
+    steps = matched.reference.step[matched.alignment.reference[rows]]
+    allowed = [
+        float(judgement.tolerance[row])
+        for row, step in zip(rows, steps.tolist(), strict=True)
+        if judgement.status[row] == "close" and (until is None or step <= until)
+    ]
+    return max(allowed, default=None)
 
 
 def _other_steps(matched: Matched, until: int | None = None) -> str:
@@ -168,8 +172,7 @@ def _parameters_unseen(side: Side, first: Finding) -> bool:
     kinds = set(side.kind.at(own))
     if "param" in kinds:
         return False
-    frozen = (row.module for row in side.run.coverage.get(first.rank, ()) if row.reason == ALL_FROZEN)
-    return first.module in frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
+    return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
 def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:

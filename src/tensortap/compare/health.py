@@ -33,7 +33,7 @@ from tensortap.compare.request import Source, open_source
 from tensortap.compare.run_closeups import RunCloseups
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
-from tensortap.records import TROUBLES, Examination, Trouble, shown
+from tensortap.records import GRADIENT_KINDS, TROUBLES, Examination, Trouble, shown
 
 __all__ = ["FAR", "GROWN", "examine", "open_examination"]
 
@@ -41,10 +41,9 @@ FAR = 1e4
 GROWN = 100.0
 _HISTORY = 3  # steps before, at least, that a median is taken of
 _MOST = 1000
-_GRADIENTS = ("grad_input", "grad_output", "param_grad")
 _ACTIVATIONS = ("input", "output")
 _FLOWING = ("grad_input", "grad_output")
-_MADE = ("output", *_GRADIENTS)
+_MADE = ("output", *GRADIENT_KINDS)
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _POLICY = (
     f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:,.0f} times "
@@ -126,7 +125,7 @@ def _judged(side: Side) -> Codes:
         kind: np.isin(side.kind.codes, [at for at, w in enumerate(side.kind.words) if w == kind])
         for kind in side.kind.words
     }
-    gradient = _any([is_a.get(kind) for kind in _GRADIENTS], len(side))
+    gradient = _any([is_a.get(kind) for kind in GRADIENT_KINDS], len(side))
     made = _any([is_a.get(kind) for kind in _MADE], len(side))
     activation = _any([is_a.get(kind) for kind in _ACTIVATIONS], len(side))
     dimensions = np.diff(side.shapes.offsets.to_numpy())

@@ -11,13 +11,10 @@ import numpy.typing as npt
 
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.compare.verdict import BAD, Case, Place, place_of
-from tensortap.records import Finding, Key
+from tensortap.compare.verdict import Case, Place, place_of
+from tensortap.records import BAD, Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
-
-Spot = tuple[int, int, str, int]
-"""A call: step, micro step, module, number."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Isolation:
     """Its rows of gradients at an output that the module itself uses further: a part of them is its own."""
     same: Collection[Sequence[int]] = ()
     """Its rows of one gradient at an output that several calls return as it is, the innermost first."""
-    callers: Mapping[Spot, str | None] = field(default_factory=dict)
-    """The module whose code made a call; None if it came from outside the model."""
+    callers: Mapping[tuple[int, int, str, int], str | None] = field(default_factory=dict)
+    """By step, micro step, module and number: whose code made the call; None if it came from outside the model."""
     cut_off: Collection[Key] = ()
     """Inputs that took no part in autograd; and outputs that did not, though something they were made from did."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -164,11 +161,8 @@ class _Faults:
 
     def _reader(self, row: int) -> str | None:
         """The module that uses the parameters of one which is never called itself."""
-        scope, module = self.structure.scope[row], self.structure.module[row]
-        name = module
-        while name and (scope, name) not in self.structure.calls_of_module:
-            name = name.rpartition(".")[0]
-        return name if name != module and (scope, name) in self.structure.calls_of_module else None
+        calls = self.structure.users_of_own(row)
+        return calls[0].module if calls and calls[0].module != self.structure.module[row] else None
 
     def _loser(self, tensors: Collection[int], users: Collection[Call]) -> str | None:
         """A user that sent no gradient back where the reference's did; or whoever gave it a value without a past."""

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from tensortap.compare.structure import Spot, Structure
 from tensortap.compare.tolerance import Policy
+from tensortap.records import GRADIENT_KINDS
 
 __all__ = ["UNSEEN_PARAMETERS", "Isolated", "Judgement", "Pairs", "judge"]
 
 Floats = npt.NDArray[np.float64]
 _ROUNDING = "rounding of its dtype"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
-_GRADIENTS = ("grad_output", "grad_input", "param_grad")
 _CANCELLED = 4.0
 _MOST_CANCELLED = 16.0
 """Of its own rounding: of a gradient that is small for another reason, as behind a small factor, not all is allowed."""
@@ -165,7 +165,7 @@ class _Judge:
 
     def _lacking(self, row: int) -> list[Spot]:
         """The calls that a gradient was made in without one at an output that the reference has."""
-        if not self.deprived or self.structure.kind[row] not in _GRADIENTS:
+        if not self.deprived or self.structure.kind[row] not in GRADIENT_KINDS:
             return []
         return [call.spot for call in self.structure.made_in(row) if call.spot in self.deprived]
 
@@ -182,7 +182,7 @@ class _Judge:
         """What rounding allows that came in unseen: with values that were cast; or where short numbers are worked on
         and the result is kept in long ones, as gradients and running statistics are."""
         kinds = self.structure.kind
-        kept = kinds[row] in _GRADIENTS or kinds[row] == "buffer"
+        kept = kinds[row] in GRADIENT_KINDS or kinds[row] == "buffer"
         return max((self.base[s] for s in sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)), default=0.0)
 
     @staticmethod
@@ -206,7 +206,7 @@ class _Judge:
         if policy.passed_on(came_in) > allowed:
             allowed, rule = policy.passed_on(came_in), "error that came in"
         kind = self.structure.kind[row]
-        if kind in _GRADIENTS:
+        if kind in GRADIENT_KINDS:
             # Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps: of activations that are
             # off by e, about a share of e does, which moves the gradient by the root of it.
             activations = [s for s in sources if self.structure.kind[s] in ("input", "output") and not self.wrong[s]]
@@ -218,7 +218,7 @@ class _Judge:
         if kind in ("grad_output", "grad_input"):
             # What is sent back may cancel out, as from a norm under a loss that does not see the scale, or to a query
             # that a softmax does not see: its rounding is as large as that of what came in.
-            given = max((self.l2[s] for s in sources if self.structure.kind[s] in _GRADIENTS), default=0.0)
+            given = max((self.l2[s] for s in sources if self.structure.kind[s] in GRADIENT_KINDS), default=0.0)
             times = _CANCELLED * given / self.l2[row] if 0 < _CANCELLED * self.l2[row] < given else 0.0
             if not policy.mapped:
                 times = min(times, _MOST_CANCELLED)

@@ -24,12 +24,10 @@ from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.kernels.pairs import PairMeasure
-from tensortap.records import KINDS, Comparison
+from tensortap.records import GRADIENT_KINDS, KINDS, Comparison
 from tensortap.store import Run
 
 __all__ = ["conclude_live"]
-
-_GRADIENTS = ("grad_output", "grad_input", "param_grad")
 
 
 def conclude_live(
@@ -43,8 +41,8 @@ def conclude_live(
     """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
     renames = Renames.of(request.rename)
     right = Side(candidate, Scope(request.modules, rename=renames))
-    backward = any(kind in _GRADIENTS for kind in right.kind.words)
-    kinds = None if backward else [kind for kind in KINDS if kind not in _GRADIENTS]
+    backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
+    kinds = None if backward else [kind for kind in KINDS if kind not in GRADIENT_KINDS]
     left = Side(reference, Scope(request.modules, kinds, candidate.steps, candidate.ranks))
     alignment = align(left, right, renames if renames else None)
     measures = prepare(left, right, alignment)
@@ -78,7 +76,7 @@ def conclude_live(
     if not (born or missing or gained):
         born = whatever_is_wrong(matched.case(judgement, structure))
     result = conclude(matched, judgement, born, policy, renames, missing, gained, isolated=isolation is not None)
-    unseen = not backward and bool(set(_GRADIENTS) & set(Side(reference, Scope()).kind.words))
+    unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
     notes += _other_steps(matched, request.steps or ())
     text = result.sentence

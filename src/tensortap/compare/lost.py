@@ -8,12 +8,12 @@ import numpy as np
 
 from tensortap.compare.isolated import Isolation
 from tensortap.compare.matching import Matched
+from tensortap.compare.side import Ints, Side
 from tensortap.compare.structure import Call, Spot, Structure
-from tensortap.records import Finding, Key
+from tensortap.records import GRADIENT_KINDS, Finding, Key
 
 __all__ = ["Parameters", "extra", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
-_GRADIENTS = ("grad_output", "grad_input", "param_grad")
 _MOST = 1000
 Parameters = Collection[tuple[str, str]]
 """The candidate's own parameters, by the module in the reference's names and the name there."""
@@ -33,10 +33,12 @@ def lost_in_isolation(
 def without_gradient(matched: Matched, structure: Structure, free: bool = True) -> set[Spot]:
     """Calls that got no gradient at an output at which the reference has one, though others came in the same pass. In a
     `free` run only if `lost_in_free_run` would tell of it: else nobody would."""
-    if matched.plan is not None or (free and _has_other_parameters(matched)):
+    if not len(matched.alignment.only_reference) or matched.plan is not None:
+        return set()
+    if free and _has_other_parameters(matched):
         return set()
     lost = _lost_rows(matched, structure, None, ("grad_output",))
-    return {(_scope(matched, row), key.module, key.call) for row, key in lost}
+    return {(_scope(matched.reference, row), key.module, key.call) for row, key in lost}
 
 
 def lost_in_free_run(
@@ -51,7 +53,7 @@ def lost_in_free_run(
     lost = _lost_rows(matched, structure, parameters)
     needed = "param_grad" if "param_grad" in structure.kind else "grad_output"
     if not any(key.kind == needed for _, key in lost):
-        lost = [(row, key) for row, key in lost if (_scope(matched, row), key.module, key.call) in deprived]
+        lost = [(row, key) for row, key in lost if (_scope(matched.reference, row), key.module, key.call) in deprived]
     if not lost:
         return {}
     callers = {
@@ -90,7 +92,7 @@ def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Fin
 
 
 def _lost_rows(
-    matched: Matched, structure: Structure, parameters: Parameters | None, kinds: Collection[str] = _GRADIENTS
+    matched: Matched, structure: Structure, parameters: Parameters | None, kinds: Collection[str] = GRADIENT_KINDS
 ) -> list[tuple[int, Key]]:
     """The reference's gradients that the candidate should have, and has not."""
     left, unfinished = matched.reference, _unfinished(matched)
@@ -99,7 +101,7 @@ def _lost_rows(
     came = set(zip(structure.scope, structure.kind, strict=True)) if len(rows) else set()
     lost = []
     for row in rows.tolist():
-        key, scope = left.key(row), _scope(matched, row)
+        key, scope = left.key(row), _scope(matched.reference, row)
         if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
             continue
         calls = structure.calls_of_module.get((scope, key.module), ())
@@ -108,8 +110,7 @@ def _lost_rows(
     return lost
 
 
-def _scope(matched: Matched, row: int) -> tuple[int, int, int]:
-    side = matched.reference
+def _scope(side: Side, row: int) -> tuple[int, int, int]:
     return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
 
 
@@ -130,23 +131,20 @@ def _is_meant(key: Key, parameters: Parameters | None) -> bool:
 def _has_other_parameters(matched: Matched) -> bool:
     """Whether the candidate has gradients of parameters that the reference does not know, in a pass that both have:
     the reference's may be among them under another name, or as a part of one."""
-    side, alignment = matched.candidate, matched.alignment
-    scopes = list(zip(side.rank.tolist(), side.step.tolist(), side.micro.tolist(), strict=True))
-    both = {scopes[row] for row in alignment.candidate.tolist()}
-    return any(
-        side.kind[row] == "param_grad" and "~" not in side.path[row] and scopes[row] in both
-        for row in alignment.only_candidate.tolist()
-    )
+    alignment = matched.alignment
+    return _has_parameters_alone(matched.candidate, alignment.only_candidate, alignment.candidate)
 
 
 def _lacks_parameters(matched: Matched) -> bool:
     """The same of the reference: the candidate's may be among its own under another name."""
-    side, alignment = matched.reference, matched.alignment
-    rows = alignment.only_reference[side.kind.among(("param_grad",))[alignment.only_reference]]
-    both = set(
-        zip(*(column[alignment.reference].tolist() for column in (side.rank, side.step, side.micro)), strict=True)
-    )
-    return any(_scope(matched, row) in both for row in rows.tolist())
+    alignment = matched.alignment
+    return _has_parameters_alone(matched.reference, alignment.only_reference, alignment.reference)
+
+
+def _has_parameters_alone(side: Side, alone: Ints, paired: Ints) -> bool:
+    rows = alone[side.kind.among(("param_grad",))[alone]]
+    both = {_scope(side, row) for row in paired.tolist()} if len(rows) else set()
+    return any("~" not in side.path[row] and _scope(side, row) in both for row in rows.tolist())
 
 
 def _ends(

@@ -50,11 +50,7 @@ def parted(
     `candidate` is what the other side is called where its names differ; `ran_alike` says that both ran the steps so far
     equally often."""
     key = first.key
-    where = (
-        f"step {key.step}"
-        + (f", rank {first.rank}" if several else "")
-        + (f", micro step {key.micro}" if key.micro else "")
-    )
+    where = _where(first, several)
     known = [first.cls] if first.container is None else []
     known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
     name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
@@ -110,11 +106,16 @@ def parted(
 def lost(first: Finding, several: bool) -> str:
     """That one side alone has a gradient, in a run that is right up to there."""
     key = first.key
-    where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
-    where += f", micro step {key.micro}" if key.micro else ""
+    where = _where(first, several)
     if first.status == "extra":
         return f"The forward pass agrees, but in {where} {_comes(key)}, which it does not in the reference."
     return f"The forward pass agrees, but in {where} {_never_comes(key)}, though the reference has it."
+
+
+def _where(first: Finding, several: bool) -> str:
+    key = first.key
+    rank, micro = f", rank {first.rank}" * several, f", micro step {key.micro}" * bool(key.micro)
+    return f"step {key.step}{rank}{micro}"
 
 
 def _comes(key: Key) -> str:
@@ -130,8 +131,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
     first = births[0]
     key = first.key
-    where = f"step {key.step}" + (f", rank {first.rank}" if several else "")
-    where += f", micro step {key.micro}" if key.micro else ""
+    where = _where(first, several)
     if first.status == "extra":
         return _gained(births, where)
     off = "" if tensors is None else _off(first, tensors)
@@ -154,7 +154,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
         what = {"output": "its output", "grad_input": "the gradient at its input", "param_grad": "the gradient of its"}
         how = f"in {where}, {what[key.kind]} {key.path} {off}"
     modules = _modules(birth for birth in births if birth.key.kind != "param")
-    named = _named(modules)
+    named = listed(modules, _MOST_NAMED)
     if key.kind == "param":
         others = len({_full(birth) for birth in births if birth.key.kind == "param" and not birth.key.call}) - 1
         more = f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 and not key.call else ""
@@ -172,16 +172,11 @@ def _gained(births: Sequence[Finding], where: str) -> str:
     more = f"; so it is with {others} more module{'s' * (others > 1)}" if others else ""
     wrong = _modules(birth for birth in births if birth.status != "extra" and birth.key.kind != "param")
     text = f"In {where}, {_comes(births[0].key)}, which it does not in the reference{more}."
-    return text + (f" Wrong on the reference's own inputs: {_named(wrong)}." if wrong else "")
+    return text + (f" Wrong on the reference's own inputs: {listed(wrong, _MOST_NAMED)}." if wrong else "")
 
 
 def _modules(births: Iterable[Finding]) -> list[str]:
     return list(dict.fromkeys(shown(birth.module) for birth in births))
-
-
-def _named(modules: Sequence[str]) -> str:
-    few = ", ".join(modules[:_MOST_NAMED])
-    return few + (f" and {len(modules) - _MOST_NAMED} more" if len(modules) > _MOST_NAMED else "")
 
 
 def called(first: Finding) -> str:
@@ -241,14 +236,14 @@ def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> s
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def listed(numbers: Sequence[int]) -> str:
+def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
     """A few of them.
 
     >>> listed([1, 2, 3, 4, 5, 6])
     '1, 2, 3, 4 and 2 more'
     """
-    few = ", ".join(map(str, numbers[:_MOST_STEPS]))
-    return few + (f" and {len(numbers) - _MOST_STEPS} more" if len(numbers) > _MOST_STEPS else "")
+    few = ", ".join(map(str, words[:most]))
+    return few + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:

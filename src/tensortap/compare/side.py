@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.records import Key, shown
+from tensortap.records import ALL_FROZEN, Key, shown
 from tensortap.store import Run
 from tensortap.store.format import SCHEMA
 from tensortap.store.select import Filter
@@ -151,6 +151,11 @@ class Side:
     @cached_property
     def dtype(self) -> Names:
         return self.names("dtype")
+
+    @cached_property
+    def frozen(self) -> set[str]:
+        """Modules whose parameters get no gradients by right."""
+        return {row.module for rows in self.run.coverage.values() for row in rows if row.reason == ALL_FROZEN}
 
     @cached_property
     def kept(self) -> Bools:

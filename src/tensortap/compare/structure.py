@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.side import Side
-from tensortap.records import ALL_FROZEN, STATE_KINDS
+from tensortap.records import STATE_KINDS
 
 __all__ = ["Call", "Spot", "Structure"]
 
@@ -185,12 +185,6 @@ class Structure:
         return found
 
     @cached_property
-    def frozen(self) -> set[str]:
-        """Modules whose parameters get no gradients by right."""
-        rows = [row for rows in self._side.run.coverage.values() for row in rows]
-        return {row.module for row in rows if row.reason == ALL_FROZEN}
-
-    @cached_property
     def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
         """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
         found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
@@ -200,13 +194,17 @@ class Structure:
                 found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
         return found
 
+    @property
+    def frozen(self) -> set[str]:
+        return self._side.frozen
+
     # --- what a record was made from -------------------------------------------------------------------------------
     def sources(self, row: int) -> list[int]:
         """Rows that a row's value was computed from, as far as they were recorded."""
         kind = self.kind[row]
         rank, step, _ = self.scope[row]
         if kind == "param_grad":
-            return [r for call in self._users_of_own(row) for r in call.of("grad_output", "input")]
+            return [r for call in self.users_of_own(row) for r in call.of("grad_output", "input")]
         if kind == "buffer":
             before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
@@ -236,7 +234,7 @@ class Structure:
         """The calls whose backward made a gradient."""
         kind, call = self.kind[row], self.call_of(row)
         if kind == "param_grad":
-            return self._users_of_own(row)
+            return self.users_of_own(row)
         if call is None or kind not in ("grad_input", "grad_output"):
             return []
         if kind == "grad_output":
@@ -245,7 +243,7 @@ class Structure:
             call = self.outermost(row, call).parent
         return [] if call is None else [call, *call.children]
 
-    def _users_of_own(self, row: int) -> list[Call]:
+    def users_of_own(self, row: int) -> list[Call]:
         """The calls that used a module's own parameters: its own. A module that only keeps weights, as the `out_proj`
         of an attention does, is never called itself; then it is whoever is around it."""
         name = self.module[row]

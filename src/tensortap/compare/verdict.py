@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from tensortap.arguments import OtherArgument
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.records import Difference, Finding, Key
+from tensortap.records import BAD, Difference, Finding, Key
 
-__all__ = ["BAD", "Case", "Place", "findings", "place_of", "whatever_is_wrong"]
+__all__ = ["Case", "Place", "findings", "place_of", "whatever_is_wrong"]
 
 _MOST = 1000
-BAD = ("diverged", "nonfinite", "shape")
-"""What a pair that is wrong may be."""
 
 
 @dataclass(frozen=True)

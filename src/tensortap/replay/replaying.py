@@ -20,7 +20,7 @@ from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.player import FLOATS, Player, player_of
 from tensortap.kernels import summarize
-from tensortap.records import Comparison, Record, shown
+from tensortap.records import GRADIENT_KINDS, Comparison, Record, shown
 from tensortap.replay import repro
 from tensortap.replay.arguments import arranged, moved
 from tensortap.replay.excerpt import Excerpt, Place, copied, excerpt
@@ -31,8 +31,6 @@ from tensortap.store import Run, open_run
 from tensortap.store.formats import open_any
 
 __all__ = ["Request", "run_replay"]
-
-_BACKWARD = ("grad_output", "grad_input", "param_grad")
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,10 @@ class _Replay:
     def compared(self, folder: Path) -> Comparison:
         """Run it and compare; `folder` is for what is needed on the way."""
         part = self._part
-        if not self._gradients() and any(kind in part.kinds for kind in _BACKWARD):
+        if not self._gradients() and any(kind in part.kinds for kind in GRADIENT_KINDS):
             what = "only summaries" if part.of("grad_output") else "nothing"
             note = f"no backward: of the gradients that came back to the module, the run has {what}"
-            part = self._part = part.without(_BACKWARD, note)
+            part = self._part = part.without(GRADIENT_KINDS, note)
         gradients = self._own_gradients()
         output = self._play(folder / "alone", gradients)
         copied(part.run, part.records, folder / "reference")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.records import Comparison, Finding, shown
+from tensortap.records import BAD, Comparison, Finding, shown
 from tensortap.report.wording import apart, clean, count, percent, rough, shape
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-BAD = ("diverged", "nonfinite", "shape")
 GLYPHS = {
     "equal": "=",
     "close": "≈",

@@ -58,9 +58,10 @@ class CallsWriter:
     def write(self) -> bool:
         """Write all that waits; False if that fails. Whoever is interrupted here can write the same again."""
         with self._writing:
-            if self._state.failure is not None:  # behind half a line nothing could be read
-                return False
             with self._lock:
+                if self._state.failure is not None:  # behind half a line nothing could be read
+                    self._waiting.clear()
+                    return False
                 lines = self._waiting.copy()
             data, end = memoryview("".join(lines).encode()), self._end
             try:
@@ -69,7 +70,6 @@ class CallsWriter:
                     data, end = data[written:], end + written
             except OSError as error:
                 self._state.fail(error, self._path)
-                self._waiting.clear()
                 return False
             with self._lock:
                 self._waiting, self._end = self._waiting[len(lines) :], end
