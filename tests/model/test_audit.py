@@ -3,97 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.audited import Library, MasterSGD
 from tensortap.errors import UsageError
 from tensortap.model.audit import audit
+from tensortap.model.inspect import inspect
 
 pytestmark = pytest.mark.filterwarnings("ignore:Skip loading", "ignore:When training, we now always track")
-
-
-class Library:
-    """The few words in which the two frameworks differ."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        if name == "torch":
-            import torch
-            from torch import nn
-
-            self.base, self.lib = nn.Module, torch
-            self.norm, self.mean = nn.BatchNorm1d, "norm.running_mean"
-        else:
-            import paddle
-            from paddle import nn
-
-            self.base, self.lib = nn.Layer, paddle
-            self.norm, self.mean = nn.BatchNorm1D, "norm._mean"
-        self.nn = nn
-
-    def net(self, seed: int, classes: int = 3) -> Any:
-        library = self
-        (self.lib.manual_seed if self.name == "torch" else self.lib.seed)(seed)
-
-        class Net(self.base):  # type: ignore[name-defined, misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.embed = library.nn.Linear(4, 8)
-                self.norm = library.norm(8)
-                self.head = library.nn.Linear(8, classes)
-
-            def forward(self, x: Any) -> Any:
-                return self.head(self.norm(self.embed(x)))
-
-        return Net()
-
-    def tensor(self, *shape: int) -> Any:
-        values = np.linspace(-1, 2, int(np.prod(shape)), dtype=np.float32).reshape(shape)
-        return self.lib.tensor(values) if self.name == "torch" else self.lib.to_tensor(values)
-
-    def checkpoint(self, seed: int = 7, classes: int = 3) -> dict[str, Any]:
-        return {key: value.clone() for key, value in self.net(seed, classes).state_dict().items()}
-
-    def load(self, module: Any, state: Any) -> Any:
-        return module.load_state_dict(state, strict=False) if self.name == "torch" else module.set_state_dict(state)
-
-    def loader(self, module: Any) -> Any:
-        """To be called on a line of one's own."""
-        return partial(module.load_state_dict, strict=False) if self.name == "torch" else module.set_state_dict
-
-    def optimizer(self, model: Any) -> Any:
-        if self.name == "torch":
-            return self.lib.optim.SGD(model.parameters(), lr=0.1)
-        return self.lib.optimizer.SGD(0.1, parameters=model.parameters())
-
-    def train(self, model: Any, optimizer: Any, steps: int = 1) -> None:
-        for _ in range(steps):
-            (optimizer.zero_grad if self.name == "torch" else optimizer.clear_grad)()
-            (model(self.tensor(6, 4)) * self.tensor(6, 3)).square().mean().backward()
-            optimizer.step()
-
-    def fill(self, tensor: Any, value: float) -> None:
-        """Behind autograd's back, where no version counts it."""
-        if self.name == "torch":
-            tensor.data.fill_(value)
-        else:
-            tensor.set_value(self.lib.full(tensor.shape, value))
-
-    def attributes(self, model: Any) -> list[set[str]]:
-        parts = model.modules() if self.name == "torch" else model.sublayers(include_self=True)
-        return [set(vars(part)) for part in parts]
-
-    def hooks(self, model: Any) -> int:
-        after = "_forward_hooks" if self.name == "torch" else "_forward_post_hooks"
-        return len(model._forward_pre_hooks) + len(getattr(model, after))
-
-
-@pytest.fixture(params=["torch", "paddle"])
-def library(request: pytest.FixtureRequest) -> Library:
-    return Library(request.param)
 
 
 def whats(found: Any, name: str) -> list[str]:
@@ -103,7 +24,7 @@ def whats(found: Any, name: str) -> list[str]:
 def test_a_whole_load(library: Library) -> None:
     model = library.net(0)
     with audit(model) as found:
-        library.load(model, library.checkpoint())
+        library.loader(model)(library.checkpoint())
     assert found.status("embed.weight") == found.status("head.weight") == "loaded"
     assert found.status(library.mean) == "identical"  # zeros in both
     event = found.timeline("embed.weight").events[-1]
@@ -357,3 +278,84 @@ def test_a_load_that_gave_nothing(library: Library) -> None:
     assert f"None of {total} tensors comes from a checkpoint: the load at {at(found, 0)} gave none a value." in once
     assert f"{total} of {total} unexpected keys begin with 'module.'" in once
     assert f"none of 2 loads, the last at {at(found, 1)}, gave one a value." in " ".join(str(found).split())
+
+
+def test_a_tensor_of_zeros_does_not_hide_how_far_the_others_moved(library: Library) -> None:
+    model = library.net(0)
+    library.fill(model.head.bias, 0.0)
+    optimizer = library.optimizer(model)
+    with audit(model, optimizer) as found:
+        library.train(model, optimizer)
+    step = next(h for h in found.facts().happenings if h.what == "optimizer step")
+    moved = [event.rel_l2 for name in ("embed.weight", "head.weight") for event in found.timeline(name)]
+    assert 0 < np.nanmax(moved) <= step.largest < 10
+    bias = found.timeline("head.bias").events[-1]
+    assert np.isnan(bias.rel_l2) and bias.l2 == pytest.approx(np.linalg.norm(library.read(model.head.bias)), rel=0.01)
+    assert " abs" in str(found.timeline("head.bias"))
+    assert "from 0" not in str(found) and "inf" not in str(found)
+    assert bias.as_dict()["rel_l2"] is None and bias.as_dict()["l2"] == bias.l2
+
+
+def test_only_zeros_changed(library: Library) -> None:
+    model = library.net(0)
+    library.fill(model.head.bias, 0.0)
+    with audit(model) as found:
+        library.fill(model.head.bias, 2.0)
+    (happening,) = found.facts().happenings
+    assert np.isnan(happening.largest) and happening.largest_l2 == pytest.approx(2 * 3**0.5, rel=0.01)
+    assert "3.5 abs" in str(found)
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["happenings"][0]["largest_rel_l2"] is None
+
+
+def test_audit_and_inspection_agree_on_what_each_tensor_is(library: Library) -> None:
+    model = library.net(0)
+    model.register_buffer("kept", library.tensor(2))
+    model.register_buffer("scratch", library.tensor(2), False)
+    optimizer = library.optimizer(model)
+    with audit(model, optimizer) as found:
+        library.load(model, library.checkpoint())
+        library.train(model, optimizer)
+    seen = {entry.name: entry for entry in inspect(model).tensors}
+    told = found.as_dict()["tensors"]
+    assert {name: (entry.kind, entry.statistics) for name, entry in seen.items()} == {
+        name: (entry["kind"], entry["statistics"]) for name, entry in told.items()
+    }
+    named = model.named_parameters()
+    assert {name for name, entry in seen.items() if entry.kind == "parameter"} == {name for name, _ in named}
+    assert {name for name, entry in seen.items() if "buffer" in entry.kind} == {n for n, _ in model.named_buffers()}
+    paddle = library.name == "paddle"
+    assert found.facts().statistics == (2 if paddle else 0)
+    assert ("2 of the parameters hold running statistics" in str(found)) == paddle
+    assert found.status(library.mean) == "identical"  # a forward changes it by right
+
+
+def test_buffers_that_no_checkpoint_holds_are_not_missed(library: Library) -> None:
+    model = library.net(0)
+    model.register_buffer("scratch", library.tensor(2), False)
+    with audit(model) as found:
+        library.load(model, library.checkpoint())
+    text = " ".join(str(found).split())
+    assert "1 buffer is never in a checkpoint." in text and "did not get a value" not in text
+
+
+def test_any_object_with_a_step_is_an_optimizer(library: Library) -> None:
+    model = library.net(0)
+    optimizer = MasterSGD(library, model)
+    before = dict(vars(optimizer))
+    with audit(model, optimizer) as found:
+        library.train(model, optimizer, steps=2)
+    assert found.facts().steps == 2 and found.status("embed.weight") == "trained"
+    assert vars(optimizer) == before
+
+
+def test_lines_of_installed_packages_are_not_the_users(library: Library, tmp_path: Path) -> None:
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    source = "def load(model, state):\n    return model(state)\n"
+    (folder / "elsewhere.py").write_text(source)
+    names: dict[str, Any] = {}
+    exec(compile(source, str(folder / "elsewhere.py"), "exec"), names)
+    model = library.net(0)
+    with audit(model) as found:
+        names["load"](library.loader(model), library.checkpoint())
+    assert "test_audit.py:" in found.timeline("embed.weight").events[-1].where

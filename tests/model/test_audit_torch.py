@@ -177,3 +177,55 @@ def test_an_audit_that_fails_inside_lets_the_load_pass(monkeypatch: pytest.Monke
         assert not model.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}).missing_keys
     assert torch.equal(model.weight, torch.ones(2, 2))
     assert any("missed something" in note and "ZeroDivisionError" in note for note in found.facts().notes)
+
+
+def test_master_weights_of_a_half_precision_model() -> None:
+    class FP16Optimizer(torch.optim.SGD):
+        """What mixed-precision libraries do, in a few lines: step on float32 copies, round them into the model."""
+
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, lr=lr, momentum=0.9)
+            self.halves = list(self.param_groups[0]["params"])
+            self.masters = [half.detach().float().clone() for half in self.halves]
+            self.param_groups[0]["params"] = self.masters
+
+        def step(self, closure: Any = None) -> None:
+            for half, master in zip(self.halves, self.masters, strict=True):
+                master.grad = half.grad.float()
+            super().step()
+            for half, master in zip(self.halves, self.masters, strict=True):
+                half.data.copy_(master)
+
+    def net(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).bfloat16()
+
+    model = net(0)
+    optimizer = FP16Optimizer(model.parameters(), lr=0.05)
+    with audit(model, optimizer) as found:
+        model.load_state_dict(net(1).state_dict())
+        for _ in range(3):
+            model(torch.ones(5, 8, dtype=torch.bfloat16)).square().mean().backward()
+            optimizer.step()
+            model.zero_grad()
+    assert {found.status(name) for name in ("0.weight", "0.bias", "2.weight")} == {"undone"}
+    (facts,) = found.facts().undone
+    assert (facts.by, facts.step) == ("optimizer", 0)
+
+
+def test_a_loop_that_copies_the_optimizers_own_tensors_is_named() -> None:
+    torch.manual_seed(0)
+    model, state = nn.Linear(6, 6), nn.Linear(6, 6).state_dict()
+    masters = [param.detach().clone() for param in model.parameters()]
+    optimizer = torch.optim.Adam(masters, lr=1e-2)
+    with audit(model, optimizer) as found:
+        model.load_state_dict(state)
+        for _ in range(2):
+            model(torch.randn(4, 6)).square().mean().backward()
+            for master, param in zip(masters, model.parameters(), strict=True):
+                master.grad, param.grad = param.grad, None
+            optimizer.step()
+            for master, param in zip(masters, model.parameters(), strict=True):
+                param.data.copy_(master)
+    assert found.status("weight") == "undone" and found.facts().undone[0].by == "something else"
+    assert any("copies of tensors that the optimizer holds" in note for note in found.facts().notes)

@@ -229,6 +229,7 @@ def test_paddle_layers() -> None:
     facts = by_name(seen)
     assert facts["fc.weight"].groups == (0,) and facts["fc.weight"].saved_as == ("fc.weight",)
     assert facts["norm._mean"].kind == "parameter" and facts["norm._mean"].statistics
+    assert "statistics" in str(seen) and "6 running statistics (the role of buffers)" in str(seen)
     assert facts["kept"].kind == "buffer" and facts["kept"].saved_as == ("kept",)
     assert facts["scratch"].kind == "non-persistent buffer" and not facts["scratch"].saved_as
     assert facts["table[0]"].kind == "attribute" and not facts["table[0]"].moved
@@ -244,3 +245,21 @@ def test_paddle_groups() -> None:
     net = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=[{"params": [net.weight]}, {"params": [net.bias]}])
     assert {f.own: f.groups for f in inspect(net, optimizer).tensors} == {"weight": (0,), "bias": (1,)}
+
+
+def test_a_paddle_parameter_of_ones_own_called_mean_is_trained() -> None:
+    class Gaussian(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self._mean, self._variance = self.create_parameter([2]), self.create_parameter([2])
+
+    seen = inspect(Gaussian())
+    assert [(f.kind, f.statistics, f.requires_grad) for f in seen.tensors] == [("parameter", False, True)] * 2
+    assert seen.totals()["trained"]["elements"] == 4
+
+
+def test_paddle_statistics_stay_that_when_everything_is_unfrozen() -> None:
+    norm = paddle.nn.BatchNorm1D(3)
+    for parameter in norm.parameters():
+        parameter.stop_gradient = False
+    assert {f.own for f in inspect(norm).tensors if f.statistics} == {"_mean", "_variance"}

@@ -14,18 +14,23 @@ from typing import Any
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, Remove
 from tensortap.frameworks.hooks import Detour
+from tensortap.frameworks.registered import registered
+from tensortap.kernels.probe import probe
 
 __all__ = [
     "LoadCall",
     "Wrap",
     "around_steps",
+    "few_elements",
     "held_by",
-    "in_host_memory",
     "loaders",
     "outcome",
     "read_call",
     "state_of",
 ]
+
+_FROM_DEVICE = 64
+"""About how many elements of a tensor on a device are brought to the host to tell whether it has changed."""
 
 
 class Wrap(Detour):
@@ -84,10 +89,8 @@ def state_of(framework: Framework, module: Any, by_tensor_name: bool = False) ->
     found: dict[str, Any] = {}
 
     def walk(part: Any, prefix: str) -> None:
-        passing = getattr(part, "_non_persistent_buffers_set", None)
-        passing = passing or getattr(part, "_non_persistable_buffer_names_set", None) or ()
-        for name, tensor in (*framework.parameters(part), *framework.buffers(part)):
-            if name not in passing:
+        for name, tensor, registration in registered(framework, part):
+            if registration.saved:
                 found[str(tensor.name) if by_tensor_name else prefix + name] = tensor
         for name, child in framework.children(part):
             walk(child, f"{prefix}{name}.")
@@ -97,24 +100,31 @@ def state_of(framework: Framework, module: Any, by_tensor_name: bool = False) ->
 
 
 def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> Remove:
-    """Around each step of the optimizer."""
+    """Call `before` and `after` around each step of the optimizer, which need not have the framework's base class.
+
+    Raises UsageError if the object has no `step` method.
+    """
+
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before()
+        result = inner(*args, **kwargs)
+        after()
+        return result
+
     with ExitStack() as undo:
-        if framework.name == "torch":
-            if not hasattr(optimizer, "register_step_pre_hook"):
-                raise _not_an_optimizer("torch.optim.Optimizer", optimizer)
-            undo.callback(optimizer.register_step_pre_hook(lambda *_: before()).remove)
-            undo.callback(framework.on_optimizer_step(optimizer, after))
-        else:
-            if not all(callable(getattr(optimizer, name, None)) for name in ("step", "minimize")):
-                raise _not_an_optimizer("paddle.optimizer.Optimizer", optimizer)
+        if hasattr(optimizer, "register_step_pre_hook"):
+            from tensortap.frameworks.torch_steps import after_step, before_step  # loads torch
 
-            def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                before()
-                result = inner(*args, **kwargs)
-                after()
-                return result
-
-            for name in ("step", "minimize"):  # paddle's optimizers have no hooks, and minimize does not call step
+            undo.callback(before_step(optimizer, lambda *_: before()))
+            undo.callback(after_step(optimizer, after))
+            return undo.pop_all().close
+        if not callable(getattr(optimizer, "step", None)):
+            raise UsageError(
+                f"optimizer= takes an optimizer with a step() method, not a {type(optimizer).__qualname__}; leave it "
+                "out, and its steps will show as changes by something else"
+            )
+        for name in ("step", "minimize"):  # paddle's optimizers have no hooks, and minimize does not call step
+            if callable(getattr(optimizer, name, None)):
                 undo.callback(Wrap(optimizer, name, around).remove)
         return undo.pop_all().close
 
@@ -126,18 +136,15 @@ def held_by(optimizer: Any) -> Iterator[Any]:
         yield from group["params"] if isinstance(group, dict) else (group,)
 
 
-def in_host_memory(tensor: Any) -> bool:
-    """Whether a few elements can be looked at without waiting for a device."""
-    if (place := getattr(tensor, "place", None)) is not None:
-        return bool(place.is_cpu_place())
-    return bool(tensor.device.type == "cpu")
-
-
-def _not_an_optimizer(wanted: str, optimizer: Any) -> UsageError:
-    return UsageError(
-        f"optimizer= takes a {wanted}, not a {type(optimizer).__qualname__}; leave it out, and its steps "
-        "will show as changes by something else"
-    )
+def few_elements(framework: Framework, tensor: Any) -> bytes:
+    """The bytes of a few elements, brought from the device if they are there."""
+    place = getattr(tensor, "place", None)
+    on_host = tensor.device.type == "cpu" if place is None else place.is_cpu_place()
+    if on_host:
+        return probe(framework.host(tensor))
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # no rank waits for the others
+    flat = local.detach().reshape([-1])
+    return probe(framework.host(flat[:: max(1, int(flat.shape[0]) // _FROM_DEVICE | 1)]))
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -24,10 +24,6 @@ class Ownership:
     on_model: tuple[str, ...]
     """Methods of a module that clear gradients."""
     on_optimizer: tuple[str, ...]
-    non_persistent: str
-    """Where a module keeps the names of the buffers that it does not save."""
-    statistics: tuple[str, ...] = ()
-    """Parameters by registration that no optimizer is meant to train."""
     module_class: type
 
     def __init__(self, framework: Framework) -> None:
@@ -35,14 +31,6 @@ class Ownership:
 
     def is_module(self, value: Any) -> bool:
         return isinstance(value, self.module_class)
-
-    def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        return [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
-
-    def buffers(self, module: Any) -> list[tuple[str, Any, bool]]:
-        """Name, tensor, and whether it is persistent."""
-        unsaved = getattr(module, self.non_persistent, ())
-        return [(name, buffer, name not in unsaved) for name, buffer in module._buffers.items() if buffer is not None]
 
     def attributes(self, module: Any) -> list[tuple[str, Any]]:
         """What stands in the module's `__dict__` beside the framework's own bookkeeping."""
@@ -108,7 +96,6 @@ class Ownership:
 class TorchOwnership(Ownership):
     clearing, cleared = "zero_grad()", "none"
     on_model = on_optimizer = ("zero_grad",)
-    non_persistent = "_non_persistent_buffers_set"
 
     def __init__(self, framework: Framework) -> None:
         super().__init__(framework)
@@ -164,17 +151,16 @@ class TorchOwnership(Ownership):
         return "set" if bool(self._torch.count_nonzero(gradient)) else "zero"
 
     def around_step(self, optimizer: Any, before: Callable[[bool], None], after: Callable[[], None]) -> Remove:
-        def entered(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from tensortap.frameworks.torch_steps import after_step, before_step
+
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             before(any(callable(value) for value in (*args, *kwargs.values())))
 
-        def left(*_: Any) -> None:
-            after()
-
-        first, last = optimizer.register_step_pre_hook(entered), optimizer.register_step_post_hook(left)
+        first, last = before_step(optimizer, entered), after_step(optimizer, after)
 
         def remove() -> None:
-            first.remove()
-            last.remove()
+            first()
+            last()
 
         return remove
 
@@ -183,8 +169,6 @@ class PaddleOwnership(Ownership):
     clearing, cleared = "clear_grad()", "zero"
     on_model = ("clear_gradients",)
     on_optimizer = ("clear_grad", "zero_grad")
-    non_persistent = "_non_persistable_buffer_names_set"
-    statistics = ("_mean", "_variance")
 
     def __init__(self, framework: Framework) -> None:
         super().__init__(framework)

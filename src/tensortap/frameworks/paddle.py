@@ -120,14 +120,20 @@ class Paddle(Replacing):
         return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
 
     def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
-        return [(n, t) for n, t in module._parameters.items() if t is not None and n not in _STATISTICS]
+        own = module._parameters.items()
+        return [(n, t) for n, t in own if t is not None and not self._running_statistics(module, n, t)]
 
     def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
         return [(place, *each) for place, module in enumerate(modules) for each in self.parameters(module)]
 
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
-        statistics = [(n, t) for n, t in module._parameters.items() if t is not None and n in _STATISTICS]
+        own = module._parameters.items()
+        statistics = [(n, t) for n, t in own if t is not None and self._running_statistics(module, n, t)]
         return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
+
+    def _running_statistics(self, module: Any, name: str, tensor: Any) -> bool:
+        """Whether this is a BatchNorm's running mean or variance. A user's own trainable `_mean` is not."""
+        return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
 
     def remarks(self, module: Any) -> str:
         return ""

@@ -27,6 +27,7 @@ from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
+from tensortap.frameworks.torch_steps import after_step
 from tensortap.frameworks.torch_tensors import PLAIN, is_shared_out
 
 __all__ = ["Torch"]
@@ -240,7 +241,7 @@ class Torch(Reading, Replacing):
                 f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}; "
                 "leave it out and call tap.step() after each step instead"
             )
-        return optimizer.register_step_post_hook(lambda *_: stepped()).remove
+        return after_step(optimizer, stepped)
 
     def run_eagerly(self) -> Remove:
         if not hasattr(torch.compiler, "set_stance"):

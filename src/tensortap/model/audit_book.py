@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensortap.frameworks.registered import Registration
 from tensortap.model.audit_outcome import LoadOutcome, in_effect, renamed
-from tensortap.report.audit_page import ORDER, AuditFacts, Event, Happening
+from tensortap.model.ledger import Change
+from tensortap.model.undo import UndoWatch
+from tensortap.report.audit_page import ORDER, AuditFacts, Event, Happening, UndoneFacts
 
 __all__ = ["AuditBook"]
 
@@ -24,6 +27,7 @@ class AuditBook:
         self.happenings: list[Happening] = []
         self.loads: list[LoadOutcome] = []
         self.notes: dict[str, None] = {}
+        self.undo = UndoWatch()
 
     def add(self, name: str, event: Event) -> None:
         """The same thing again at the same place is one event that happened several times."""
@@ -32,32 +36,45 @@ class AuditBook:
         last = life[-1] if life else event
         again = (last.what, last.where, last.detail) == (event.what, event.where, event.detail)
         if life and again and event.what in ("stepped", "forward", "changed"):
-            largest = _larger(last.rel_l2, event.rel_l2)
-            life[-1] = replace(last, times=last.times + 1, last_step=event.step, rel_l2=largest)
+            life[-1] = replace(
+                last,
+                times=last.times + 1,
+                last_step=event.step,
+                rel_l2=_larger(last.rel_l2, event.rel_l2),
+                l2=_larger(last.l2, event.l2),
+            )
             return
         life.append(event)
 
-    def happened(self, what: str, where: str, step: int, changes: Sequence[float], once: bool = False) -> None:
-        largest = float("nan")
+    def happened(self, what: str, where: str, step: int, changes: Collection[Change], once: bool = False) -> None:
+        """Add what happened to the model; the same thing again at the same place counts up."""
+        relative = absolute = math.nan
         for change in changes:
-            largest = _larger(largest, change)
+            if math.isnan(change.rel_l2):
+                absolute = _larger(absolute, change.l2)
+            relative = _larger(relative, change.rel_l2)
         for known in self.happenings[-_NEAR:] if not once else ():
             if (known.what, known.where) == (what, where):
                 known.times += 1
                 known.last_step = step
                 known.tensors = max(known.tensors, len(changes))
-                known.largest = _larger(known.largest, largest)
+                known.largest = _larger(known.largest, relative)
+                known.largest_l2 = _larger(known.largest_l2, absolute)
                 return
-        self.happenings.append(Happening(what, where, step, step, len(changes), largest))
+        self.happenings.append(Happening(what, where, step, step, len(changes), relative, largest_l2=absolute))
 
     def note(self, text: str) -> None:
-        self.notes[text] = None
+        """Add a remark, once; an empty one is none."""
+        if text:
+            self.notes[text] = None
 
-    def status(self, name: str, kind: str) -> tuple[str, str]:
+    def status(self, name: str, registration: Registration) -> tuple[str, str]:
         """What became of a tensor, and what to add to its name."""
         events = self.events[name]
         loads = [at for at, event in enumerate(events) if event.what == "loaded"]
-        strange = [at for at, event in enumerate(events) if _strange(event, kind)]
+        strange = [at for at, event in enumerate(events) if _strange(event, registration)]
+        if self.undo.undone(name) is not None:
+            return "undone", ""
         if loads:
             if strange and strange[-1] > loads[-1]:
                 event = events[strange[-1]]
@@ -87,16 +104,16 @@ class AuditBook:
         """Which load is meant, where there is more than one."""
         return f"at {where}" if len(self.loads) > 1 else ""
 
-    def facts(self, model: str, kinds: Mapping[str, str], steps: int, notes: Sequence[str]) -> AuditFacts:
+    def facts(self, model: str, known: Mapping[str, Registration], steps: int, notes: Sequence[str]) -> AuditFacts:
         names: dict[str, list[tuple[str, str]]] = {status: [] for status in ORDER}
         for name in self.events:
-            status, extra = self.status(name, kinds[name])
+            status, extra = self.status(name, known[name])
             names[status].append((name, extra))
         names["unexpected"] = [(key, self._place(where)) for key, where in self.unexpected.items()]
         prefixes = [
             note for load in in_effect(self.loads) for note in renamed(load, f" {self._place(load.where)}".rstrip())
         ]
-        parameters = sum(kinds[name] == "parameter" for name in self.events)
+        parameters = sum(known[name].parameter for name in self.events)
         return AuditFacts(
             model,
             parameters,
@@ -106,20 +123,36 @@ class AuditBook:
             [replace(happening) for happening in self.happenings],
             [*self.notes, *prefixes, *notes],
             [(load.where, len(load.gave)) for load in self.loads],
+            sum(known[name].statistics for name in self.events),
+            sum(not known[name].saved for status in ("untouched", "trained") for name, _ in names[status]),
+            self._undone([name for name, _ in names["undone"]]),
         )
 
-    def as_dict(self, facts: AuditFacts, kinds: Mapping[str, str]) -> dict[str, Any]:
+    def _undone(self, names: Sequence[str]) -> list[UndoneFacts]:
+        """The undone loads, each event that undid some of them once."""
+        found: dict[tuple[Any, ...], UndoneFacts] = {}
+        for name in names:
+            if (undone := self.undo.undone(name)) is not None:
+                key = (undone.step, undone.by, undone.where, undone.values)
+                shares = (*found[key].shares, undone.share) if key in found else (undone.share,)
+                found[key] = UndoneFacts(*key, shares)
+        return list(found.values())
+
+    def as_dict(self, facts: AuditFacts, known: Mapping[str, Registration]) -> dict[str, Any]:
         """Everything, ready for json.dumps."""
         return {
             "model": facts.model,
             "parameters": facts.parameters,
             "buffers": facts.buffers,
+            "statistics": facts.statistics,
             "steps": facts.steps,
             "counts": {status: len(found) for status, found in facts.names.items()},
             "tensors": {
                 name: {
-                    "kind": kinds[name],
-                    "status": self.status(name, kinds[name])[0],
+                    "kind": known[name].kind,
+                    "statistics": known[name].statistics,
+                    "status": self.status(name, known[name])[0],
+                    "undone": None if (undone := self.undo.undone(name)) is None else undone.as_dict(),
                     "events": [event.as_dict() for event in events],
                 }
                 for name, events in self.events.items()
@@ -130,9 +163,9 @@ class AuditBook:
         }
 
 
-def _strange(event: Event, kind: str) -> bool:
-    """A change that no load and no optimizer made. Forwards may move buffers: running statistics live there."""
-    return event.what == "changed" or (event.what == "forward" and kind == "parameter")
+def _strange(event: Event, registration: Registration) -> bool:
+    """A change that neither a load nor an optimizer made. A forward may update buffers and running statistics."""
+    return event.what == "changed" or (event.what == "forward" and registration.trained)
 
 
 def _noticed(event: Event) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensortap.frameworks.loading import LoadCall, outcome
-from tensortap.model.ledger import Change
+from tensortap.model.ledger import Change, Ledger
+from tensortap.records import Summary
 from tensortap.report.wording import shape
 
 __all__ = ["Load"]
@@ -28,8 +29,27 @@ class Load:
     """Key in the checkpoint → name in the model."""
     ties: Sequence[Sequence[str]]
     """Names of one and the same tensor."""
+    before: Mapping[str, Summary | None]
+    """Name → summary of its values before the load."""
     handled: set[str] = field(default_factory=set)
     """What loads inside this one have told already."""
+
+    @classmethod
+    def begun(
+        cls, ledger: Ledger, target: str, method: str, where: str, call: LoadCall, state: Mapping[str, Any]
+    ) -> Load:
+        """A load into the module `target`, whose tensors by the keys of a checkpoint are `state`."""
+        by_tensor: dict[int, list[str]] = {}
+        for name, _, tensor in ledger.tensors():
+            by_tensor.setdefault(id(tensor), []).append(name)
+        keys = {}
+        for key, tensor in state.items():
+            if names := by_tensor.get(id(tensor)):
+                full = f"{target}.{key}" if target else key
+                keys[key] = full if full in names else next((n for n in names if key.endswith(n)), names[0])
+        ties = [names for names in by_tensor.values() if len(names) > 1]
+        before = {name: ledger.summary(name) for name in ledger.names}
+        return cls(target, method, where, call, keys, ties, before)
 
     def took_place(self, changed: Mapping[str, Change], error: BaseException | None) -> bool:
         """Torch copies all that fits before it complains of what does not; other errors come first."""

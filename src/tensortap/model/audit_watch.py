@@ -19,18 +19,23 @@ from tensortap import kernels
 from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
-from tensortap.frameworks.loading import Wrap, around_steps, held_by, loaders, read_call, state_of
+from tensortap.frameworks.loading import Wrap, around_steps, loaders, read_call, state_of
 from tensortap.model.audit_book import AuditBook
 from tensortap.model.audit_load import Load
+from tensortap.model.audit_optimizer import copied_from_optimizer, why_undone, without_model
 from tensortap.model.audit_outcome import LoadOutcome
 from tensortap.model.caller import caller
 from tensortap.model.ledger import Change, Ledger
+from tensortap.model.undo import Undone
 from tensortap.records import shown
 from tensortap.report import audit_page
 from tensortap.report.audit_page import AuditFacts, Event
 from tensortap.report.wording import plural
 
 __all__ = ["Audit", "Timeline"]
+
+_ACTORS = {"stepped": "optimizer", "forward": "forward", "changed": "something else"}
+"""Event → who undid a load, if one was undone by it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Audit:
         where = caller()
         for name in self._ledger.names:
             self._book.add(name, Event("initialised", 0, where))
+            self._book.undo.begin(name, self._ledger.summary(name))
         with ExitStack() as undo:  # a failure half-way takes back what was placed
             self._wrap_loading(model, undo)
             before, after = partial(self._safely, self._before_forward), partial(self._safely, self._after_forward)
@@ -111,18 +117,18 @@ class Audit:
         return Timeline(name, tuple(self._book.events[name]))
 
     def status(self, name: str) -> str:
-        """One of loaded, identical, overwritten, missing, mismatch, set, trained, untouched."""
+        """One of loaded, identical, undone, overwritten, missing, mismatch, set, trained, untouched."""
         self.timeline(name)
-        return self._book.status(name, self._ledger.kinds[name])[0]
+        return self._book.status(name, self._ledger.registrations[name])[0]
 
     def facts(self) -> AuditFacts:
         """What the report says, as plain data."""
         notes = self._notes() if self._closing_notes is None else self._closing_notes
-        return self._book.facts(self._title, self._ledger.kinds, self._steps, notes)
+        return self._book.facts(self._title, self._ledger.registrations, self._steps, notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that is known, ready for json.dumps."""
-        return self._book.as_dict(self.facts(), self._ledger.kinds)
+        return self._book.as_dict(self.facts(), self._ledger.registrations)
 
     def __str__(self) -> str:
         return _text(audit_page.render(self.facts(), _width()))
@@ -172,16 +178,8 @@ class Audit:
         if not self._loads:
             self._changed_by_something_else(where, thorough=True)
         call = read_call(self._framework, args, kwargs)
-        by_tensor: dict[int, list[str]] = {}
-        for name, _, tensor in self._ledger.tensors():
-            by_tensor.setdefault(id(tensor), []).append(name)
-        keys = {}
-        for key, tensor in state_of(self._framework, module, call.by_tensor_name).items():
-            if names := by_tensor.get(id(tensor)):
-                full = f"{target}.{key}" if target else key
-                keys[key] = full if full in names else next((n for n in names if key.endswith(n)), names[0])
-        ties = [names for names in by_tensor.values() if len(names) > 1]
-        self._loads.append(Load(target, method, where, call, keys, ties))
+        state = state_of(self._framework, module, call.by_tensor_name)
+        self._loads.append(Load.begun(self._ledger, target, method, where, call, state))
 
     def _end_load(self, depth: int, result: Any, error: BaseException | None) -> None:
         if len(self._loads) != depth + 1:  # its beginning was missed, and that was noted
@@ -192,6 +190,8 @@ class Audit:
         for name, what, detail in load.told(changed, self._ledger.shape, result, error):
             self._add(name, what, load.where, changed.get(name), detail)
             told[name] = (what, detail)
+            if what == "loaded":
+                self._book.undo.gave(name, load.before.get(name), self._ledger.summary(name), load.where)
         unexpected = load.unexpected(self._ledger.shape, result) if load.took_place(changed, error) else ()
         self._book.loads.append(LoadOutcome(load.where, load.target, load.keys, told, unexpected))
         self._happened_load(load, changed, error)
@@ -210,8 +210,7 @@ class Audit:
             first = " ".join(line.strip() for line in str(error).splitlines()[:2])
             copied = f"; {plural(len(changed), 'tensor')} had been copied by then" if changed else ""
             self._book.note(f"{load.method} at {load.where} raised {type(error).__name__}: {first}{copied}")
-        changes = [change.rel_l2 for change in changed.values()]
-        self._book.happened(what, load.where, self._steps, changes, once=True)
+        self._book.happened(what, load.where, self._steps, changed.values(), once=True)
         now = {name: id(tensor) for name, _, tensor in self._ledger.tensors()}
         for group in load.ties:
             if len({now.get(name) for name in group}) > 1:
@@ -247,33 +246,63 @@ class Audit:
         if not changed and not always:
             return
         where = caller() if where is None else where
+        undone = self._undone(what, changed, where)
         for name, change in changed.items():
-            self._add(name, what, where, change)
-        self._book.happened(words, where, self._steps, [change.rel_l2 for change in changed.values()])
+            self._add(name, what, where, change, undone=undone.get(name))
+        if undone:
+            words += f", undid {plural(len(undone), 'load')}"
+        self._book.happened(words, where, self._steps, changed.values(), once=bool(undone))
 
-    def _add(self, name: str, what: str, where: str, change: Change | None, detail: str = "") -> None:
+    def _undone(self, what: str, changed: dict[str, Change], where: str) -> dict[str, Undone]:
+        """Find the loads that this event has undone, before it is written down."""
+        undo, by = self._book.undo, _ACTORS[what]
+        now = {name: self._ledger.summary(name) for name, change in changed.items() if not change.made}
+        undone = undo.changed(now, by, self._steps, where)
+        if by == "something else" and not self._steps:
+            for name in now.keys() - undone.keys():
+                undo.set(name, now[name], where)
+        if undone and self._optimizer is not None:
+            values = (self._ledger.summary(name) for name in undone)
+            self._book.note(
+                why_undone(self._optimizer)
+                if by == "optimizer"
+                else copied_from_optimizer(self._framework, self._optimizer, self._ids(), values)
+            )
+        return undone
+
+    def _add(
+        self,
+        name: str,
+        what: str,
+        where: str,
+        change: Change | None,
+        detail: str = "",
+        undone: Undone | None = None,
+    ) -> None:
         if change is not None and change.made and what != "loaded":
             what = "initialised"  # a lazy or a meta tensor got its elements, or it is new in the model
+            self._book.undo.begin(name, self._ledger.summary(name))
         if change is None:
             self._book.add(name, Event(what, self._steps, where, detail=detail))
             return
-        detail = "; ".join(filter(None, (detail, change.detail)))
-        self._book.add(name, Event(what, self._steps, where, True, change.rel_l2, detail))
+        back = "" if undone is None else f"back at its {undone.values}"
+        detail = "; ".join(filter(None, (detail, change.detail, back)))
+        self._book.add(
+            name,
+            Event(what, self._steps, where, True, change.rel_l2, detail, l2=change.l2, undone=undone is not None),
+        )
 
     def _notes(self) -> list[str]:
-        notes = []
         if self._optimizer is not None:
-            now = {id(tensor) for _, _, tensor in self._ledger.tensors()}
-            held = {id(tensor) for tensor in held_by(self._optimizer)}
-            if lost := len(held - now):
-                notes.append(
-                    f"the optimizer holds {lost} of its {len(held)} tensors that are not in the model (any more): "
-                    "it changes those, and the model stays as it is. load_state_dict(assign=True) does this to an "
-                    "optimizer that was made before"
-                )
-        elif self._forwards and any(h.what.startswith("changed") for h in self._book.happenings):
-            notes.append("no optimizer was given: its steps show as changes by something else")
-        return notes
+            moved = any(event.what == "stepped" for life in self._book.events.values() for event in life)
+            note = without_model(self._optimizer, self._ids(), moved)
+            return [note] if note else []
+        if self._forwards and any(h.what.startswith("changed") for h in self._book.happenings):
+            return ["no optimizer was given: its steps show as changes by something else"]
+        return []
+
+    def _ids(self) -> set[int]:
+        return {id(tensor) for _, _, tensor in self._ledger.tensors()}
 
     def _safely(self, action: Callable[..., Any], *args: Any) -> None:
         """An audit that fails must not take the training with it."""

@@ -43,14 +43,18 @@ class Inspection:
         return [entry for module in self.modules for entry in module.tensors]
 
     def totals(self) -> dict[str, Any]:
-        """Tensors, elements and bytes of each kind, and bytes of each dtype."""
+        """Tensors, elements and bytes of each kind, and bytes of each dtype.
+
+        `trained` and `statistics` are parts of `parameters`."""
         kinds: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "elements": 0, "nbytes": 0})
         dtypes: dict[str, int] = defaultdict(int)
         for entry in self.tensors:
             if not entry.registered and entry.shared_with:
                 continue  # no memory of its own
             names = [_total(entry)]
-            if entry.kind == "parameter" and entry.requires_grad and (entry.groups or self._optimizer is None):
+            if entry.statistics:
+                names.append("statistics")
+            elif entry.kind == "parameter" and entry.requires_grad and (entry.groups or self._optimizer is None):
                 names.append("trained")
             for name in names:
                 kinds[name]["tensors"] += 1

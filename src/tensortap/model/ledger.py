@@ -1,4 +1,4 @@
-"""What every parameter and buffer of a model looked like at the last look, and which have changed since."""
+"""The summary of every parameter and buffer of a model at the last look, and which have changed since."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tensortap.capture.tree import Tree
 from tensortap.frameworks.base import Framework, Identity
-from tensortap.frameworks.loading import in_host_memory
+from tensortap.frameworks.loading import few_elements
+from tensortap.frameworks.registered import Registration, registered
 from tensortap.kernels import summarize
-from tensortap.kernels.probe import probe
+from tensortap.kernels.reference import sketch_distance
 from tensortap.records import Summary
 from tensortap.report.wording import shape
 
@@ -23,7 +22,7 @@ __all__ = ["Change", "Ledger"]
 @dataclass(slots=True, eq=False)
 class _Known:
     identity: Identity | None
-    probe: bytes
+    few: bytes
     shape: tuple[int, ...]
     dtype: str
     summary: Summary | None
@@ -32,10 +31,13 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A tensor that is not what it was."""
+    """How a tensor differs from the last look."""
 
-    rel_l2: float
-    """|new - old| / |old|, from the sketches; NaN where there is nothing to compare with."""
+    rel_l2: float = math.nan
+    """|new - old| / |old|, from the sketches. NaN if there is no old value, or if it says nothing: the old values were
+    all zero, or the tensor is a counter."""
+    l2: float = math.nan
+    """|new - old|; NaN if there is no old value."""
     detail: str = ""
     made: bool = False
     """It had no elements before."""
@@ -48,23 +50,19 @@ class Ledger:
         self._framework = framework
         self._model = model
         self._known: dict[str, _Known] = {}
-        self.kinds: dict[str, str] = {}
+        self.registrations: dict[str, Registration] = {}
         self.look(thorough=True)
 
     @property
     def names(self) -> list[str]:
         return list(self._known)
 
-    def tensors(self) -> Iterator[tuple[str, str, Any]]:
-        """(name, kind, tensor) of all there are now; a tied one under each of its names."""
+    def tensors(self) -> Iterator[tuple[str, Registration, Any]]:
+        """Yield (name, registration, tensor) of all tensors that the model has now; a tied one under each name."""
         for site in Tree(self._framework, self._model).sites:
             prefix = f"{site.name}." if site.name else ""
-            for kind, found in (
-                ("parameter", self._framework.parameters(site.owner)),
-                ("buffer", self._framework.buffers(site.owner)),
-            ):
-                for name, tensor in found:
-                    yield prefix + name, kind, tensor
+            for name, tensor, registration in registered(self._framework, site.owner):
+                yield prefix + name, registration, tensor
 
     def forget(self) -> None:
         """Let go of the model. What was known stays known."""
@@ -72,6 +70,10 @@ class Ledger:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._known[name].shape
+
+    def summary(self, name: str) -> Summary | None:
+        """The tensor's summary at the last look; None while it has no elements."""
+        return self._known[name].summary
 
     def look(self, thorough: bool) -> dict[str, Change]:
         """Compare all tensors with the last look.
@@ -81,8 +83,8 @@ class Ledger:
         """
         changed: dict[str, Change] = {}
         seen: dict[int, _Known] = {}  # tied tensors are looked at once
-        for name, kind, tensor in self.tensors():
-            self.kinds[name] = kind
+        for name, registration, tensor in self.tensors():
+            self.registrations[name] = registration
             old = self._known.get(name)
             new = seen.get(id(tensor)) or self._state(tensor, old, thorough)
             seen[id(tensor)] = new
@@ -90,7 +92,7 @@ class Ledger:
             if old is not None and (change := _difference(old, new)) is not None:
                 changed[name] = change
             elif old is None:
-                changed[name] = Change(float("nan"), made=True)
+                changed[name] = Change(made=True)
         return changed
 
     def _state(self, tensor: Any, old: _Known | None, thorough: bool) -> _Known:
@@ -101,15 +103,15 @@ class Ledger:
             return _Known(None, b"", () if "initialised" in reason else tuple(tensor.shape), dtype, None)
         sizes = tuple(int(size) for size in tensor.shape)
         identity = framework.identity(tensor)
-        same = old is not None and old.summary is not None and _same(old.identity, identity)
-        if same and not thorough and old is not None:
-            if not in_host_memory(tensor):
-                return old
-            if probe(framework.host(tensor)) == old.probe:
-                return old
+        few = few_elements(framework, tensor)
+        if old is not None and not thorough and _same(old.identity, identity) and few == old.few:
+            return old
         array = framework.host(tensor)
-        seen = probe(array) if in_host_memory(tensor) else b""
-        return _Known(identity, seen, sizes, dtype, summarize(array))
+        summary = summarize(array)
+        if old is not None and old.summary is not None and (old.shape, old.dtype) == (sizes, dtype):
+            # Looks at the same values share one summary.
+            summary = old.summary if old.summary.digest == summary.digest else summary
+        return _Known(identity, few, sizes, dtype, summary)
 
 
 def _same(old: Identity | None, new: Identity | None) -> bool:
@@ -120,14 +122,14 @@ def _difference(old: _Known, new: _Known) -> Change | None:
     if old is new:
         return None
     if old.shape != new.shape:
-        return Change(float("nan"), f"{shape(old.shape)} became {shape(new.shape)}", old.summary is None)
+        return Change(detail=f"{shape(old.shape)} became {shape(new.shape)}", made=old.summary is None)
     if old.summary is None or new.summary is None:
-        return Change(float("nan"), made=True) if old.summary is None and new.summary is not None else None
+        return Change(made=True) if old.summary is None and new.summary is not None else None
     if old.dtype == new.dtype and old.summary.digest == new.summary.digest:
         return None
-    gap = np.linalg.norm(new.summary.sketch.astype(np.float64) - old.summary.sketch.astype(np.float64))
-    rel = float(gap) / old.summary.l2 if old.summary.l2 else (math.inf if gap else 0.0)
+    gap = sketch_distance(old.summary, new.summary)
+    counter = new.summary.elements == 1 and "int" in new.dtype
     detail = f"{old.dtype} became {new.dtype}" if old.dtype != new.dtype else ""
     if new.summary.nonfinite and not old.summary.nonfinite:
         detail = "; ".join(filter(None, (detail, "not all finite any more")))
-    return Change(rel, detail)
+    return Change(gap / old.summary.l2 if old.summary.l2 and not counter else math.nan, gap, detail)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tensortap.capture.tree import Tree
 from tensortap.frameworks.ownership import Ownership
+from tensortap.frameworks.registered import registered
 
 __all__ = ["Gathered", "HiddenModule", "ModuleFacts", "TensorFacts", "gather"]
 
@@ -47,7 +48,7 @@ class TensorFacts:
     is_parameter: bool = False
     """Of class Parameter, registered or not."""
     statistics: bool = False
-    """A parameter by registration that is no one's to train: paddle's running mean and variance."""
+    """A parameter that holds running statistics and plays the role of a buffer: paddle's running mean and variance."""
     hidden_in: str = ""
     """The plain attribute that keeps this tensor's module from being seen."""
 
@@ -116,13 +117,9 @@ class _Walk:
 
     def module(self, name: str, cls: str, module: Any, hidden_in: str = "") -> ModuleFacts:
         facts = ModuleFacts(name, cls, hidden_in=hidden_in)
-        registered = [(own, tensor, "parameter") for own, tensor in self._own.parameters(module)]
-        registered += [
-            (own, tensor, "buffer" if persistent else "non-persistent buffer")
-            for own, tensor, persistent in self._own.buffers(module)
-        ]
-        for own, tensor, kind in registered:
-            self._add(facts, own, tensor, "attribute" if hidden_in else kind)
+        for own, tensor, registration in registered(self._own.framework, module):
+            kind = "attribute" if hidden_in else registration.kind
+            self._add(facts, own, tensor, kind, statistics=registration.statistics and not hidden_in)
         return facts
 
     def attributes(self, facts: ModuleFacts, module: Any, known: set[int]) -> Iterator[ModuleFacts]:
@@ -152,7 +149,7 @@ class _Walk:
             yield facts
         self.hidden.append(HiddenModule(where, container, path, tensors))
 
-    def _add(self, facts: ModuleFacts, own: str, tensor: Any, kind: str) -> None:
+    def _add(self, facts: ModuleFacts, own: str, tensor: Any, kind: str, statistics: bool = False) -> None:
         name = f"{facts.name}.{own}" if facts.name else own
         self._names[id(tensor)].append(name)
         if (first := self._first.get(id(tensor))) is not None and first.kind == kind != "attribute":
@@ -175,7 +172,7 @@ class _Walk:
             moved=kind != "attribute",
             initialised=self._own.initialised(tensor),
             is_parameter=self._own.is_parameter(tensor),
-            statistics=kind == "parameter" and own in self._own.statistics,
+            statistics=statistics,
             hidden_in=facts.hidden_in,
         )
         entry.nbytes = entry.elements * size

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from rich.text import Text
 
 from tensortap.report import table
-from tensortap.report.wording import clean, count, middle, plural, rough, wrap
+from tensortap.report.wording import clean, count, middle, percent, plural, rough, wrap
 
-__all__ = ["ORDER", "AuditFacts", "Event", "Happening", "render", "render_timeline"]
+__all__ = ["ORDER", "AuditFacts", "Event", "Happening", "UndoneFacts", "render", "render_timeline"]
 
 # Status → its words, its style. What needs a look comes with a colour; the order is that of the page.
 ORDER: dict[str, tuple[str, str]] = {
     "loaded": ("loaded and changed", "green"),
     "identical": ("loaded, but identical", "yellow"),
+    "undone": ("undone after loading", "bold red"),
     "overwritten": ("overwritten after loading", "bold red"),
     "missing": ("missing: initial values", "bold red"),
     "mismatch": ("shape mismatch, not loaded", "bold red"),
@@ -49,14 +51,17 @@ class Event:
     where: str
     """The user's line; for `changed` the line where it was noticed."""
     changed: bool = False
-    rel_l2: float = float("nan")
-    """|new - old| / |old|; of several in a row the largest."""
+    rel_l2: float = math.nan
+    """|new - old| / |old|; of several in a row the largest. NaN if the old values were all zero."""
     detail: str = ""
     times: int = 1
     last_step: int = 0
+    l2: float = math.nan
+    """|new - old|; of several in a row the largest."""
+    undone: bool = False
+    """It undid a load: earlier values are back."""
 
     def as_dict(self) -> dict[str, Any]:
-        finite = math.isfinite(self.rel_l2)
         return {
             "what": self.what,
             "step": self.step,
@@ -64,7 +69,9 @@ class Event:
             "times": self.times,
             "where": self.where,
             "changed": self.changed,
-            "rel_l2": self.rel_l2 if finite else None,
+            "rel_l2": _finite(self.rel_l2),
+            "l2": _finite(self.l2),
+            "undone": self.undone,
             "detail": self.detail,
         }
 
@@ -78,11 +85,13 @@ class Happening:
     step: int
     last_step: int
     tensors: int
-    largest: float = float("nan")
+    largest: float = math.nan
+    """The largest relative change among the tensors that have one."""
     times: int = 1
+    largest_l2: float = math.nan
+    """The largest absolute change among the tensors that have no relative one: they were all zero before."""
 
     def as_dict(self) -> dict[str, Any]:
-        largest = self.largest if math.isfinite(self.largest) else None
         return {
             "what": self.what,
             "where": self.where,
@@ -90,8 +99,23 @@ class Happening:
             "last_step": self.last_step,
             "times": self.times,
             "tensors": self.tensors,
-            "largest_rel_l2": largest,
+            "largest_rel_l2": _finite(self.largest),
+            "largest_l2_from_zero": _finite(self.largest_l2),
         }
+
+
+@dataclass(frozen=True)
+class UndoneFacts:
+    """One event that undid loads."""
+
+    step: int
+    by: str
+    """optimizer | forward | something else"""
+    where: str
+    values: str
+    """What came back, in words."""
+    shares: Sequence[float]
+    """How much of it came back, for each tensor."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +132,11 @@ class AuditFacts:
     notes: Sequence[str] = field(default_factory=tuple)
     loads: Sequence[tuple[str, int]] = field(default_factory=tuple)
     """Where each load was, and how many tensors it gave a value."""
+    statistics: int = 0
+    """Parameters that hold running statistics, as paddle registers them."""
+    unsaved: int = 0
+    """Buffers that no checkpoint holds, and that nobody has set."""
+    undone: Sequence[UndoneFacts] = field(default_factory=tuple)
 
 
 def render(facts: AuditFacts, width: int) -> list[Text]:
@@ -116,6 +145,9 @@ def render(facts: AuditFacts, width: int) -> list[Text]:
     rest = f" · {what} · {plural(facts.steps, 'step')}"
     lines = [Text.assemble((middle(clean(facts.model), max(8, width - len(rest))), "bold"), rest)]
     lines += [Text(part) for part in wrap(_sentence(facts), width)]
+    if facts.statistics:
+        remark = f"{count(facts.statistics)} of the parameters hold running statistics and play the role of buffers."
+        lines += [Text(part) for part in wrap(remark, width)]
     lines.append(Text())
     label = max(len(words) for words, _ in ORDER.values()) + 2
     for status, (words, style) in ORDER.items():
@@ -148,21 +180,41 @@ def _sentence(facts: AuditFacts) -> str:
     """The answer to the question that the audit was started for."""
     counts = {status: len(found) for status, found in facts.names.items()}
     total = facts.parameters + facts.buffers
-    loaded = sum(counts.get(status, 0) for status in ("loaded", "identical", "overwritten"))
+    loaded = sum(counts.get(status, 0) for status in ("loaded", "identical", "undone", "overwritten"))
     if not facts.loads:
-        return f"No checkpoint was loaded: all {count(total)} tensors come from their initialisation, or were set."
+        text = f"No checkpoint was loaded: all {count(total)} tensors come from their initialisation, or were set."
+        return " ".join((text, *_undone(facts.undone)))
     first = next((where for where, given in facts.loads if given), None)
     if first is None:
         several = len(facts.loads) > 1
         who = f"none of {count(len(facts.loads))} loads, the last" if several else "the load"
         gave = ", gave one a value" if several else " gave none a value"
         return f"None of {count(total)} tensors comes from a checkpoint: {who} at {clean(facts.loads[-1][0])}{gave}."
-    text = f"{count(loaded)} of {count(total)} tensors come from a checkpoint, loaded first at {clean(first)}."
-    random = counts.get("missing", 0) + counts.get("mismatch", 0) + counts.get("untouched", 0)
-    random += counts.get("trained", 0)
+    undone = facts.names.get("undone", ())
+    came = "were loaded from a checkpoint, first" if undone else "come from a checkpoint, loaded first"
+    text = " ".join((f"{count(loaded)} of {count(total)} tensors {came} at {clean(first)}.", *_undone(facts.undone)))
+    random = sum(counts.get(status, 0) for status in ("missing", "mismatch", "untouched", "trained")) - facts.unsaved
     if random:
         text += f" {count(random)} did not get a value from it and started from initial values."
+    if facts.unsaved:
+        text += f" {plural(facts.unsaved, 'buffer')} {'is' if facts.unsaved == 1 else 'are'} never in a checkpoint."
     return text
+
+
+def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
+    """A sentence for each event that undid loads."""
+    who = {
+        "optimizer": "The optimizer",
+        "forward": "A forward",
+        "something else": "Something else than a load, a forward or the optimizer",
+    }
+    for undone in found:
+        unseen = undone.by == "something else"
+        when = f"before step {undone.step}, noticed" if unseen else f"at step {undone.step},"
+        share = median(undone.shares)
+        back = f"the {clean(undone.values)} are back" + ("" if share > 0.8 else f", by about {percent(share)}")
+        tensors = plural(len(undone.shares), "tensor")
+        yield f"{who[undone.by]} undid the load of {tensors} {when} at {clean(undone.where)}: {back}."
 
 
 def _happenings(happenings: Sequence[Happening], width: int) -> list[Text]:
@@ -173,7 +225,7 @@ def _happenings(happenings: Sequence[Happening], width: int) -> list[Text]:
         table.Column("step", [_steps(h.step, h.last_step) for h in shown]),
         table.Column("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=37),
         table.Column("changed", [count(h.tensors) for h in shown]),
-        table.Column("largest", [_rel(h.largest) for h in shown]),
+        table.Column("largest", [_size(h.largest, h.largest_l2) for h in shown]),
         table.Column("where", [clean(h.where) for h in shown], left=True, least=14),
     ]
     lines = table.lines(columns, width, indent=2)
@@ -197,11 +249,18 @@ def _steps(first: int, last: int) -> str:
 
 
 def _change(event: Event) -> str:
-    return _rel(event.rel_l2) if event.changed else ""
+    return _size(event.rel_l2, event.l2) if event.changed else ""
 
 
-def _rel(value: float) -> str:
-    return "from 0" if math.isinf(value) else "" if math.isnan(value) else rough(value)
+def _size(relative: float, absolute: float) -> str:
+    """A change relative to the old values, or the absolute one, marked, where these were all zero."""
+    if not math.isnan(relative):
+        return rough(relative)
+    return "" if math.isnan(absolute) else f"{rough(absolute)} abs"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _some(names: Sequence[str], room: int) -> str:

@@ -165,11 +165,13 @@ def _rows(root: _Node, facts: Mapping[str, Any]) -> list[_Row]:
 
 def _cells(tensor: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
     kind = {"non-persistent buffer": "buffer, unsaved"}.get(tensor["kind"], tensor["kind"])
-    if tensor["kind"] == "parameter" or tensor["is_parameter"]:
+    if tensor["statistics"]:
+        group, gradient = "statistics", "–"
+    elif tensor["kind"] == "parameter" or tensor["is_parameter"]:
         if facts["optimizer"]:
             group = ", ".join(map(str, tensor["groups"])) or "none"
             if not tensor["requires_grad"]:
-                group = "frozen" if not tensor["groups"] or tensor["statistics"] else f"{group} frozen"
+                group = f"{group} frozen" if tensor["groups"] else "frozen"
         else:
             group = "yes" if tensor["requires_grad"] else "frozen"
         gradient = tensor["gradient"] if tensor["requires_grad"] or tensor["gradient"] != "none" else "–"
@@ -200,6 +202,8 @@ def _totals(facts: Mapping[str, Any], width: int | None) -> list[Text]:
                 trained = totals.get("trained", {"elements": 0})["elements"]
                 word = "trained" if facts["optimizer"] else "can learn"
                 parts[-1] += f", {'all' if trained == total['elements'] else wording.count(trained)} {word}"
+                if (statistics := totals.get("statistics")) is not None:
+                    parts[-1] += f", {wording.count(statistics['elements'])} running statistics (the role of buffers)"
     text = "; ".join(parts) or "no tensors"
     dtypes = totals["nbytes_by_dtype"]
     if len(dtypes) > 1:

@@ -1,0 +1,54 @@
+"""Steps of a torch optimizer.
+
+Torch calls the hooks of a step in a wrapper around `step()`, and it wraps the method of each class that was ever
+instantiated. A subclass that calls `super().step()` therefore runs all hooks twice or once, depending on what other
+optimizers the process has made. Here a step counts once, and it is over when the outermost call is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tensortap.frameworks.base import Remove
+
+__all__ = ["after_step", "before_step"]
+
+_TORCH_FILE = torch.optim.Optimizer.__init__.__code__.co_filename
+"""Where the wrapper is defined. `torch.optim.optimizer` itself is hidden by torch."""
+
+
+def before_step(optimizer: Any, action: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
+    """Call `action` with the arguments of each step before it begins."""
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _depth(optimizer) <= 1:
+            action(args, kwargs)
+
+    return optimizer.register_step_pre_hook(hook).remove  # type: ignore[no-any-return]
+
+
+def after_step(optimizer: Any, action: Callable[[], None]) -> Remove:
+    """Call `action` after each step."""
+
+    def hook(*_: Any) -> None:
+        if _depth(optimizer) <= 1:
+            action()
+
+    return optimizer.register_step_post_hook(hook).remove  # type: ignore[no-any-return]
+
+
+def _depth(optimizer: Any) -> int:
+    """How many wrappers around steps of this optimizer are running. The stack says it even after a step has raised."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_FILE:
+            depth += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return depth
