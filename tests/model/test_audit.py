@@ -359,3 +359,37 @@ def test_lines_of_installed_packages_are_not_the_users(library: Library, tmp_pat
     with audit(model) as found:
         names["load"](library.loader(model), library.checkpoint())
     assert "test_audit.py:" in found.timeline("embed.weight").events[-1].where
+
+
+def test_a_change_on_a_device_is_noticed_before_the_step_that_follows(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensortap.frameworks.loading.in_host_memory", lambda _: False)
+    model = library.net(0)
+    optimizer = library.optimizer(model)
+    with audit(model, optimizer) as found:
+        library.train(model, optimizer)
+        library.fill(model.embed.weight, 0.5)  # no version counts it
+        library.train(model, optimizer)
+    assert whats(found, "embed.weight") == ["initialised", "stepped", "changed", "stepped"]
+
+
+def test_all_that_fits_is_loaded_before_torch_complains(library: Library) -> None:
+    model, state = library.net(0, classes=5), library.checkpoint(classes=3)
+    with audit(model) as found:
+        if library.name == "torch":
+            with pytest.raises(RuntimeError, match="size mismatch"):
+                library.load(model, state)
+        else:
+            library.load(model, state)
+    assert {found.status(name) for name in ("norm.weight", "norm.bias", library.mean)} == {"identical"}
+    assert "2 did not get a value from it" in " ".join(str(found).split())
+
+
+def test_long_names_are_cut_and_not_broken(library: Library) -> None:
+    model, inner = library.base(), library.base()
+    setattr(model, "a" * 30, inner)
+    setattr(inner, "b" * 30, library.nn.Linear(2, 2))
+    with audit(model) as found:
+        pass
+    assert f"…{'b' * 30}.weight" in str(found) or f"….{'b' * 30}.weight" in str(found)

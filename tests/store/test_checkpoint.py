@@ -67,6 +67,7 @@ WRITERS = {
     "file.safetensors": save,
     "state.pt": save_torch,
     "state.pth": save_torch,
+    "state.pkl": save_torch,
     "pytorch_model.bin": save_torch,
     "old.pt": lambda path, tensors: save_torch(path, tensors, _use_new_zipfile_serialization=False),
     "nested.ckpt": lambda path, tensors: save_torch(
@@ -226,7 +227,7 @@ class Harm:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.ckpt", "a.pdparams", "a.pdopt"])
+@pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.ckpt", "a.pkl", "a.pdparams", "a.pdopt"])
 def test_a_pickle_is_not_executed(tmp_path: Path, name: str) -> None:
     mark = tmp_path / "executed"
     written = {
@@ -245,9 +246,10 @@ def test_a_pickle_is_not_executed(tmp_path: Path, name: str) -> None:
     assert mark.exists()
 
 
-def test_a_whole_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.pt", "model.pkl"])
+def test_a_whole_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunUnreadable, match=r"Save model\.state_dict\(\), not the model"):
-        tt.open(save_torch(tmp_path / "model.pt", nn.Linear(2, 2)))
+        tt.open(save_torch(tmp_path / name, nn.Linear(2, 2)))
 
 
 def test_what_paddle_pickles_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "around_steps",
     "few_elements",
     "held_by",
+    "in_host_memory",
     "loaders",
     "outcome",
     "read_call",
@@ -138,13 +139,18 @@ def held_by(optimizer: Any) -> Iterator[Any]:
 
 def few_elements(framework: Framework, tensor: Any) -> bytes:
     """The bytes of a few elements, brought from the device if they are there."""
-    place = getattr(tensor, "place", None)
-    on_host = tensor.device.type == "cpu" if place is None else place.is_cpu_place()
-    if on_host:
+    if in_host_memory(tensor):
         return probe(framework.host(tensor))
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # no rank waits for the others
     flat = local.detach().reshape([-1])
     return probe(framework.host(flat[:: max(1, int(flat.shape[0]) // _FROM_DEVICE | 1)]))
+
+
+def in_host_memory(tensor: Any) -> bool:
+    """Whether a few elements can be looked at without waiting for a device."""
+    if (place := getattr(tensor, "place", None)) is not None:
+        return bool(place.is_cpu_place())
+    return bool(tensor.device.type == "cpu")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -52,8 +52,8 @@ class Load:
         return cls(target, method, where, call, keys, ties, before)
 
     def took_place(self, changed: Mapping[str, Change], error: BaseException | None) -> bool:
-        """Torch copies all that fits before it complains of what does not; other errors come first."""
-        return error is None or bool(changed) or "loading state_dict" in str(error)
+        """Whether the load gave any values before it raised."""
+        return error is None or bool(changed) or _came_to_the_end(error)
 
     def told(
         self, changed: Mapping[str, Change], shape_of: ShapeOf, result: Any, error: BaseException | None
@@ -66,7 +66,7 @@ class Load:
         taken = {name for key, name in self.keys.items() if key not in wrong and key not in missing}
         partners = {name: group for group in self.ties for name in group}
         for key, name in self.keys.items():
-            if name not in changed and (name in self.handled or (error is not None and name in taken)):
+            if name not in changed and (name in self.handled or (name in taken and _missed(key, error))):
                 continue  # told already; or the load may not have come to it
             partner = next((other for other in partners.get(name, ()) if other in taken and other != name), None)
             if name in taken:
@@ -110,3 +110,13 @@ class Load:
             # it: a BatchNorm helps out with its own count of batches.
             missing = absent
         return missing, unexpected
+
+
+def _came_to_the_end(error: BaseException | None) -> bool:
+    """Torch copies all that fits, and then raises one error about all that does not. Other errors stop it at once."""
+    return error is None or "Error(s) in loading state_dict" in str(error)
+
+
+def _missed(key: str, error: BaseException | None) -> bool:
+    """Whether a value that was given, and fits, may not have been copied."""
+    return not _came_to_the_end(error) or f'While copying the parameter named "{key}"' in str(error)

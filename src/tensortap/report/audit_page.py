@@ -156,7 +156,8 @@ def render(facts: AuditFacts, width: int) -> list[Text]:
             continue
         number = count(len(found)).rjust(5)
         room = width - label - 9
-        names = wrap(_some([clean(n + (f" ({extra})" if extra else "")) for n, extra in found], 2 * room), room)[:3]
+        entries = [middle(clean(name), room) + (f" ({clean(extra)})" if extra else "") for name, extra in found]
+        names = wrap(_some(entries, 2 * room), room)[:3]
         lines.append(Text.assemble("  ", (words.ljust(label), style), number, "  ", names[0]))
         lines += [Text(" " * (label + 9) + more) for more in names[1:]]
     lines += [Text(), *_happenings(facts.happenings, width)]

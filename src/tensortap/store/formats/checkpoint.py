@@ -26,7 +26,7 @@ __all__ = ["is_checkpoint", "open_checkpoint"]
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Callable[[], Array]]
-_TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _PADDLE = (".pdparams", ".pdopt")
 _SHARDS = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
