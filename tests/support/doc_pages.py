@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["DOCS", "examples", "printed_as_said"]
+__all__ = ["DOCS", "blocks", "examples", "printed_as_said"]
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks of a page in order, each with its language."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M)
 
 
 def examples(page: str) -> list[tuple[str, str]]:
