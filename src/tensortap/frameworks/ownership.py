@@ -9,7 +9,7 @@ from typing import Any
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework, Remove
-from tensortap.frameworks.hooks import Detour
+from tensortap.frameworks.hooks import Detour, innermost_optimizer
 
 __all__ = ["Ownership", "PaddleOwnership", "TorchOwnership", "ownership_of"]
 
@@ -170,6 +170,7 @@ class TorchOwnership(Ownership):
         def left(*_: Any) -> None:
             after()
 
+        optimizer = innermost_optimizer(optimizer)
         first, last = optimizer.register_step_pre_hook(entered), optimizer.register_step_post_hook(left)
 
         def remove() -> None:
