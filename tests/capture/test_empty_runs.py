@@ -24,7 +24,7 @@ def test_a_model_that_is_never_called(run_path: Path, capsys: pytest.CaptureFixt
     model = nn.Linear(2, 2)
     with tt.capture(model, run_path):
         pass
-    assert "was not called" in said(capsys, run_path)
+    assert "did not call the model" in said(capsys, run_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -63,6 +63,19 @@ def test_nothing_but_evaluation(run_path: Path, capsys: pytest.CaptureFixture[st
     with tt.capture(model, run_path, optimizer=torch.optim.SGD(model.parameters())), torch.no_grad():
         model(torch.ones(1, 2))
     assert "leave optimizer= out" in said(capsys, run_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_trained_compiled_and_evaluated_uncompiled(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, run_path, optimizer=optimizer):
+        torch.compile(model, backend="aot_eager")(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+    assert "compiled" in said(capsys, run_path)
 
 
 def test_a_run_with_records_says_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import nullcontext
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 

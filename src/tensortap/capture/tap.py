@@ -192,7 +192,7 @@ class Tap(Observer):
     def _why_empty(self) -> str:
         if self._book.any_call:
             return f"modules were called, but no tensor of kinds={', '.join(self._selection.kinds)} came up"
-        if self._watcher.evaluation is not None and self._watcher.evaluation.notice():
+        if not self._clock.step and self._watcher.evaluation is not None and self._watcher.evaluation.notice():
             return (
                 "every forward was an evaluation (autograd off, or the model in eval mode); "
                 "leave optimizer= out to record a run that does not train"
@@ -200,7 +200,7 @@ class Tap(Observer):
         if not self._recorded_steps:
             return f"none of the steps 0 to {self._clock.step} is one that steps= selects"
         return (
-            "the model was not called while it was tapped. If it was compiled, wrapped or replaced after the tap was "
+            "the loop did not call the model that is tapped. If it was compiled, wrapped or replaced after the tap was "
             "opened, tap the model that the loop calls"
         )
 
