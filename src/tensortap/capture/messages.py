@@ -14,4 +14,5 @@ def say(text: str) -> None:
     A Python warning would not do: `-W error` turns it into an exception.
     """
     with suppress(Exception):
-        print(f"tensortap: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"tensortap: {' '.join(text.split())}\n")
+        sys.stderr.flush()
