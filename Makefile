@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint types tests browser bench clean
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.demo
 	$(BIN)/tensortap demo --out runs/demo --overwrite
 
 test: lint types tests
 
 lint: $(VENV)/.ready
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(VENV)/.ready
 	$(BIN)/mypy
@@ -30,10 +30,18 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/capture_cpu.py
 
 # constraints.txt pins the frameworks, so that a plain pip takes their CPU builds.
-$(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+install := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+# The demo needs torch alone, not the development tools.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(install) '.[torch]'
 	@touch $@
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(install) '.[dev]'
+	@touch $@ $(VENV)/.demo
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

@@ -32,8 +32,9 @@ from tensortap import dtypes
 from tensortap.compare.device import OnDevice
 from tensortap.compare.engine import Serial, Span, Task
 from tensortap.frameworks import pair_device
-from tensortap.kernels import pairs, summarize
+from tensortap.kernels import summarize
 from tensortap.kernels.pair_device import PairDevice
+from tensortap.kernels.sketch_pairs import sketch_differences
 from tensortap.machine import cores
 from tensortap.records import Key, Record, Summary
 from tensortap.store import RunWriter, open_run
@@ -180,7 +181,7 @@ def measure_sketches(rounds: int) -> None:
     rng = np.random.default_rng(0)
     r = rng.standard_normal((n, 256), np.float32)
     c, rows = r * np.float32(1.01), np.arange(n)
-    taken = in_turn({"sketches": lambda: float(pairs.sketch_differences(r, rows, c, rows)[0])}, rounds)  # type: ignore[dict-item]
+    taken = in_turn({"sketches": lambda: float(sketch_differences(r, rows, c, rows)[0])}, rounds)  # type: ignore[dict-item]
     print(f"sketches: {n} pairs in {1000 * taken['sketches']:.0f} ms")
 
 

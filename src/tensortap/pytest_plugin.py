@@ -60,7 +60,8 @@ def assert_runs_match(reference: str | Path, candidate: str | Path, **options: A
 def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
     """Capture into `tmp_path / name`; taps that the test left open are closed at its end.
 
-    Without a name it is `run`, then `run-2`, `run-3` and so on.
+    Without a name it is `run`, then `run-2`, `run-3` and so on. An error inside the tap fails the test, unless
+    `on_error="warn"` is given.
     """
     import tensortap
     from tensortap.errors import RunExists
@@ -76,7 +77,7 @@ def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
     with ExitStack() as open_taps:
 
         def capture(model: Any, name: str | None = None, **options: Any) -> Tap:
-            tap = opened(model, name, options)
+            tap = opened(model, name, {"on_error": "raise"} | options)
             open_taps.callback(partial(tap.close, "finished", "closed at the end of the test"))
             return tap
 

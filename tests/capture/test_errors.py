@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,8 @@ def train(model: torch.nn.Module, tap: Any, disk: Disk, fail_at: int, code: int)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
 def test_raise_is_one_error_at_the_end_of_a_step(run_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     disk, model = Disk(monkeypatch), zoo.Residual()
-    with pytest.raises(CaptureError) as caught, tt.capture(model, run_path, keep="tensors", kinds=ALL_KINDS) as tap:
+    options = {"keep": "tensors", "kinds": ALL_KINDS, "on_error": "raise"}
+    with pytest.raises(CaptureError) as caught, tt.capture(model, run_path, **options) as tap:
         try:
             train(model, tap, disk, 2, code)
         finally:
@@ -74,18 +74,19 @@ def test_raise_is_one_error_at_the_end_of_a_step(run_path: Path, monkeypatch: py
     assert all(run.load(record) is not None for record in run.records(step=(0, 1)))
 
 
-def test_warn_switches_the_tap_off_and_training_goes_on(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("error")
+def test_by_default_the_tap_stops_and_training_goes_on(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     disk = Disk(monkeypatch)
     torch.manual_seed(3)
     plain = train(zoo.Residual(), None, disk, 99, 0)
     torch.manual_seed(3)
     model = zoo.Residual()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with tt.capture(model, run_path, keep="tensors", on_error="warn") as tap:
-            tapped = train(model, tap, disk, 2, errno.ENOSPC)
-    ours = [w for w in caught if "tensortap" in str(w.message)]
-    assert len(ours) == 1 and "goes on untapped" in str(ours[0].message)
+    with tt.capture(model, run_path, keep="tensors") as tap:
+        tapped = train(model, tap, disk, 2, errno.ENOSPC)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tensortap: ") and "No space left" in line and "goes on untapped" in line
     assert all(map(torch.equal, plain, tapped)) and hooks_on(model) == 0
     disk.error = None
     assert {0, 1} <= set(tt.open(run_path).steps)
@@ -107,7 +108,8 @@ def test_an_error_inside_a_hook_does_not_break_the_step(run_path: Path, monkeypa
         return true(array)
 
     monkeypatch.setattr(recorder, "summarize", failing)
-    with pytest.raises(CaptureError, match="no room"), tt.capture(model, run_path, kinds=ALL_KINDS) as tap:
+    options = {"kinds": ALL_KINDS, "on_error": "raise"}
+    with pytest.raises(CaptureError, match="no room"), tt.capture(model, run_path, **options) as tap:
         zoo.loss_of(model(zoo.batch())).backward()
         assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
         tap.step()
@@ -127,7 +129,7 @@ def test_a_folder_that_vanishes(run_path: Path) -> None:
     import shutil
 
     model = zoo.Residual()
-    with pytest.raises(CaptureError), tt.capture(model, run_path, keep="tensors") as tap:
+    with pytest.raises(CaptureError), tt.capture(model, run_path, keep="tensors", on_error="raise") as tap:
         for step in range(3):
             zoo.loss_of(model(zoo.batch())).backward()
             tap.step()

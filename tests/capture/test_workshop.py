@@ -259,7 +259,7 @@ def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, ther
     model = nn.Linear(3, 2)
     with (
         pytest.raises(CaptureError, match="out of memory"),
-        tt.capture(model, tmp_path / "run"),
+        tt.capture(model, tmp_path / "run", on_error="raise"),
     ):
         model(torch.ones(1, 3))
     about = json.loads((tmp_path / "run" / "rank_0" / "rank.json").read_text())
@@ -273,7 +273,7 @@ def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: 
     there.collect = collect  # type: ignore[method-assign]
     model = nn.Linear(3, 2)
     with pytest.raises(CaptureError, match="illegal memory access"):  # noqa: SIM117 - raised at the end of the inner one
-        with tt.capture(model, tmp_path / "run") as tap:
+        with tt.capture(model, tmp_path / "run", on_error="raise") as tap:
             for _ in range(3):
                 model(torch.ones(1, 3)).sum().backward()
                 tap.step()

@@ -6,15 +6,18 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pyarrow.parquet
 import pytest
+import torch
 from showing import Said, call
 
-import tensortap
+import tensortap as tt
 from support import comparisons
 from tensortap.cli.pairing import steps_meant
 from tensortap.errors import RunNotFound, UsageError
@@ -23,7 +26,7 @@ Capsys = pytest.CaptureFixture[str]
 
 
 class Asked:
-    """Stands for `tensortap.compare`, and remembers what it was asked."""
+    """Stands for `tt.compare`, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
@@ -42,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
     function = Asked()
-    monkeypatch.setattr(tensortap, "compare", function, raising=False)
+    monkeypatch.setattr(tt, "compare", function, raising=False)
     return function
 
 
@@ -226,3 +229,23 @@ def test_a_summary_that_cannot_be_written_changes_no_verdict(
     said = compare(capsys, "diverged", "b")
     assert said.code == 1
     assert "GITHUB_STEP_SUMMARY could not be written" in said.err
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_summaries_are_compared_without_pandas_or_a_compiler(tmp_path: Path, scale: float) -> None:
+    """Importing them would take longer than the comparison."""
+    for name in ("reference", "candidate"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        with tt.capture(model, tmp_path / name):
+            model(torch.ones(1, 3) * (scale if name == "candidate" else 1.0)).sum().backward()
+    code = (
+        "import sys, tensortap.cli\n"
+        "try: tensortap.cli.main()\n"
+        "except SystemExit as left: code = left.code\n"
+        "assert not {'pandas', 'numba', 'torch'} & set(sys.modules), set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "compare", str(tmp_path / "reference"), str(tmp_path / "candidate")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == (scale != 1.0), done.stderr

@@ -229,3 +229,34 @@ def test_a_loop_that_copies_the_optimizers_own_tensors_is_named() -> None:
                 param.data.copy_(master)
     assert found.status("weight") == "undone" and found.facts().undone[0].by == "something else"
     assert any("copies of tensors that the optimizer holds" in note for note in found.facts().notes)
+
+
+def test_a_wrapper_that_copies_master_weights_back_is_the_optimizer() -> None:
+    class Wrapper:
+        """As apex and others wrap an optimizer: it steps on masters, then copies them into the model."""
+
+        def __init__(self, params: Any) -> None:
+            self.halves = list(params)
+            self.masters = [half.detach().float().clone() for half in self.halves]
+            self.optimizer = torch.optim.Adam(self.masters, lr=1e-3)
+            self.param_groups = self.optimizer.param_groups
+
+        def step(self) -> None:
+            for half, master in zip(self.halves, self.masters, strict=True):
+                master.grad = half.grad.float()
+            self.optimizer.step()
+            for half, master in zip(self.halves, self.masters, strict=True):
+                half.data.copy_(master)
+
+    torch.manual_seed(0)
+    model, state = nn.Linear(6, 6), nn.Linear(6, 6).state_dict()
+    optimizer = Wrapper(model.parameters())
+    with audit(model, optimizer) as found:
+        model.load_state_dict(state)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+    assert found.status("weight") == "undone" and found.facts().steps == 2
+    (facts,) = found.facts().undone
+    assert (facts.by, facts.step) == ("optimizer", 0)

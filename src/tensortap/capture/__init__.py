@@ -26,7 +26,7 @@ def capture(
     ranks: Collection[int] | None = None,
     optimizer: Any = None,
     overwrite: bool = False,
-    on_error: str = "raise",
+    on_error: str = "warn",
     compiled: str = "boundary",
     max_buffer: int | None = None,
     gather: bool = True,
@@ -42,13 +42,17 @@ def capture(
     ranks: the ranks that record; None is every rank.
     optimizer: its steps are counted, and no `tap.step()` is needed.
     overwrite: replace an earlier run at `path`.
-    on_error: "raise" stops with an error at the end of the step; "warn" switches the tap off and lets training go on.
+    on_error: what an error inside the tap does. "warn" stops the recording, writes one line to stderr and the reason
+        into the run, and lets training go on. "raise" raises CaptureError at the end of the step.
     compiled: "boundary" looks at compiled modules from outside; "eager" runs them uncompiled and sees everything.
     max_buffer: bytes of host memory that may wait for the disk.
     gather: on a GPU, read several tensors together, a little after they are seen, where that has proved to be the same.
         False reads each at once.
 
     What the modules are called with beside tensors is kept as well, where it changes.
+
+    Evaluation between training steps (autograd off, or the model in eval mode) is neither recorded nor counted; the
+    coverage says how many forwards that were. A run that never trains is recorded whole.
 
     Nothing in the training changes, and nothing stays behind after the block or `close()`.
 

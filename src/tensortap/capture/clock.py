@@ -59,6 +59,11 @@ class Clock:
         return max(0, self._forwards - 1)
 
     @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._open
+
+    @property
     def gradient_micro(self) -> int:
         """The micro step whose backward is running: with pipelined schedules not always the newest."""
         return self.micro if self.backward_micro is None else self.backward_micro

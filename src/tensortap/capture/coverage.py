@@ -53,6 +53,10 @@ class CoverageBook:
             entry.gradients += 1
 
     @property
+    def any_call(self) -> bool:
+        return any(entry.calls for entry in self._entries.values())
+
+    @property
     def any_gradient(self) -> bool:
         return any(entry.gradients for entry in self._entries.values())
 

@@ -10,7 +10,6 @@ import atexit
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,10 +20,12 @@ from typing import Any, Protocol, TypeVar
 from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.evaluation import Evaluation
+from tensortap.capture.messages import say
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
-from tensortap.errors import CaptureError, TensortapError, UsageError
+from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.records import Coverage, Key
@@ -53,13 +54,16 @@ class Sink(Protocol):
 class Observer:
     """Watches a model for a sink, or for nobody if there is none. A context manager; or call `close()` when done."""
 
+    _ignores_evaluation = False
+    """Whether evaluation forwards between training steps are neither recorded nor counted."""
+
     def __init__(
         self,
         model: Any,
         selection: Selection,
         open_sink: Callable[[], Sink] | None,
         *,
-        on_error: str = "raise",
+        on_error: str = "warn",
         eager: bool = False,
         optimizer: Any = None,
     ) -> None:
@@ -96,6 +100,9 @@ class Observer:
 
     def _watch(self, sink: Sink, chosen: list[str], eager: bool, optimizer: Any, undo: ExitStack) -> None:
         self._watcher = self._new_watcher(sink, chosen)
+        if self._ignores_evaluation:
+            root = self._tree.sites[0].owner
+            self._watcher.evaluation = Evaluation(self._framework, root, trains=optimizer is not None)
         if eager:
             undo.callback(self._framework.run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
@@ -121,7 +128,7 @@ class Observer:
 
     # --- the public face ---------------------------------------------------------------------------------------
     def step(self) -> None:
-        """One optimizer step is over. What stopped the recording is raised here, where it cannot harm the step."""
+        """Mark the end of an optimizer step. An error that stopped the recording is reported here, not in a hook."""
         if self._closed:
             raise UsageError("step() after close(): this recording is finished; start a new one")
         if self._sink is None:
@@ -143,6 +150,7 @@ class Observer:
             try:
                 self._end_step()
                 self._listening = False
+                self._note_outcome(status)
                 if self._error is not None:
                     status, reason = "failed", str(self._error)
                 if self._sink is not None:
@@ -193,6 +201,11 @@ class Observer:
             self._stop(error)
             self._watcher.drop()
 
+    def _note_outcome(self, status: str) -> None:
+        """All has been seen: note what is to be said about the recording as a whole."""
+        if self._sink is not None and self._watcher.evaluation is not None:
+            self._book.notice(self._watcher.evaluation.notice())
+
     # --- errors ------------------------------------------------------------------------------------------------
     def _guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """What goes wrong in a hook must not break the step it is called from: it stops the recording instead."""
@@ -218,18 +231,18 @@ class Observer:
         self._error = self._error or error
 
     def _tell(self) -> None:
+        """Report the error that stopped the recording, once."""
         if self._error is None or self._told:
             return
         self._told = True
         where = self._sink.where if self._sink is not None else "nowhere"
-        message = (
-            f"tensortap stopped recording into {where} at step {self._clock.step}: {self._error} "
-            "(what was written before is readable)"
-        )
-        if self._on_error == "warn":
-            warnings.warn(f"{message}; training goes on untapped", RuntimeWarning, stacklevel=4)
-        else:
-            raise CaptureError(message) from self._error
+        reason = str(self._error) or type(self._error).__name__
+        message = f"stopped recording into {where} at step {self._clock.step}: {reason}"
+        if not isinstance(self._error, StoreWriteError):  # which says it itself
+            message += " (what was written before is readable)"
+        if self._on_error == "raise":
+            raise CaptureError(f"tensortap {message}") from self._error
+        say(f"{message}; training goes on untapped")
 
 
 def _close_forgotten(observer: weakref.ref[Observer]) -> None:

@@ -94,6 +94,11 @@ class Recorder:
         self.changed_unseen: set[str] = set()
         """Modules with a tensor that was changed behind the framework's back, so that its bytes were not kept again."""
 
+    @property
+    def records(self) -> int:
+        """Number of records so far."""
+        return self._seq
+
     def put_off(self, tensor: Any, key: Key, site: Site, keep: Keep) -> bool:
         """Whether the tensor will be recorded a little later, in one go with others; if not, it is to be recorded now.
 

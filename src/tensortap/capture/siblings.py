@@ -89,8 +89,8 @@ class Siblings:
             shares = self._by_sum()
             self._settle(shares, untold=[place for place in range(len(self.inputs)) if place not in shares])
 
-    def _arrive(self, place: int, gradient: Any) -> None:
-        if self.finished:
+    def _arrive(self, place: int, gradient: Any | None) -> None:
+        if self.finished or gradient is None:
             return
         if not self._sums:
             self._counted = self._uses()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from tensortap import kernels
 from tensortap.capture import garbage
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Selection
@@ -35,7 +36,7 @@ class Options:
     """How the tap behaves, as against what it selects."""
 
     overwrite: bool = False
-    on_error: str = "raise"
+    on_error: str = "warn"
     compiled: str = "boundary"
     max_buffer: int | None = None
     gather: bool = True
@@ -84,6 +85,11 @@ class RunSink:
         self.record = self._recorder.record
         self.put_off, self.settle, self.forget = self._recorder.put_off, self._recorder.settle, self._recorder.forget
 
+    @property
+    def records(self) -> int:
+        """Number of records so far."""
+        return self._recorder.records
+
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
         self._say_unseen(book)
@@ -131,6 +137,8 @@ class RunSink:
 class Tap(Observer):
     """What `tensortap.capture` returns. Use it as a context manager, or call `close()` when done."""
 
+    _ignores_evaluation = True
+
     def __init__(
         self, model: Any, path: str | Path, selection: Selection, options: Options, optimizer: Any = None
     ) -> None:
@@ -138,6 +146,7 @@ class Tap(Observer):
         self.rank = framework_of(model).rank()
         self._run: RunSink | None = None
         self._uncounted: UncountedSteps | None = None
+        self._recorded_steps = 0
         self._options = options
         super().__init__(
             model,
@@ -168,13 +177,43 @@ class Tap(Observer):
             watcher.called_with = self._run.writer.called
         return watcher
 
-    def close(self, status: str = "finished", reason: str = "") -> None:
-        """Take every hook off and finish the run. Calling it twice does no harm."""
-        if self._uncounted is not None and not self._closed:
-            with self._lock:
-                self._book.notice(self._uncounted.notice())
-                self._uncounted.forget()
-        super().close(status, reason)
+    def _note_outcome(self, status: str) -> None:
+        super()._note_outcome(status)
+        if self._run is None:
+            return
+        if self._uncounted is not None:
+            self._book.notice(self._uncounted.notice())
+            self._uncounted.forget()
+        if not self._run.records and self._error is None and status == "finished":
+            text = f"nothing was recorded into {self.path}: {self._why_empty()}"
+            self._book.notice(text)
+            say(text)
+
+    def _why_empty(self) -> str:
+        if self._book.any_call:
+            return f"modules were called, but no tensor of kinds={', '.join(self._selection.kinds)} came up"
+        if not self._clock.step and self._watcher.evaluation is not None and self._watcher.evaluation.notice():
+            return (
+                "every forward was an evaluation (autograd off, or the model in eval mode); "
+                "leave optimizer= out to record a run that does not train"
+            )
+        if not self._recorded_steps:
+            return f"none of the steps 0 to {self._clock.step} is one that steps= selects"
+        return (
+            "the loop did not call the model that is tapped. If it was compiled, wrapped or replaced after the tap was "
+            "opened, tap the model that the loop calls"
+        )
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        self._recorded_steps += self._listening
+
+    def _tell(self) -> None:
+        # The run ends here, so that its reader learns the reason even if the process is killed later.
+        if self._error is not None and self._run is not None and not self._told:
+            with suppress(Exception):
+                self._run.close("failed", str(self._error) or type(self._error).__name__, self._book)
+        super()._tell()
 
     def _stop(self, error: Exception) -> None:
         super()._stop(error)

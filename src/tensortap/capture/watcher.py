@@ -10,11 +10,12 @@ from typing import Any
 from tensortap.arguments import written
 from tensortap.capture.clock import Call, Clock
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.evaluation import Evaluation
 from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.shares import Shares, Watched
 from tensortap.capture.tree import Site, Tree
-from tensortap.frameworks.base import Edge, Framework, Gradient, Identity, Remove
+from tensortap.frameworks.base import Before, Edge, Framework, Gradient, Identity, Remove
 from tensortap.records import Key, shown
 
 __all__ = ["Watcher"]
@@ -55,6 +56,8 @@ class Watcher:
         """Called when the root has run."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
         """Told of every call that has other plain arguments than the one before; see `RunWriter.called`."""
+        self.evaluation: Evaluation | None = None
+        """Decides which calls to ignore because they belong to an evaluation; without it every call is recorded."""
         self._arguments: dict[str, str] = {}
         """The plain arguments of a module's last call, as text; one that never had any is not in here."""
         self._shares = Shares(framework)
@@ -82,13 +85,17 @@ class Watcher:
         undo.callback(self.drop)
         for site in self._tree.sites:
             if (site.name in self._sites and site.inside is None) or site.name == "":
-                before, after = partial(guard(self._before), site), partial(guard(self._after), site)
+                before, after = partial(guard(self._begin_call), site), partial(guard(self._end_call), site)
+                if site.name == "" and self.evaluation is not None:
+                    before = partial(_observed, self.evaluation, before)
                 undo.callback(self._framework.on_call(site.module, before, after))
 
     def end_step(self) -> None:
         """What belongs to the step is finished and taken down."""
         self._shares.finish()
         self._record_pieces()
+        if self.evaluation is not None:
+            self._book.notice(self.evaluation.end_step())
         if self._armed:
             self._book.captured_steps += 1
             self._snapshot(call=1)
@@ -110,6 +117,18 @@ class Watcher:
         self._armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
+    def _begin_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.evaluation is not None and self.evaluation.enter(site.name, self._clock.idle):
+            return None
+        return self._before(site, args, kwargs)
+
+    def _end_call(self, site: Site, output: Any) -> Any:
+        if self.evaluation is not None and self.evaluation.leave(site.name):
+            if site.name == "":
+                self._remark_all()  # hooks may change how a module runs in eval mode
+            return None
+        return self._after(site, output)
+
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
 
@@ -212,15 +231,25 @@ class Watcher:
     def _lost(self, site: Site, path: str, why: str) -> None:
         self._book.remark(site.name, f"grad_input {path} {why}")
 
-    def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any) -> None:
+    def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any | None) -> None:
+        if gradient is None:
+            self._book.remark(site.name, f"{kind} {path}: no gradient came, as of an output that the loss does not use")
+            return
+        if self.evaluation is not None:
+            self.evaluation.gradient_came()
         self._clock.backward_micro = call.micro
         self._book.gradient(site.name)
         key = Key(self._clock.step, call.micro, "backward", site.name, call.number, kind, path)
         self._record(gradient, key, site)
 
-    def _parameter_gradient(self, site: Site, name: str, gradient: Any) -> None:
+    def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
         if not self._armed:  # of a step before this one
             return
+        if gradient is None:
+            self._book.remark(site.name, f"param_grad {name}: no gradient came, though backward reached the parameter")
+            return
+        if self.evaluation is not None:
+            self.evaluation.gradient_came()
         self._book.gradient(site.name)
         key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
         if not self._clock.reentrant or self._clock.calls_of(site.name) < 2:
@@ -303,3 +332,9 @@ class Watcher:
             self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
             return
         self._hand_on(tensor, key, site, keep)
+
+
+def _observed(evaluation: Evaluation, before: Before, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Show the root's forwards to the evaluation also in steps that are not recorded."""
+    evaluation.observe()
+    return before(args, kwargs)

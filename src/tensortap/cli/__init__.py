@@ -79,10 +79,37 @@ def _tensortap(
 
 def main() -> None:
     """The `tensortap` command."""
+    if not {"-h", "--help", "--version"} & set(sys.argv):
+        _hide_pandas()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end the report
     app(prog_name="tensortap")
+
+
+def _hide_pandas() -> None:
+    """Keep pyarrow from importing pandas, which takes half a second, to recognise objects that no command has.
+
+    pyarrow looks for pandas once in a process, at its first conversion.
+    """
+    if "pandas" in sys.modules:
+        return
+    absent = _NoPandas()
+    sys.meta_path.insert(0, absent)
+    try:
+        import pyarrow
+
+        pyarrow.array(range(1))
+    finally:
+        sys.meta_path.remove(absent)
+
+
+class _NoPandas:
+    """An import finder that denies pandas."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("no command needs pandas", name=name)
 
 
 def _one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from tensortap.dtypes import numpy_dtype
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
 from tensortap.kernels.closeup import Folded, look, map_of
-from tensortap.kernels.pairs import tolerances
+from tensortap.kernels.pairs_reference import tolerances
 from tensortap.kernels.reference import components
 from tensortap.records import Difference
 

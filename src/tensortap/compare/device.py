@@ -18,7 +18,7 @@ from tensortap import dtypes
 from tensortap.compare.engine import Files, Gather, Progress, Results, Span, Task, batches, work
 from tensortap.errors import RunUnreadable
 from tensortap.kernels.pair_device import ALIGNED, PairDevice, PairPiece, PairSlot
-from tensortap.kernels.pairs import CHUNK
+from tensortap.kernels.pairs_reference import CHUNK
 from tensortap.machine import cores
 from tensortap.records import Location
 from tensortap.store.span import cut_off, open_span_file

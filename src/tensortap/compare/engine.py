@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.errors import RunUnreadable, UsageError
-from tensortap.kernels import pairs
-from tensortap.kernels.pairs import PairMeasure
+from tensortap.kernels.pairs_reference import CHUNK, PairMeasure, Rows
 from tensortap.machine import cores
 from tensortap.records import Location
 from tensortap.store.span import cut_off, open_span_file
@@ -71,9 +70,9 @@ class Task:
     """The reference's l2, which rows are measured against that are nearly zero; 0 is unknown."""
 
     @property
-    def rows(self) -> pairs.Rows:
+    def rows(self) -> Rows:
         components = 2 if dtypes.numpy_dtype(self.reference.dtype).kind == "c" else 1
-        return pairs.Rows.of(self.reference.shape, components, self.size)
+        return Rows.of(self.reference.shape, components, self.size)
 
     @property
     def elements(self) -> int:
@@ -158,10 +157,12 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
 
 def work(batch: Batch, files: Files, threads: int | None = None) -> Parts:
     """Measure a batch. Partial results, which `Gather` joins, travel well: a few hundred bytes a megabyte."""
+    from tensortap.kernels.pairs import measure_range  # loads the compiler: not before two tensors are at hand
+
     parts = []
     for number, task in batch:
         r, c = files.elements(task.reference, task), files.elements(task.candidate, task)
-        found = pairs.measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
+        found = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
         parts.append((number, found))
     files.forget_pages()
     return parts
@@ -185,6 +186,8 @@ class Gather:
             yield number, task
 
     def add(self, batch: Batch, parts: Parts) -> Results:
+        from tensortap.kernels.pairs import join
+
         for (number, piece), (_, part) in zip(batch, parts, strict=True):
             self._missing[number] -= piece.elements
             self._parts[number].append(part)
@@ -192,7 +195,7 @@ class Gather:
             if not self._missing[number]:
                 task = self._tasks.pop(number)
                 del self._missing[number]
-                yield number, pairs.join(self._parts.pop(number), _index_shape(task), task.rows)
+                yield number, join(self._parts.pop(number), _index_shape(task), task.rows)
         if self._progress is not None:
             self._progress(self._done)
 
@@ -265,8 +268,8 @@ def _cut(task: Task, nbytes: int) -> Iterator[Task]:
         yield task
         return
     stop = task.start + task.elements
-    chunk_bytes = pairs.CHUNK * (task.nbytes // task.elements)
-    step = max(nbytes // chunk_bytes, 1) * pairs.CHUNK
+    chunk_bytes = CHUNK * (task.nbytes // task.elements)
+    step = max(nbytes // chunk_bytes, 1) * CHUNK
     for start in range(task.start, stop, step):
         yield replace(task, start=start, stop=min(start + step, stop))
 

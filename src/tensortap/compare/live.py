@@ -23,7 +23,7 @@ from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
-from tensortap.kernels.pairs import PairMeasure
+from tensortap.kernels.pairs_reference import PairMeasure
 from tensortap.records import GRADIENT_KINDS, KINDS, Comparison
 from tensortap.store import Run
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Alignment
 from tensortap.compare.side import Side
-from tensortap.kernels.pairs import PairMeasure, sketch_differences
+from tensortap.kernels.pairs_reference import PairMeasure
+from tensortap.kernels.sketch_pairs import sketch_differences
 from tensortap.records import Difference
 
 __all__ = ["Measures", "estimate", "prepare"]

@@ -45,7 +45,7 @@ After = Callable[[Any], Any]
 """Called with what the module returned; None also when it raised. It may return what the caller gets instead."""
 
 Gradient = Callable[[Any], None]
-"""Called with the gradient of one tensor."""
+"""Called with the gradient of one tensor; with None if backward passes the tensor without a gradient for it."""
 
 Exchange = Callable[[Any], "npt.NDArray[np.generic] | None"]
 """Called with a gradient on its way back; may return the values that go on in its place."""
@@ -262,6 +262,9 @@ class Framework(Protocol):
     # --- autograd ----------------------------------------------------------------------------------------------
     def replaying(self) -> bool:
         """Whether this forward is a recomputation during backward (activation checkpointing)."""
+
+    def inside_function(self) -> bool:
+        """Whether the caller runs inside the forward of an autograd function, where autograd is off."""
 
     def records_gradients(self) -> bool:
         """Whether autograd is on right now."""

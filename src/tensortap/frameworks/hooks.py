@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CallHook", "Detour"]
+__all__ = ["CallHook", "Detour", "innermost_optimizer"]
 
 
 class CallHook:
@@ -73,3 +73,13 @@ class Detour:
                 top.inner, top._own = self.inner, self._own
                 return
             top = top.inner
+
+
+def innermost_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that a wrapper, such as Accelerate's, keeps as `.optimizer`; one without a wrapper as it is.
+
+    A wrapper may derive from torch's class without its state: a hook on it then fails or never runs.
+    """
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and hasattr(inner, "param_groups"):
+        optimizer = inner
+    return optimizer

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, Remove
-from tensortap.frameworks.hooks import Detour
+from tensortap.frameworks.hooks import Detour, innermost_optimizer
 from tensortap.frameworks.registered import registered
 from tensortap.kernels.probe import probe
 
@@ -113,7 +113,9 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
         return result
 
     with ExitStack() as undo:
-        if hasattr(optimizer, "register_step_pre_hook"):
+        # A wrapper does more than the optimizer inside it: it may copy master weights back.
+        wraps = innermost_optimizer(optimizer) is not optimizer
+        if hasattr(optimizer, "register_step_pre_hook") and not wraps:
             from tensortap.frameworks.torch_steps import after_step, before_step  # loads torch
 
             undo.callback(before_step(optimizer, lambda *_: before()))

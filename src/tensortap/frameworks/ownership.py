@@ -9,7 +9,7 @@ from typing import Any
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework, Remove
-from tensortap.frameworks.hooks import Detour
+from tensortap.frameworks.hooks import Detour, innermost_optimizer
 
 __all__ = ["Ownership", "PaddleOwnership", "TorchOwnership", "ownership_of"]
 
@@ -156,6 +156,7 @@ class TorchOwnership(Ownership):
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             before(any(callable(value) for value in (*args, *kwargs.values())))
 
+        optimizer = innermost_optimizer(optimizer)
         first, last = before_step(optimizer, entered), after_step(optimizer, after)
 
         def remove() -> None:

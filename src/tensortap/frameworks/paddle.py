@@ -29,6 +29,7 @@ from tensortap.frameworks.base import (
     Remove,
     Workshop,
 )
+from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
@@ -156,8 +157,7 @@ class Paddle(Replacing):
             return None
 
         def hook(gradient: Any) -> None:
-            if gradient is not None:  # the indices of a topk take part in autograd, and get none
-                seen(gradient)
+            seen(gradient)  # and nothing is returned: that would replace the gradient
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -211,6 +211,9 @@ class Paddle(Replacing):
                 return True
             frame = frame.f_back
         return False
+
+    def inside_function(self) -> bool:
+        return inside_function()
 
     def records_gradients(self) -> bool:
         return bool(paddle.is_grad_enabled())

@@ -33,6 +33,8 @@ class Replacing:
             return None
 
         def hook(gradient: Any) -> Any:
+            if gradient is None:  # one of several outputs, and the loss does not use it
+                return None
             values = exchange(gradient)
             return None if values is None else _tensor(values, gradient)
 

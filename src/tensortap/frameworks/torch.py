@@ -23,7 +23,8 @@ from tensortap.frameworks.base import (
     Gradient,
     Remove,
 )
-from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.frames import inside_function
+from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.torch_reading import Reading
 from tensortap.frameworks.torch_replacing import Replacing
@@ -194,7 +195,7 @@ class Torch(Reading, Replacing):
         shape = tensor.shape
         self._views.append((weakref.ref(tensor), tensor._version, changed))
 
-        def at_tensor(gradient: torch.Tensor) -> None:
+        def at_tensor(gradient: torch.Tensor | None) -> None:
             arrived.append(None)
             seen(gradient)
 
@@ -236,6 +237,7 @@ class Torch(Reading, Replacing):
         return hooks is not None and hooks is parameter._backward_hooks and next(reversed(hooks), None) == handle.id
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        optimizer = innermost_optimizer(optimizer)
         if not hasattr(optimizer, "register_step_post_hook"):
             raise UsageError(
                 f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}; "
@@ -252,6 +254,9 @@ class Torch(Reading, Replacing):
     # --- autograd ----------------------------------------------------------------------------------------------
     def replaying(self) -> bool:
         return torch._C._current_graph_task_id() != -1
+
+    def inside_function(self) -> bool:
+        return inside_function()
 
     def records_gradients(self) -> bool:
         return torch.is_grad_enabled()

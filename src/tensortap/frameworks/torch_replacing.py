@@ -36,7 +36,9 @@ class Replacing:
             return None
 
         @unserializable_hook
-        def hook(gradient: torch.Tensor) -> torch.Tensor | None:
+        def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None:  # one of several outputs, and the loss does not use it
+                return None
             values = exchange(gradient)
             return None if values is None else torch.empty_like(gradient).copy_(tensor_of(values))
 

@@ -8,10 +8,13 @@ whoever made them, so a piece may be of any size and what remains small may be l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tensortap import dtypes
-from tensortap.kernels.pairs import How, Partial, Rows, how_of
+from tensortap.kernels.pairs_reference import Rows
+
+if TYPE_CHECKING:
+    from tensortap.kernels.pairs import How, Partial
 
 __all__ = ["ALIGNED", "PairDevice", "PairPiece", "PairSlot"]
 
@@ -34,6 +37,8 @@ class PairPiece:
 
     @property
     def how(self) -> How:
+        from tensortap.kernels.pairs import how_of  # loads the compiler
+
         return how_of(dtypes.numpy_dtype(self.reference), dtypes.numpy_dtype(self.candidate))
 
     @property

@@ -30,14 +30,14 @@ from tensortap.kernels.lines import (
     line_at,
     worst_line,
 )
+from tensortap.kernels.pairs_reference import CHUNK
 from tensortap.kernels.rows import CHUNK_ROWS, CODES, ROW, _compiled, _convert, _entry, _load
 from tensortap.kernels.ulps import INTEGERS, steps_apart
 from tensortap.kernels.vectors import greater, pointer, take
 
-__all__ = ["CHUNK", "DOT", "FIELDS", "PLACES", "SCRATCH", "SIDE", "WORST", "finish", "run"]
+__all__ = ["DOT", "FIELDS", "PLACES", "SCRATCH", "SIDE", "WORST", "finish", "run"]
 
-CHUNK = CHUNK_ROWS * ROW
-"""Elements that a thread takes at once, and that one record speaks of. Fixed, so that results depend on no sharing."""
+assert CHUNK == CHUNK_ROWS * ROW
 FIELDS = LINES + LINE_FIELDS
 """Numbers in a record. Positions count components in the whole tensor; -1 means nowhere."""
 _START, _ELEMENTS, _UNLIKE, _GAP2, _R2, _C2, _OUTSIDE, _ULP = range(8)

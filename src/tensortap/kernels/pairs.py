@@ -21,9 +21,9 @@ from numba import types
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.kernels import cpu, pair_rows, sketch_pairs, ulps
+from tensortap.kernels import cpu, pair_rows, ulps
 from tensortap.kernels.compiling import announced, load
-from tensortap.kernels.pairs_reference import PairMeasure, Rows, Side, cosine, part_name, relative, tolerances
+from tensortap.kernels.pairs_reference import CHUNK, PairMeasure, Rows, Side, cosine, part_name, relative, tolerances
 from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.records import Difference
 
@@ -40,15 +40,13 @@ __all__ = [
     "join",
     "measure_range",
     "release",
-    "sketch_differences",
     "tolerances",
 ]
 
-CHUNK = pair_rows.CHUNK
 """Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
 FIELDS, PLACES = pair_rows.FIELDS, pair_rows.PLACES
 
-_BLOCK = 16 * pair_rows.CHUNK  # elements that are copied at a time where they do not lie one after the other
+_BLOCK = 16 * CHUNK  # elements that are copied at a time where they do not lie one after the other
 _AT = types.int64
 
 Array = npt.NDArray[Any]
@@ -144,7 +142,7 @@ def measure_range(
         raise UsageError(f"ranges of {reference.size} and {candidate.size} elements cannot be compared")
     reference, candidate = _native(reference), _native(candidate)
     elements = reference.size * how.components
-    chunks = -(-elements // pair_rows.CHUNK)
+    chunks = -(-elements // CHUNK)
     records = np.zeros((chunks, pair_rows.FIELDS))
     if not chunks:
         return records
@@ -183,37 +181,6 @@ def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None, rows
         _ready.add("finish")
     pair_rows.finish(records)
     return _conclude(records[0], shape, rows)
-
-
-def sketch_differences(
-    reference: npt.NDArray[np.float32],
-    reference_rows: npt.NDArray[np.int64],
-    candidate: npt.NDArray[np.float32],
-    candidate_rows: npt.NDArray[np.int64],
-    threads: int | None = None,
-) -> npt.NDArray[np.float64]:
-    """|sketch - sketch| of many pairs: rows of two matrices, as `Run.sketches` returns them. NaN where a row is -1."""
-    if reference_rows.shape != candidate_rows.shape:
-        raise UsageError(f"{reference_rows.size} and {candidate_rows.size} rows are no pairs")
-    out = np.full(reference_rows.size, np.nan)
-    if not reference.size or not candidate.size or not out.size:
-        return out
-    if reference.shape[1] != candidate.shape[1]:
-        raise UsageError(f"sketches of {reference.shape[1]} and {candidate.shape[1]} buckets cannot be compared")
-    matrices = [np.ascontiguousarray(each, np.float32) for each in (reference, candidate)]
-    rows = [np.ascontiguousarray(each, np.int64) for each in (reference_rows, candidate_rows)]
-    for matrix, chosen in zip(matrices, rows, strict=True):
-        if chosen.max() >= len(matrix):
-            raise UsageError(f"row {chosen.max()} of {len(matrix)} sketches is asked for")
-    if "sketches" not in _ready:
-        _load_sketches()
-    counter = np.zeros(1, np.int64)
-
-    def work() -> None:
-        sketch_pairs.apart(matrices[0], rows[0], matrices[1], rows[1], _address(counter), out)
-
-    _helpers.share(work, min(threads or MOST_THREADS, -(-out.size // sketch_pairs.PAIRS)) - 1)
-    return out
 
 
 def release() -> None:
@@ -330,12 +297,6 @@ def _compile(like: Array) -> None:
         )
         load(pair_rows.run, signature)
     _ready.add(like.itemsize)
-
-
-def _load_sketches() -> None:
-    matrix, rows = types.float32[:, ::1], types.int64[::1]
-    load(sketch_pairs.apart, (matrix, rows, matrix, rows, _AT, types.float64[::1]))
-    _ready.add("sketches")
 
 
 _scratch = _Scratch()

@@ -50,14 +50,27 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import dtypes
-from tensortap.kernels.reference import components
+from tensortap.kernels.reference import ROW, components
 from tensortap.records import Difference
 
-__all__ = ["ROW_FLOOR", "PairMeasure", "Rows", "Side", "cosine", "measure", "part_name", "relative", "tolerances"]
+__all__ = [
+    "CHUNK",
+    "ROW_FLOOR",
+    "PairMeasure",
+    "Rows",
+    "Side",
+    "cosine",
+    "measure",
+    "part_name",
+    "relative",
+    "tolerances",
+]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
+CHUNK = 256 * ROW
+"""Elements that one partial result covers. Fixed, so that results do not depend on how the work is shared."""
 ROW_FLOOR = 1 / 8
 
 _TOLERANCES = {

@@ -98,7 +98,9 @@ class Live:
         return "\n".join([steps, *("! " + "\n  ".join(wrap(str(concern), 78)) for concern in warnings)])
 
     # --- what happens ------------------------------------------------------------------------------------------
-    def _gradient(self, name: str, _: Any) -> None:
+    def _gradient(self, name: str, gradient: Any | None) -> None:
+        if gradient is None:
+            return
         if name in self._used:
             # Asked of the tensor itself: it may have been cleared by hand.
             if name not in self._arrived and self._own.gradient(self._tensors[name]) == "set":

@@ -1,0 +1,91 @@
+"""A run in which nothing was recorded says why, on stderr and in itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+
+
+def said(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    """The one line on stderr; the run has it as well."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tensortap: nothing was recorded into {path}: ")
+    assert any(line.removeprefix("tensortap: ") in notice for notice in tt.open(path).notices)
+    return line
+
+
+def test_a_model_that_is_never_called(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    with tt.capture(model, run_path):
+        pass
+    assert "did not call the model" in said(capsys, run_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("by", ["torch.compile", "Module.compile"])
+def test_a_model_that_is_compiled_after_the_tap(run_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with tt.capture(model, run_path):
+        called: Any = model
+        if by == "torch.compile":
+            called = torch.compile(model, backend="aot_eager")
+        else:
+            model.compile(backend="aot_eager")
+        called(torch.ones(1, 2)).sum().backward()
+    assert "compiled" in said(capsys, run_path)
+
+
+def test_steps_of_which_none_has_run(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    with tt.capture(model, run_path, steps=[100]) as tap:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            tap.step()
+    assert "none of the steps 0 to 3" in said(capsys, run_path)
+
+
+def test_kinds_of_which_none_came(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    with tt.capture(model, run_path, kinds="grad_output"):
+        model(torch.ones(1, 2))
+    assert "kinds=grad_output" in said(capsys, run_path)
+
+
+def test_nothing_but_evaluation(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    with tt.capture(model, run_path, optimizer=torch.optim.SGD(model.parameters())), torch.no_grad():
+        model(torch.ones(1, 2))
+    assert "leave optimizer= out" in said(capsys, run_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_trained_compiled_and_evaluated_uncompiled(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, run_path, optimizer=optimizer):
+        torch.compile(model, backend="aot_eager")(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+    assert "compiled" in said(capsys, run_path)
+
+
+def test_a_run_with_records_says_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with tt.capture(model, run_path):
+        model[0](torch.ones(1, 2))
+    assert not capsys.readouterr().err
+
+
+def test_an_exception_of_the_user_is_reason_enough(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), tt.capture(nn.Linear(2, 2), run_path):
+        raise ZeroDivisionError
+    assert not capsys.readouterr().err
