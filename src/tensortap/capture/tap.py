@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,6 +26,9 @@ from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
 from tensortap.records import shown
+from tensortap.store.memory import MemoryWriter
+from tensortap.store.rank_writer import RankWriter
+from tensortap.store.reader import Run, open_run
 from tensortap.store.writer import RunWriter
 
 __all__ = ["Options", "Tap"]
@@ -39,6 +43,7 @@ class Options:
     compiled: str = "boundary"
     max_buffer: int | None = None
     gather: bool = True
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -46,13 +51,13 @@ class Options:
 
 
 class RunSink:
-    """Writes records into one rank of a run."""
+    """Writes records into one rank of a run: at `path`, or in memory if there is none."""
 
     def __init__(
         self,
         framework: Framework,
         tree: Tree,
-        path: Path,
+        path: Path | None,
         selection: Selection,
         options: Options,
         lock: AbstractContextManager[Any],
@@ -66,18 +71,22 @@ class RunSink:
             "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
             "environment": surroundings(framework.environment()),
         }
-        self.where = str(path)
-        self.writer = RunWriter(
-            path,
-            rank=rank,
-            world=framework.world(),
-            info=info,
-            overwrite=options.overwrite,
-            max_buffer=options.max_buffer,
-            crowded=threads >= cores(),
-            pinning=framework.pinning(tree.sites[0].owner),
-            calls=True,
-        )
+        self.where = "memory" if path is None else str(path)
+        self.writer: RankWriter
+        if path is None:
+            self.writer = MemoryWriter(rank=rank, world=framework.world(), info=info, max_memory=options.max_memory)
+        else:
+            self.writer = RunWriter(
+                path,
+                rank=rank,
+                world=framework.world(),
+                info=info,
+                overwrite=options.overwrite,
+                max_buffer=options.max_buffer,
+                crowded=threads >= cores(),
+                pinning=framework.pinning(tree.sites[0].owner),
+                calls=True,
+            )
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
@@ -124,6 +133,9 @@ class RunSink:
                 f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
                 "after the change were not kept"
             )
+        for text in self.writer.take_notices():
+            book.notice(text)
+            warnings.warn(f"tensortap: {text}", RuntimeWarning, stacklevel=5)
         while self._recorder.steadiness.notices:
             book.notice(self._recorder.steadiness.notices.popleft())
 
@@ -132,11 +144,13 @@ class Tap(Observer):
     """What `tensortap.capture` returns. Use it as a context manager, or call `close()` when done."""
 
     def __init__(
-        self, model: Any, path: str | Path, selection: Selection, options: Options, optimizer: Any = None
+        self, model: Any, path: str | Path | None, selection: Selection, options: Options, optimizer: Any = None
     ) -> None:
-        self.path = Path(path)
+        self.path = None if path is None else Path(path)
+        """Where the run is; None if it is held in memory."""
         self.rank = framework_of(model).rank()
         self._run: RunSink | None = None
+        self._reader: Run | None = None
         self._uncounted: UncountedSteps | None = None
         self._options = options
         super().__init__(
@@ -191,6 +205,25 @@ class Tap(Observer):
         except Exception as error:
             self._stop(error)
         self._tell()
+
+    @property
+    def run(self) -> Run:
+        """The run that this tap records, for reading. Inside the block it holds what was recorded so far.
+
+        Each access inside the block flushes and returns a new view; afterwards it is the complete run.
+        """
+        if not self._closed:
+            self.flush()
+            return self._view()
+        self._reader = self._reader or self._view()
+        return self._reader
+
+    def _view(self) -> Run:
+        if self.path is not None:
+            return open_run(self.path)
+        if self._run is None or not isinstance(self._run.writer, MemoryWriter):
+            raise UsageError(f"rank {self.rank} records nothing, as ranks= asks, so it has no run in memory")
+        return self._run.writer.run()
 
     def stats(self) -> dict[str, Any]:
         """What the tap has cost and written so far."""
