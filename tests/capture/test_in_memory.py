@@ -133,6 +133,8 @@ def test_the_run_can_be_read_inside_the_block(library: Library) -> None:
         library.train(model, tap.step, steps=1)
         assert len(early) == count and len(tap.run) == 2 * count
         assert all(early.load(record).shape == record.shape for record in early)
+        assert repr(tap) == "<Tap on Model into memory: recording, step 2>"
+    assert repr(tap) == "<Tap on Model into memory: closed, step 2>"
     assert tap.run is tap.run and tap.run.steps == [0, 1] and tap.run.finished and not tap.run.notices
 
 

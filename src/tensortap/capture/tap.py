@@ -218,6 +218,11 @@ class Tap(Observer):
         self._reader = self._reader or self._view()
         return self._reader
 
+    def __repr__(self) -> str:
+        where = "memory" if self.path is None else str(self.path)
+        state = "closed" if self._closed else "recording" if self._sink is not None else "not recording"
+        return f"<Tap on {self._tree.sites[0].cls} into {where}: {state}, step {self._clock.step}>"
+
     def _view(self) -> Run:
         if self.path is not None:
             return open_run(self.path)
