@@ -27,17 +27,17 @@ from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels.results import RESULT, columns
 
 
-def train(path: Path, keep: Any = "summary") -> Any:
+def train(path: Path | None, keep: Any = "summary", **options: Any) -> Any:
     torch.manual_seed(3)
     model = zoo.Residual()
     optimizer = torch.optim.AdamW(model.parameters())
-    with tt.capture(model, path, optimizer=optimizer, kinds=ALL_KINDS, keep=keep):
+    with tt.capture(model, path, optimizer=optimizer, kinds=ALL_KINDS, keep=keep, **options) as tap:
         for step in range(3):
             model(zoo.batch(seed=step)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     assert hooks_on(model) == 0
-    return tt.open(path)
+    return tap.run
 
 
 @pytest.fixture
@@ -60,6 +60,25 @@ def test_the_run_is_the_same(tmp_path: Path, keep: Any, request: pytest.FixtureR
         if ours.location is not None:
             assert np.array_equal(found.load(ours), here.load(theirs), equal_nan=True)
     assert tt.compare(tmp_path / "here", tmp_path / "there").verdict == "match"
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsWorkshop) -> None:
+    disk, memory = train(tmp_path / "run", keep), train(None, keep)
+    assert everything(memory) == everything(disk) and memory.finished
+    for ours, theirs in zip(memory, disk, strict=True):
+        assert (ours.location is None) == (theirs.location is None)
+        if ours.location is not None:
+            assert np.array_equal(memory.load(ours), disk.load(theirs), equal_nan=True)
+
+
+def test_a_run_in_memory_keeps_summaries_beyond_the_bound(there: OpsWorkshop) -> None:
+    whole = train(None, "tensors")
+    with pytest.warns(RuntimeWarning, match="no room for more tensors"):
+        part = train(None, "tensors", max_memory=2 * 1536 * len(whole))
+    kept = [record.location is not None for record in part]
+    assert everything(part) == everything(whole) and any(kept) and not all(kept)
+    assert all(np.array_equal(part.load(r), whole.load(whole.get(r.key))) for r in part.records(kept=True))
 
 
 def test_some_tensors_here_and_some_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
