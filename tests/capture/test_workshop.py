@@ -25,6 +25,7 @@ from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_memory import StorageWatch
 from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels.results import RESULT, columns
+from tensortap.store import memory
 
 
 def train(path: Path | None, keep: Any = "summary", **options: Any) -> Any:
@@ -64,18 +65,20 @@ def test_the_run_is_the_same(tmp_path: Path, keep: Any, request: pytest.FixtureR
 
 @pytest.mark.parametrize("keep", ["summary", "tensors"])
 def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsWorkshop) -> None:
-    disk, memory = train(tmp_path / "run", keep), train(None, keep)
-    assert everything(memory) == everything(disk) and memory.finished
-    for ours, theirs in zip(memory, disk, strict=True):
+    disk, held = train(tmp_path / "run", keep), train(None, keep)
+    assert everything(held) == everything(disk) and held.finished
+    for ours, theirs in zip(held, disk, strict=True):
         assert (ours.location is None) == (theirs.location is None)
         if ours.location is not None:
-            assert np.array_equal(memory.load(ours), disk.load(theirs), equal_nan=True)
+            assert np.array_equal(held.load(ours), disk.load(theirs), equal_nan=True)
 
 
-def test_a_run_in_memory_keeps_summaries_beyond_the_bound(there: OpsWorkshop) -> None:
+def test_a_run_in_memory_keeps_summaries_beyond_the_bound(there: OpsWorkshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "RECORD_BYTES", 1)  # the tensors are small beside their summaries
     whole = train(None, "tensors")
+    tensors = {record.tensor: record.location.nbytes for record in whole if record.location is not None}
     with pytest.warns(RuntimeWarning, match="no room for more tensors"):
-        part = train(None, "tensors", max_memory=2 * 1536 * len(whole))
+        part = train(None, "tensors", max_memory=len(whole) + sum(tensors.values()) // 2)
     kept = [record.location is not None for record in part]
     assert everything(part) == everything(whole) and any(kept) and not all(kept)
     assert all(np.array_equal(part.load(r), whole.load(whole.get(r.key))) for r in part.records(kept=True))
