@@ -282,8 +282,8 @@ class MemoryRun(Run):
         """Do nothing: there is no file to let go of, and the memory is freed with the last reference."""
 
     def __repr__(self) -> str:
-        tensors = len(self._tensors.found)
-        parts = [f"{len(self.steps)} steps", f"{len(self)} records", f"{tensors} tensors"]
+        counts = (len(self.steps), "step"), (len(self), "record"), (len(self._tensors.found), "tensor")
+        parts = [f"{number} {noun}{'s' * (number != 1)}" for number, noun in counts]
         return f"<{self.path}: {', '.join(parts)}, {_size(self.nbytes)}>"
 
     def _notice_of_ranks(self) -> str:
