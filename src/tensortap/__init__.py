@@ -38,8 +38,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def open(path: str | _os.PathLike[str]) -> Run:
+def open(path: str | _os.PathLike[str] | Run) -> Run:
     """Open a run lazily: records, tensors and coverage are read when asked for. A checkpoint opens as a run, too.
+    A run that is open already, such as one held in memory, is returned as it is.
 
     >>> run = tensortap.open("runs/a")
     >>> for record in run.records(module="layers.0.*", kind="output"):

@@ -5,7 +5,7 @@
     ├── RunNotFound         (FileNotFoundError)  no run at that path
     ├── RunExists           (FileExistsError)    a run is there already and overwrite is off
     ├── RunUnreadable       (ValueError)         not a run, damaged, or of a newer format
-    ├── StoreWriteError     (OSError)            the disk is full, read-only, gone
+    ├── StoreWriteError     (OSError)            the disk is full, read-only, gone; or a run in memory is full
     ├── CaptureError        (RuntimeError)       the tap had to stop
     └── MissingDependency   (ImportError)        an optional package is needed
 
@@ -48,7 +48,7 @@ class RunUnreadable(TensortapError, ValueError):
 
 
 class StoreWriteError(TensortapError, OSError):
-    """The run could not be written: disk full, no permission, folder gone."""
+    """The run could not be written: disk full, no permission, folder gone, max_memory used up."""
 
 
 class CaptureError(TensortapError, RuntimeError):

@@ -28,6 +28,7 @@ import pytest
 if TYPE_CHECKING:
     from tensortap.capture.tap import Tap
     from tensortap.records import Comparison
+    from tensortap.store import Run
 
 __all__ = ["assert_runs_match", "tensortap_capture"]
 
@@ -41,18 +42,24 @@ class Capture(Protocol):
     def __call__(self, model: Any, name: str | None = None, **options: Any) -> Tap: ...
 
 
-def assert_runs_match(reference: str | Path, candidate: str | Path, **options: Any) -> Comparison:
+def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, **options: Any) -> Comparison:
     """Compare two runs with `tensortap.compare` and its options; fail if they diverge or have too little in common.
+
+    A run is a path or an open run, such as the `tap.run` of a capture in memory.
 
     Returns the comparison, for further questions.
     """
     __tracebackhide__ = True
     import tensortap
+    from tensortap.compare.request import listed_sources
     from tensortap.report.assertion import message
 
     result: Comparison = tensortap.compare(reference, candidate, **options)
     if result.verdict != "match":
-        raise AssertionError(message(result, _as_arguments(options)))
+        noise = listed_sources(options.get("noise"))
+        in_memory = any(getattr(source, "in_memory", False) for source in (reference, candidate, *noise))
+        named = {**options, "noise": [getattr(source, "path", source) for source in noise]}
+        raise AssertionError(message(result, None if in_memory else _as_arguments(named)))
     return result
 
 

@@ -57,6 +57,35 @@ def test_summaries_are_those_of_the_bytes_that_were_kept(tmp_path: Path) -> None
     assert all(summarize(run.load(record)).digest == record.summary.digest for record in run)
 
 
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_a_run_in_memory(tmp_path: Path, keep: str) -> None:
+    def recorded(path: Path | None) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 512)).to("cuda")
+        with tt.capture(model, path, keep=keep, kinds=ALL_KINDS) as tap:
+            for step in range(3):
+                x = torch.randn(8192, 512, generator=torch.Generator().manual_seed(step)).to("cuda")  # 128 MiB inside
+                model(x).square().mean().backward()
+                model.zero_grad()
+                tap.step()
+        return tap.run
+
+    disk, memory, again = recorded(tmp_path / "run"), recorded(None), recorded(None)
+    assert everything(disk) == everything(memory) == everything(again)
+    for record in memory.records(kept=True):
+        assert summarize(memory.load(record)).digest == record.summary.digest
+    assert memory.finished and tt.compare(disk, memory).verdict == "match"
+    assert tt.compare(memory, again, device="cuda").verdict == "match"
+
+
+def test_the_values_of_a_peek() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).to("cuda", torch.bfloat16)
+    with tt.peek(model, "1", quiet=True) as p:
+        out = model(torch.ones(2, 4, dtype=torch.bfloat16, device="cuda"))
+        out.sum().backward()
+    assert p["1"].output.astype("float32").tolist() == out.float().tolist() and p["1"].grad_output.min() == 1
+
+
 def test_two_runs_are_alike(tmp_path: Path) -> None:
     for name in ("a", "b"):
         train(tmp_path / name, keep="summary")

@@ -25,19 +25,20 @@ from tensortap.frameworks.torch import Torch
 from tensortap.frameworks.torch_memory import StorageWatch
 from tensortap.frameworks.torch_ops import OpsWorkshop
 from tensortap.kernels.results import RESULT, columns
+from tensortap.store import memory
 
 
-def train(path: Path, keep: Any = "summary") -> Any:
+def train(path: Path | None, keep: Any = "summary", **options: Any) -> Any:
     torch.manual_seed(3)
     model = zoo.Residual()
     optimizer = torch.optim.AdamW(model.parameters())
-    with tt.capture(model, path, optimizer=optimizer, kinds=ALL_KINDS, keep=keep):
+    with tt.capture(model, path, optimizer=optimizer, kinds=ALL_KINDS, keep=keep, **options) as tap:
         for step in range(3):
             model(zoo.batch(seed=step)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     assert hooks_on(model) == 0
-    return tt.open(path)
+    return tap.run
 
 
 @pytest.fixture
@@ -60,6 +61,29 @@ def test_the_run_is_the_same(tmp_path: Path, keep: Any, request: pytest.FixtureR
         if ours.location is not None:
             assert np.array_equal(found.load(ours), here.load(theirs), equal_nan=True)
     assert tt.compare(tmp_path / "here", tmp_path / "there").verdict == "match"
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsWorkshop) -> None:
+    disk, held = train(tmp_path / "run", keep), train(None, keep)
+    assert everything(held) == everything(disk) and held.finished
+    for ours, theirs in zip(held, disk, strict=True):
+        assert (ours.location is None) == (theirs.location is None)
+        if ours.location is not None:
+            assert np.array_equal(held.load(ours), disk.load(theirs), equal_nan=True)
+
+
+def test_a_run_in_memory_keeps_summaries_beyond_the_bound(
+    there: OpsWorkshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "RECORD_BYTES", 1)  # the tensors are small beside their summaries
+    whole = train(None, "tensors")
+    tensors = {record.tensor: record.location.nbytes for record in whole if record.location is not None}
+    part = train(None, "tensors", max_memory=len(whole) + sum(tensors.values()) // 2)
+    assert "no room for more tensors" in capsys.readouterr().err
+    kept = [record.location is not None for record in part]
+    assert everything(part) == everything(whole) and any(kept) and not all(kept)
+    assert all(np.array_equal(part.load(r), whole.load(whole.get(r.key))) for r in part.records(kept=True))
 
 
 def test_some_tensors_here_and_some_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from support.doc_pages import examples, printed_as_said
 
 DIGITS = r"-?\d+\.\d+(e-?\d+)?"
 TIMES = r"[\d.]+ (µs|ms|s|B|kB)\b"
-PAGES = {"peek.md": DIGITS, "audit.md": DIGITS, "inspect.md": TIMES, "profiler.md": TIMES}
+PAGES = {"in-memory.md": DIGITS, "peek.md": DIGITS, "audit.md": DIGITS, "inspect.md": TIMES, "profiler.md": TIMES}
 
 
 @pytest.mark.parametrize(

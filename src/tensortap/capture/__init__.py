@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.selection import DEFAULT_KINDS, Selection
+from tensortap.errors import UsageError
 
 if TYPE_CHECKING:
     from tensortap.capture.tap import Tap
@@ -16,7 +17,7 @@ __all__ = ["capture"]
 
 def capture(
     model: Any,
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     keep: str | Mapping[str, str] = "summary",
     kinds: Collection[str] = DEFAULT_KINDS,
@@ -29,10 +30,12 @@ def capture(
     on_error: str = "warn",
     compiled: str = "boundary",
     max_buffer: int | None = None,
+    max_memory: int | None = None,
     gather: bool = True,
 ) -> Tap:
     """Tap a torch `nn.Module` or a paddle `nn.Layer`; write what flows through it to the folder `path`.
 
+    path: the folder of the run. None holds the run in memory, as `tap.run`.
     keep: "summary" (counts, moments, digest and sketch of each tensor), "tensors" (all bytes too), or a mapping from
         name patterns to one of these; the first pattern that matches decides.
     kinds: any of input, output, grad_input, grad_output, param, param_grad, buffer.
@@ -46,6 +49,9 @@ def capture(
         into the run, and lets training go on. "raise" raises CaptureError at the end of the step.
     compiled: "boundary" looks at compiled modules from outside; "eager" runs them uncompiled and sees everything.
     max_buffer: bytes of host memory that may wait for the disk.
+    max_memory: without a path, the most bytes that the run may take. None is 2 GiB, or a quarter of the memory if that
+        is less. Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept,
+        with a line on stderr and a notice. If records fill all of it, recording stops as it does on a full disk.
     gather: on a GPU, read several tensors together, a little after they are seen, where that has proved to be the same.
         False reads each at once.
 
@@ -54,7 +60,7 @@ def capture(
     Evaluation between training steps (autograd off, or the model in eval mode) is neither recorded nor counted; the
     coverage says how many forwards that were. A run that never trains is recorded whole.
 
-    Nothing in the training changes, and nothing stays behind after the block or `close()`.
+    Nothing in the training changes, and nothing stays behind after the block or `close()`. `tap.run` is the run.
 
     >>> with tensortap.capture(model, "runs/a", keep="tensors", steps=range(0, 100, 10)) as tap:
     ...     for batch in loader:
@@ -62,9 +68,17 @@ def capture(
     ...         loss.backward()
     ...         optimizer.step()
     ...         tap.step()
+
+    >>> with tensortap.capture(model, keep="tensors") as tap:                 # in memory
+    ...     model(batch).sum().backward()
+    >>> tensortap.compare(tap.run, "runs/a")
     """
     from tensortap.capture.tap import Options, Tap  # loads the writer: not before it is needed
 
     selection = Selection(keep, kinds, modules, classes, steps, ranks)
-    options = Options(overwrite, on_error, compiled, max_buffer, gather)
+    if path is None and max_buffer is not None:
+        raise UsageError("max_buffer is for a run on disk, and there is no path: bound a run in memory with max_memory")
+    if path is not None and max_memory is not None:
+        raise UsageError("max_memory is for a run in memory, and there is a path: bound its buffers with max_buffer")
+    options = Options(overwrite, on_error, compiled, max_buffer, gather, max_memory)
     return Tap(model, path, selection, options, optimizer)

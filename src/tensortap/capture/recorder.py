@@ -21,7 +21,7 @@ from tensortap.frameworks.base import Framework, Identity, Workshop
 from tensortap.kernels import summarize
 from tensortap.kernels.probe import probe
 from tensortap.records import Key, Location, Record, Summary
-from tensortap.store.writer import RunWriter
+from tensortap.store.rank_writer import RankWriter
 
 __all__ = ["Recorder"]
 
@@ -70,7 +70,7 @@ class Recorder:
     def __init__(
         self,
         framework: Framework,
-        writer: RunWriter,
+        writer: RankWriter,
         rank: int,
         lock: AbstractContextManager[Any],
         gather: bool = True,

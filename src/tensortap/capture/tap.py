@@ -26,6 +26,9 @@ from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
 from tensortap.records import shown
+from tensortap.store.memory import MemoryWriter
+from tensortap.store.rank_writer import RankWriter
+from tensortap.store.reader import Run, open_run
 from tensortap.store.writer import RunWriter
 
 __all__ = ["Options", "Tap"]
@@ -40,6 +43,7 @@ class Options:
     compiled: str = "boundary"
     max_buffer: int | None = None
     gather: bool = True
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -47,13 +51,13 @@ class Options:
 
 
 class RunSink:
-    """Writes records into one rank of a run."""
+    """Writes records into one rank of a run: at `path`, or in memory if there is none."""
 
     def __init__(
         self,
         framework: Framework,
         tree: Tree,
-        path: Path,
+        path: Path | None,
         selection: Selection,
         options: Options,
         lock: AbstractContextManager[Any],
@@ -67,18 +71,22 @@ class RunSink:
             "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
             "environment": surroundings(framework.environment()),
         }
-        self.where = str(path)
-        self.writer = RunWriter(
-            path,
-            rank=rank,
-            world=framework.world(),
-            info=info,
-            overwrite=options.overwrite,
-            max_buffer=options.max_buffer,
-            crowded=threads >= cores(),
-            pinning=framework.pinning(tree.sites[0].owner),
-            calls=True,
-        )
+        self.where = "memory" if path is None else str(path)
+        self.writer: RankWriter
+        if path is None:
+            self.writer = MemoryWriter(rank=rank, world=framework.world(), info=info, max_memory=options.max_memory)
+        else:
+            self.writer = RunWriter(
+                path,
+                rank=rank,
+                world=framework.world(),
+                info=info,
+                overwrite=options.overwrite,
+                max_buffer=options.max_buffer,
+                crowded=threads >= cores(),
+                pinning=framework.pinning(tree.sites[0].owner),
+                calls=True,
+            )
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
@@ -130,6 +138,9 @@ class RunSink:
                 f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
                 "after the change were not kept"
             )
+        for text in self.writer.take_notices():
+            book.notice(text)
+            say(text)
         while self._recorder.steadiness.notices:
             book.notice(self._recorder.steadiness.notices.popleft())
 
@@ -140,11 +151,13 @@ class Tap(Observer):
     _ignores_evaluation = True
 
     def __init__(
-        self, model: Any, path: str | Path, selection: Selection, options: Options, optimizer: Any = None
+        self, model: Any, path: str | Path | None, selection: Selection, options: Options, optimizer: Any = None
     ) -> None:
-        self.path = Path(path)
+        self.path = None if path is None else Path(path)
+        """Where the run is; None if it is held in memory."""
         self.rank = framework_of(model).rank()
         self._run: RunSink | None = None
+        self._reader: Run | None = None
         self._uncounted: UncountedSteps | None = None
         self._recorded_steps = 0
         self._options = options
@@ -185,7 +198,7 @@ class Tap(Observer):
             self._book.notice(self._uncounted.notice())
             self._uncounted.forget()
         if not self._run.records and self._error is None and status == "finished":
-            text = f"nothing was recorded into {self.path}: {self._why_empty()}"
+            text = f"nothing was recorded into {self._run.where}: {self._why_empty()}"
             self._book.notice(text)
             say(text)
 
@@ -230,6 +243,30 @@ class Tap(Observer):
         except Exception as error:
             self._stop(error)
         self._tell()
+
+    @property
+    def run(self) -> Run:
+        """The run that this tap records, for reading. Inside the block it holds what was recorded so far.
+
+        Each access inside the block flushes and returns a new view; afterwards it is the complete run.
+        """
+        if not self._closed:
+            self.flush()
+            return self._view()
+        self._reader = self._reader or self._view()
+        return self._reader
+
+    def __repr__(self) -> str:
+        where = "memory" if self.path is None else str(self.path)
+        state = "closed" if self._closed else "recording" if self._sink is not None else "not recording"
+        return f"<Tap on {self._tree.sites[0].cls} into {where}: {state}, step {self._clock.step}>"
+
+    def _view(self) -> Run:
+        if self.path is not None:
+            return open_run(self.path)
+        if self._run is None or not isinstance(self._run.writer, MemoryWriter):
+            raise UsageError(f"rank {self.rank} records nothing, as ranks= asks, so it has no run in memory")
+        return self._run.writer.run()
 
     def stats(self) -> dict[str, Any]:
         """What the tap has cost and written so far."""

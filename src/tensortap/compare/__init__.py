@@ -27,7 +27,7 @@ def compare(
     kinds: str | Collection[str] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    noise: Sequence[str | os.PathLike[str] | Run] = (),
+    noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] = (),
     until_first: bool = False,
     workers: int | None = None,
     device: str = "cpu",
@@ -36,7 +36,8 @@ def compare(
 ) -> Comparison:
     """Compare two runs, and name the first place where the candidate parts from the reference.
 
-    reference, candidate: paths of runs, or runs that are open already.
+    reference, candidate: paths of runs, or runs that are open already, also in memory (`tensortap.capture` without a
+        path).
     rename: 'PATTERN=REPLACEMENT' regular expressions that turn the candidate's module names into the reference's.
     map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
     mapping: rules for names and layouts, as a TOML file or a mapping of the same form; where one run is of torch and
@@ -44,11 +45,12 @@ def compare(
     steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    noise: further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no difference.
+    noise: one or several further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no
+        difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
-        numbers are the same but for the order of summation.
+        numbers are the same but for the order of summation. Tensors in memory are measured on the CPU.
     details: how many tensors to look at closely, for `Comparison.details`: births, the worst, and a sample.
     progress: called with bytes done and bytes in all.
 
@@ -57,7 +59,7 @@ def compare(
     The runs match: all 1,204 pairs are equal bit for bit.
     """
     from tensortap.compare.comparing import run_comparison  # loads pyarrow and numba: not before it is needed
-    from tensortap.compare.request import Request
+    from tensortap.compare.request import Request, listed_sources
 
     return run_comparison(
         Request(
@@ -72,7 +74,7 @@ def compare(
             kinds=kinds,
             rtol=rtol,
             atol=atol,
-            noise=tuple(noise),
+            noise=listed_sources(noise),
             until_first=until_first,
             workers=workers,
             device=device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from tensortap.kernels import summarize
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "Source", "open_source"]
+__all__ = ["Request", "Source", "listed_sources", "open_source"]
 
 Source = str | os.PathLike[str] | Run
 
@@ -42,7 +42,10 @@ class Request:
     @property
     def options(self) -> list[str] | None:
         """What on the command line decides which records belong together and what is allowed; None if it cannot be
-        said there, as rules that are in no file."""
+        said there, as rules that are in no file or runs in memory."""
+        sources = (self.reference, self.candidate, *self.noise)
+        if any(isinstance(source, Run) and source.in_memory for source in sources):
+            return None
         maps = [given for given in (self.map_file, self.mapping) if given is not None]
         if len(maps) > 1 or (self.mapping is not None and not str(self.mapping).endswith(".toml")):
             return None
@@ -55,6 +58,13 @@ class Request:
         if isinstance(self.steps, Mapping) and any(ours != theirs for ours, theirs in self.steps.items()):
             found.append(("step", ",".join(f"{ours}:{theirs}" for ours, theirs in self.steps.items())))
         return [part for name, value in found for part in (f"--{name}", value)]
+
+
+def listed_sources(given: Source | Sequence[Source] | None) -> tuple[Source, ...]:
+    """Return one source or several as a tuple. A path and a run are one, though both can be iterated."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
 def open_source(source: Source, opened: ExitStack) -> Run:

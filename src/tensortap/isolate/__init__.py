@@ -58,12 +58,12 @@ def check(
     >>> print(check.result)
     layers.2.norm2 (Norm) is wrong on the reference's own inputs: in step 0, its output 0 is off by 0.15 (relative L2).
     """
+    from tensortap.compare.request import listed_sources
     from tensortap.isolate.check import Check, Options  # loads the reader: not before it is needed
 
-    several = isinstance(noise, Sequence) and not isinstance(noise, str)
     options = Options(
         isolate=isolate,
-        noise=() if noise is None else tuple(noise) if several else (noise,),  # type: ignore[arg-type]
+        noise=listed_sources(noise),
         rename=tuple(rename),
         modules=modules,
         steps=steps,

@@ -137,14 +137,14 @@ def map_of(reference: Array, candidate: Array, window: Window | None = None) -> 
     return TileMap(tiles.values, (folded.rows, folded.columns), part, folded.words)
 
 
-def histogram_of(array: Array, bounds: tuple[float, float, float]) -> Histogram:
-    """Of one tensor."""
+def histogram_of(array: Array, bounds: tuple[float, float, float], bins: int = BINS) -> Histogram:
+    """Count the finite elements of one tensor in so many bins; see `look` for the bounds."""
     flat = components(array).reshape(-1)
-    bins = _Bins.over(*bounds)
-    counts = np.zeros(BINS, np.int64)
+    scale = _Bins.over(*bounds, bins)
+    counts = np.zeros(bins, np.int64)
     for start in range(0, flat.size, _BLOCK):
-        counts += bins.count(flat[start : start + _BLOCK].astype(np.float64))
-    return Histogram(bins.edges, counts, None, bins.threshold)
+        counts += scale.count(flat[start : start + _BLOCK].astype(np.float64))
+    return Histogram(scale.edges, counts, None, scale.threshold)
 
 
 def ulps_apart(reference: Array, candidate: Array, names: tuple[str, str]) -> Floats:
@@ -218,7 +218,7 @@ class _Bins:
     threshold: float | None
 
     @classmethod
-    def over(cls, low: float, high: float, size: float) -> _Bins:
+    def over(cls, low: float, high: float, size: float, bins: int = BINS) -> _Bins:
         if not (math.isfinite(low) and math.isfinite(high)):
             low, high = 0.0, 0.0
         if low == high:
@@ -229,20 +229,24 @@ class _Bins:
         if size > 0 and max(abs(low), abs(high)) > _HEAVY * size:
             threshold = size / _HEAVY
             ends = _bent(np.array([low, high]), threshold)
-            places = np.linspace(ends[0], ends[1], BINS + 1)
+            places = np.linspace(ends[0], ends[1], bins + 1)
             edges = np.sign(places) * threshold * (10 ** np.abs(places) - 1)
             edges[0], edges[-1] = low, high
             return cls(edges, threshold)
-        return cls(np.linspace(low, high, BINS + 1), None)
+        return cls(np.linspace(low, high, bins + 1), None)
 
     def count(self, values: Floats) -> npt.NDArray[np.int64]:
-        first, last = self.edges[0], self.edges[-1]
+        bins, (first, last) = len(self.edges) - 1, self.edges[[0, -1]]
         values = np.clip(values[np.isfinite(values)], first, last)
+        bent = values
         if self.threshold is not None:
-            values = _bent(values, self.threshold)
+            bent = _bent(values, self.threshold)
             first, last = _bent(self.edges[[0, -1]], self.threshold)
-        places = ((values - first) * (BINS / (last - first))).astype(np.int64)
-        return np.bincount(np.clip(places, 0, BINS - 1), minlength=BINS)
+        places = np.clip(((bent - first) * (bins / (last - first))).astype(np.int64), 0, bins - 1)
+        # Rounding may put a value that lies on an edge into the bin beside its own.
+        places -= values < self.edges[places]
+        places += (values >= self.edges[places + 1]) & (places < bins - 1)
+        return np.bincount(places, minlength=bins)
 
 
 def _bent(values: Floats, threshold: float) -> Floats:

@@ -3,141 +3,34 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from tensortap import dtypes
-from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.observer import Observer
-from tensortap.capture.selection import Keep, Selection
+from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
-from tensortap.frameworks.base import Framework
 from tensortap.frameworks.loading import Wrap
-from tensortap.kernels import summarize
-from tensortap.model.peek import KINDS
-from tensortap.model.peek_file import Entries, free_path, write
-from tensortap.records import Key
+from tensortap.model.peek import DEFAULT_MEMORY, KINDS
+from tensortap.model.peek_calls import PeekedModule
+from tensortap.model.peek_file import free_path
+from tensortap.model.peek_sink import PeekSink, Screen
+from tensortap.model.peek_values import PeekedValues
+from tensortap.model.value_histogram import BINS, ValueHistogram
+from tensortap.records import shown
 from tensortap.report import output, peek_lines
+from tensortap.report.wording import nbytes, plural
 
-__all__ = ["Peek", "PeekSink"]
+__all__ = ["Peek"]
 
+_MOST_SHOWN = 8
+"""Modules that the handle's own text describes."""
 _PATIENCE = 8
 """Forwards of the model after which a gradient that has not come is not waited for: its output was not used."""
-
-
-class Screen:
-    """Where the lines go, and which module was spoken of last."""
-
-    def __init__(self, file: IO[str] | None) -> None:
-        self._file = file
-        self._subject: object = None
-
-    @property
-    def width(self) -> int:
-        return max(40, shutil.get_terminal_size((80, 24)).columns)
-
-    def under(self, subject: object, heading: Callable[[], Text]) -> None:
-        """Print the heading unless the last lines stood under the same one."""
-        if subject != self._subject:
-            self._subject = subject
-            self.say([heading()])
-
-    def say(self, lines: Sequence[Text]) -> None:
-        console = Console(file=self._file or sys.stdout, markup=False, highlight=False, emoji=False)
-        for line in lines:
-            console.print(line, soft_wrap=True)
-
-
-class PeekSink:
-    """Prints, and gathers for the file, what one module sees in its first calls."""
-
-    def __init__(
-        self,
-        framework: Framework,
-        name: str,
-        kinds: Collection[str],
-        times: int,
-        screen: Screen,
-        save: Path | None,
-    ) -> None:
-        self.where = "the terminal" if save is None else str(save)
-        self.name = name
-        self.calls = 0
-        self._framework = framework
-        self._kinds = kinds
-        self._forward = bool({"input", "output"} & set(kinds))
-        self._times = times
-        self._screen = screen
-        self._save = save
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._due: dict[int, set[tuple[str, str]]] = {}
-        self._entries: dict[int, Entries] = {}
-
-    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        number = self._number(key)
-        if number is None:
-            return
-        array = self._framework.host(tensor)
-        heading = (self.name, number, key.phase)
-        width = self._screen.width
-        self._screen.under(
-            heading, lambda: peek_lines.about_call(self.name, site.cls, number, self._times, key.phase, width)
-        )
-        label, kind_of = f"{key.kind} {key.path}", type(tensor).__name__
-        self._screen.say(
-            peek_lines.about_tensor(label, kind_of, dtypes.name_of(array.dtype), summarize(array), array, width)
-        )
-        due = self._due.setdefault(number, set())
-        if key.phase == "forward":
-            if self._framework.requires_gradient(tensor):
-                due.add((f"grad_{key.kind}", key.path))
-        else:
-            due.discard((key.kind, key.path))
-        if self._save is not None:
-            self._entries.setdefault(number, Entries()).add(key.kind, key.path, array)
-
-    def _number(self, key: Key) -> int | None:
-        """Which call this is, from one; None once enough were seen. The module is its own root here, so that every
-        call of it opens a micro step."""
-        call = (key.micro, key.call)
-        if call not in self._numbers:
-            late = key.phase != "forward" and self._forward  # of a call that was not shown
-            if late or self.calls >= self._times:
-                return None
-            self.write(self._kinds)  # what the earlier calls were waiting for has come, as a rule
-            self.calls += 1
-            self._numbers[call] = self.calls
-        return self._numbers[call]
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a gradient of a call that is to be shown may still come."""
-        if not self._forward and self.calls < self._times:
-            return True
-        return any(kind in self._kinds for due in self._due.values() for kind, _ in due)
-
-    def write(self, wait_for: Collection[str] = ()) -> None:
-        """Each call into a file of its own, in order, up to one that still waits for a gradient of these kinds."""
-        for number in sorted(self._entries):
-            if self._save is None or any(kind in wait_for for kind, _ in self._due[number]):
-                return
-            write(free_path(self._save), self._entries.pop(number).arrays)
-
-    def end_step(self, step: int, book: CoverageBook) -> None:
-        self.write()
-
-    def close(self, status: str, reason: str, book: CoverageBook) -> None:
-        self.write()
 
 
 class _Watch:
@@ -163,7 +56,12 @@ class _Watch:
 
 
 class Peek:
-    """What `tensortap.peek` returns: a handle with `close()`, and a context manager."""
+    """What `tensortap.peek` returns: a handle with `close()`, a context manager, and the values by module.
+
+    >>> p["conv2"].output, p["conv2"].grad_input                               # doctest: +SKIP
+    >>> p["conv2"].calls[0].input["mask"]                                      # doctest: +SKIP
+    >>> counts, edges = p.histogram("conv2", "output")                         # doctest: +SKIP
+    """
 
     def __init__(
         self,
@@ -174,6 +72,8 @@ class Peek:
         rank: int | None,
         save: str | Path | None,
         file: IO[str] | None,
+        quiet: bool = False,
+        max_memory: int = DEFAULT_MEMORY,
     ) -> None:
         framework = framework_of(model)
         kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
@@ -181,27 +81,34 @@ class Peek:
             raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; there are {', '.join(KINDS)}")
         if not isinstance(times, int) or times < 1:
             raise UsageError(f"times: {times!r} is not a number of calls, 1 or more")
+        if not isinstance(max_memory, int) or max_memory < 0:
+            raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 0 or more")
         tree = Tree(framework, model)
         sites = _chosen(tree, Selection(kinds=kinds, modules=modules))
         if save is not None:
             output.check(free_path(save))
         self._framework, self._times = framework, times
-        self._screen = Screen(file)
+        self._screen = Screen(file, quiet)
+        self._values = PeekedValues(tree, kinds, max_memory)
+        self.notices: list[str] = []
+        """What could not be seen of which module, and why. Also printed, unless quiet."""
         self._watches: list[_Watch] = []
         self._undo = ExitStack()
         here = framework.rank()
         if rank is not None and here != rank:
+            self._values.elsewhere = f"this is rank {here}, and the peek is on rank {rank}; rank=None is on all of them"
             return
         with ExitStack() as undo:  # a failure half-way takes back what was placed
             undo.callback(self._drop)
             for site in sites:
+                if not site.callable and site.inside is None:
+                    continue
+                self._values.watch(site.name, site.cls)
                 if site.inside is not None:
                     self._remark(site.name, f"runs inside the compiled graph of {site.inside or '(root)'}: not seen")
                     continue
-                if not site.callable:
-                    continue
                 path = None if save is None else _path_of(Path(save), site.name if len(sites) > 1 else None, here)
-                sink = PeekSink(framework, site.name, kinds, times, self._screen, path)
+                sink = PeekSink(framework, site.name, kinds, times, self._screen, self._values, path)
                 self._watches.append(_Watch(site, sink, kinds))
             root = tree.sites[0]
             if self._watches and not framework.compiled(root.module):
@@ -215,8 +122,38 @@ class Peek:
         return not self._watches
 
     def close(self) -> None:
-        """Take everything off and say what could not be seen. Calling it twice does no harm."""
+        """Take everything off and say what could not be seen. The values stay. Calling it twice does no harm."""
         self._undo.close()
+
+    def __getitem__(self, module: str) -> PeekedModule:
+        """The values of a module, by its name; the model itself is "(root)"."""
+        return self._values[module]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the modules that it looks at."""
+        return map(shown, self._values.modules)
+
+    def __contains__(self, module: object) -> bool:
+        return module in self._values
+
+    def histogram(
+        self, module: str, kind: str = "output", *, path: str | None = None, call: int = -1, bins: int = BINS
+    ) -> ValueHistogram:
+        """Count the values of a tensor in bins; see `PeekedModule.histogram`.
+
+        >>> counts, edges = p.histogram("conv2", "output")                     # doctest: +SKIP
+        """
+        return self._values[module].histogram(kind, path=path, call=call, bins=bins)
+
+    def __repr__(self) -> str:
+        values = self._values
+        head = f"Peek at {plural(len(values.modules), 'module')}, {'done' if self.done else 'on the model'}"
+        dropped = "; older values were dropped" if values.dropped else ""
+        described = [repr(module).splitlines() for module in list(values.modules.values())[:_MOST_SHOWN]]
+        lines = [f"  {line}" for each in described for line in each]
+        more = len(values.modules) - _MOST_SHOWN
+        lines += [f"  and {plural(more, 'more module')}"] if more > 0 else []
+        return "\n".join([f"{head}; {nbytes(values.nbytes)} of values{dropped}", *lines])
 
     def __enter__(self) -> Peek:
         return self
@@ -251,6 +188,8 @@ class Peek:
             self._finish(watch)
 
     def _remark(self, name: str, text: str) -> None:
+        self._values.modules[name].remark = text
+        self.notices.append(f"{shown(name)}: {text}")
         self._screen.say(peek_lines.remark(name, text, self._screen.width))
 
 

@@ -18,8 +18,11 @@ __all__ = ["explained", "message"]
 Row = Mapping[str, Any]
 
 
-def message(comparison: Comparison, options: Sequence[str] = ()) -> str:
-    """Why two runs do not match, and the command that shows more; `options` are those of the command."""
+def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
+    """Why two runs do not match, and the command that shows more.
+
+    `options` are those of the command; None if no command can show it, as with runs in memory.
+    """
     lines = ["The runs do not match!" if comparison.verdict == "diverged" else "The runs cannot be compared!"]
     lines += ["", clean(comparison.sentence)]
     if (first := first_row(comparison)) is not None:
@@ -28,6 +31,8 @@ def message(comparison: Comparison, options: Sequence[str] = ()) -> str:
     lines += ["", f"Pairs that failed: {_of(bad, len(comparison))}"]
     lines += [f"  {unmatched.words(group)}" for group in unmatched.groups(comparison)[:4]]
     lines += [f"Allowed: {clean(comparison.policy)}", *(f"Note: {clean(note)}" for note in comparison.notes)]
+    if options is None:
+        return "\n".join(lines)
     command = ["tensortap", "compare", comparison.reference, comparison.candidate, *options, "-v"]
     return "\n".join([*lines, "", f"To see more: {command_line(command)}"])
 

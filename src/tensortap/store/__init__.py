@@ -5,6 +5,8 @@
     writer.py   RunWriter: over shard.py (tensors; pieces.py, header.py, pool.py over arena.py, route.py) and index.py
                 (records)
     reader.py   Run: over table.py (the index), select.py (filters), span.py (tensors' bytes)
+    memory.py   MemoryWriter and MemoryRun: the same contracts without files
+    rank_writer.py   what every writer promises to capture
 
 Importing this package costs nothing: pyarrow is loaded by the first name that is asked for.
 """

@@ -14,7 +14,7 @@ from tensortap.records import Record
 from tensortap.store.format import END_OF_STREAM, SCHEMA, encode, encode_columns
 from tensortap.store.state import State, write_error
 
-__all__ = ["IndexWriter", "Rows"]
+__all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
 
 BATCH = 256
 """Rows that make a batch worth writing."""
@@ -42,11 +42,76 @@ class Rows(Protocol):
         """All columns of the index, by name; waits until they are known."""
 
 
-class IndexWriter:
-    """`barrier` returns True once all bytes that were put so far are written, False if they cannot be."""
+class BatchTarget(Protocol):
+    """Receives the Arrow batches of an index, in order."""
 
-    def __init__(self, path: Path, barrier: Callable[[], bool], state: State) -> None:
-        self._path = path
+    @property
+    def path(self) -> object:
+        """What error messages call it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all whole batches so far."""
+
+    def write(self, batch: Any) -> None:
+        """Append a batch, whole or not at all."""
+
+    def close(self, complete: bool) -> None:
+        """Accept no more batches. `complete` is False if some could not be written."""
+
+
+class IndexFile:
+    """Writes the batches of an index to a file, as an Arrow IPC stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nbytes = 0
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._write(SCHEMA.serialize())
+        except OSError as error:
+            if self._fd >= 0:
+                os.close(self._fd)
+            raise write_error(error, path, begun=False) from error
+
+    def write(self, batch: Any) -> None:
+        self._write(batch.serialize())
+
+    def close(self, complete: bool) -> None:
+        try:
+            if complete:
+                self._write(END_OF_STREAM)
+        finally:
+            os.close(self._fd)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._cut_off()
+            raise
+        self.nbytes += len(memoryview(data))
+
+    def _cut_off(self) -> None:
+        """Remove a half-written batch. Readers cope with one, but need not have to."""
+        try:
+            os.ftruncate(self._fd, self.nbytes)
+            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+        except OSError:
+            pass  # the first error is the one that counts
+
+
+class IndexWriter:
+    """Encodes rows and passes them to `target` in batches.
+
+    `barrier` returns True once all bytes that were put so far are written, False if they cannot be.
+    """
+
+    def __init__(self, target: BatchTarget, barrier: Callable[[], bool], state: State) -> None:
+        self._target = target
         self._barrier = barrier
         self._state = state
         self._seen = _Seen()
@@ -64,16 +129,11 @@ class IndexWriter:
         self.written = 0
         self.missing = 0
         """Of those, rows that turned out to have nothing to tell."""
-        self.nbytes = 0
-        """Length of the file up to its last whole batch."""
-        self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            self._write(SCHEMA.serialize())
-        except OSError as error:
-            if self._fd >= 0:
-                os.close(self._fd)
-            raise write_error(error, path, begun=False) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all whole batches so far."""
+        return self._target.nbytes
 
     def append(self, record: Record) -> None:
         state = self._state
@@ -138,12 +198,9 @@ class IndexWriter:
         if self._thread is not None:
             self._thread.join()
         try:
-            if self._state.failure is None:
-                self._write(END_OF_STREAM)
+            self._target.close(complete=self._state.failure is None)
         except OSError as error:
-            self._state.fail(error, self._path)
-        finally:
-            os.close(self._fd)
+            self._state.fail(error, self._target.path)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -154,12 +211,12 @@ class IndexWriter:
         try:
             while (rows := self._next()) and self._barrier():
                 for count, batch in self._batches(rows):
-                    self._write(batch.serialize())
+                    self._target.write(batch)
                     with self._state.changed:
                         self.written += count
                         self._state.changed.notify_all()
         except BaseException as error:  # whatever it is, the caller must learn of it
-            self._state.fail(error, self._path)
+            self._state.fail(error, self._target.path)
 
     def _batches(self, rows: Sequence[Record | Rows]) -> Iterator[tuple[int, Any]]:
         """Arrow batches, and how many rows each has: single records together, rows that came together by themselves."""
@@ -199,24 +256,6 @@ class IndexWriter:
         self._oldest, self._urgent = time.monotonic(), 0
         self._state.changed.notify_all()
         return rows
-
-    def _write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError:
-            self._cut_off()
-            raise
-        self.nbytes += len(memoryview(data))
-
-    def _cut_off(self) -> None:
-        """Take a half-written batch away again. Readers cope with one, but need not have to."""
-        try:
-            os.ftruncate(self._fd, self.nbytes)
-            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
-        except OSError:
-            pass  # the first error is the one that counts
 
 
 class _Seen:

@@ -71,6 +71,8 @@ class Run:
 
     on_disk = True
     """Whether tensors are spans of files, which other processes can read too."""
+    in_memory = False
+    """Whether it exists in this process alone, so that no command can open it."""
     is_checkpoint = False
     """Whether it holds the state of a model, as of no particular step."""
 
@@ -82,8 +84,9 @@ class Run:
         self._indexes: dict[int, Index] = {}
         self._keys: dict[tuple[int, int], dict[Key, int]] = {}
         self._calls: dict[int, Calls | None] = {}
-        self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in ranks}
-        self._coverage = {rank: _json_or_none(self._folder(rank) / COVERAGE_JSON) for rank in ranks}
+        files = [] if self.in_memory else ranks
+        self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in files}
+        self._coverage = {rank: _json_or_none(self._folder(rank) / COVERAGE_JSON) for rank in files}
 
     @property
     def finished(self) -> bool:
@@ -94,10 +97,8 @@ class Run:
     def notices(self) -> list[str]:
         """What a reader of this run should know: what is missing, and what capture could not see."""
         found = []
-        world = self.info.get("world", 0)
-        chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
-        if not chosen and (missing := [rank for rank in range(world) if rank not in self.ranks]):
-            found.append(f"{len(missing)} of {world} ranks left nothing: {_few(missing)}")
+        if missing := self._notice_of_ranks():
+            found.append(missing)
         said: dict[str, list[int]] = {}
         for rank in self.ranks:
             texts = [
@@ -285,6 +286,12 @@ class Run:
         if rank is None:
             return self.ranks
         return [rank] if isinstance(rank, int) else [each for each in self.ranks if each in rank]
+
+    def _notice_of_ranks(self) -> str:
+        world = self.info.get("world", 0)
+        chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
+        missing = [rank for rank in range(world) if rank not in self.ranks]
+        return f"{len(missing)} of {world} ranks left nothing: {_few(missing)}" if missing and not chosen else ""
 
     def _notice_of_status(self, rank: int) -> str:
         status = self._status[rank]

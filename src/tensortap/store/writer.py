@@ -11,10 +11,8 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ import numpy.typing as npt
 from tensortap import dtypes
 from tensortap.errors import TensortapError, UsageError
 from tensortap.machine import cores, memory, neighbours
-from tensortap.records import Coverage, Location, Record
+from tensortap.records import Coverage, Location
 from tensortap.sending import Incoming, Pinning
 from tensortap.store.calls import Called, CallsWriter
 from tensortap.store.folder import claim, write_json
@@ -34,15 +32,15 @@ from tensortap.store.format import (
     INDEX,
     RANK_FORMAT,
     RANK_JSON,
-    RUN_FORMAT,
     shard_name,
 )
-from tensortap.store.index import IndexWriter, Rows
+from tensortap.store.index import IndexFile, IndexWriter
 from tensortap.store.pieces import pieces
 from tensortap.store.pool import SlabPool
+from tensortap.store.rank_writer import RankWriter, now, storable_dtype
 from tensortap.store.route import Route, can_go_past
 from tensortap.store.shard import Shard
-from tensortap.store.state import State, write_error
+from tensortap.store.state import write_error
 
 __all__ = ["RunWriter"]
 
@@ -50,7 +48,7 @@ DEFAULT_BUFFER = 256 << 20
 _MOST_PINNED = 4 << 30
 
 
-class RunWriter:
+class RunWriter(RankWriter):
     """Writes one rank of a run. All methods may be called from any thread.
 
     >>> with RunWriter("runs/a", info={"framework": "torch"}) as writer:       # doctest: +SKIP
@@ -80,17 +78,11 @@ class RunWriter:
     ) -> None:
         count = _default_writers(pinning is not None) if writers is None else writers
         buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
-        _check_arguments(rank, world, count, buffer)
-        self.path = Path(path)
-        self.rank = rank
-        self._pid = os.getpid()
-        self._state = State()
-        self._started = _now()
-        own = {"format": RUN_FORMAT, "version": FORMAT, "world": world, "started": self._started}
-        if clash := sorted(own.keys() & info.keys()):
-            raise UsageError(f"info must not have {', '.join(clash)}: the store writes that itself.")
+        if count < 1 or buffer < 1:
+            raise UsageError(f"writers and max_buffer must be positive: writers {count}, max_buffer {buffer}")
+        super().__init__(Path(path), rank, world, info)
         try:
-            self._folder = claim(self.path, rank, world, {**own, **info}, overwrite)
+            self._folder = claim(self.path, rank, world, self._info, overwrite)
             self._write_status("running", "")
         except TensortapError:
             raise
@@ -108,23 +100,16 @@ class RunWriter:
         ]
         self._calls = CallsWriter(self._folder / CALLS, self._state) if calls else None
         try:
-            self._index = IndexWriter(self._folder / INDEX, self._barrier, self._state)
+            self._index = IndexWriter(IndexFile(self._folder / INDEX), self._barrier, self._state)
         except BaseException:
             if self._calls is not None:
                 self._calls.close()
             raise
-        self._closing = threading.Lock()
-        self._closed = False
 
     def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location:
         """Keep an array's bytes; it may change again once this returns. The file's header calls it `name`."""
         array = np.asarray(array)
-        try:
-            dtype = dtypes.name_of(array.dtype)
-        except KeyError:
-            raise UsageError(
-                f"{name}: dtype {array.dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}."
-            ) from None
+        dtype = storable_dtype(name, array)
         parts = pieces(array, self._pool.slab_bytes)
         return self._pick(step).put(step, name, dtype, array.shape, array.nbytes, parts)
 
@@ -135,29 +120,12 @@ class RunWriter:
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
         return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
 
-    def append(self, record: Record) -> None:
-        """Queue an index row. It goes out with others, after the bytes it refers to."""
-        self._check_open()
-        self._index.append(record)
-
-    def append_rows(self, rows: Rows) -> None:
-        """The same for many rows that are not known yet. They are asked for their columns when their turn comes."""
-        self._check_open()
-        self._index.append_rows(rows)
-
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Keep the plain arguments of a call, as `tensortap.arguments` writes them. To be told before its records, and
         only if those of the module's call before were others."""
         self._check_open()
         assert self._calls is not None, "calls=True says that plain arguments are kept"
         self._calls.add(Called(step, micro, module, call, arguments))
-
-    def flush(self) -> None:
-        """Wait until all that was put and appended so far has been written."""
-        self._check_open()
-        self._state.check()
-        self._barrier()
-        self._index.flush()
 
     def end_step(self, step: int) -> None:
         """Complete the step's files and send its rows out, without waiting for the disk."""
@@ -214,29 +182,11 @@ class RunWriter:
         if not self._state.told:
             self._state.check()
 
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        self._state.told = True  # the error under way is the one to be seen
-        self.close("failed", f"{type(error).__name__}: {error}")
-
     def _pick(self, step: int) -> Shard:
         self._check_open()
         if step < 0:
             raise UsageError(f"step must not be negative: {step}")
         return min(self._shards, key=lambda shard: shard.pending)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"the writer of {self.path} is closed.")
-        if os.getpid() != self._pid:  # threads and locks do not survive a fork
-            raise UsageError(f"the writer of {self.path} belongs to process {self._pid}: open one in each process.")
 
     def _barrier(self) -> bool:
         if self._calls is not None and not self._calls.write():
@@ -261,7 +211,7 @@ class RunWriter:
             "status": status,
             "reason": reason,
             "started": self._started,
-            "finished": None if running else _now(),
+            "finished": None if running else now(),
             "pid": self._pid,
             "host": socket.gethostname(),
             "records": counts.get("records"),
@@ -269,13 +219,6 @@ class RunWriter:
             "bytes": counts.get("bytes"),
         }
         write_json(self._folder / RANK_JSON, value)
-
-
-def _check_arguments(rank: int, world: int, writers: int, buffer: int) -> None:
-    if not 0 <= rank < world:
-        raise UsageError(f"rank must be at least 0 and below world: rank {rank}, world {world}")
-    if writers < 1 or buffer < 1:
-        raise UsageError(f"writers and max_buffer must be positive: writers {writers}, max_buffer {buffer}")
 
 
 def _default_writers(from_device: bool) -> int:
@@ -289,7 +232,3 @@ def _default_writers(from_device: bool) -> int:
 def _default_buffer(from_device: bool) -> int:
     """A device fills buffers much faster than a disk empties them, and great tensors have to wait side by side."""
     return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32 // neighbours())) if from_device else DEFAULT_BUFFER
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["open_any"]
 
 
-def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) -> Run:
-    """Open a run, or whatever else lies at `path` and can be read as one. `summarize` is for what has no summaries."""
+def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summary]) -> Run:
+    """Open a run, or another format at `path` that can be read as one. Return a run that is open already as it is.
+
+    `summarize` is for formats that have no summaries.
+    """
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
     from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
     from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
-    from tensortap.store.reader import open_run
+    from tensortap.store.reader import Run, open_run
 
+    if isinstance(path, Run):
+        return path
     try:
         if is_npy_tree(Path(path)):
             return open_npy_tree(Path(path), summarize)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from tensortap import dtypes
 from tensortap.records import Key, Location, Record, Summary
-from tensortap.store.format import SCHEMA, encode
+from tensortap.store.format import encode
 from tensortap.store.reader import Run
 from tensortap.store.span import Spans
 from tensortap.store.table import Index
@@ -75,11 +74,8 @@ class ArrayRun(Run):
     @cached_property
     def _records(self) -> Index:
         """Built when first asked for: it takes a pass over all arrays."""
-        index = Index.__new__(Index)
-        index.rank, index.lost, index.missing, index.complete = 0, 0, False, True
         records = list(self._described())
-        index.rows = pa.Table.from_batches([encode(records, [True] * len(records))] if records else [], schema=SCHEMA)
-        return index
+        return Index.of([encode(records, [True] * len(records))] if records else [], rank=0)
 
     def _described(self) -> Iterator[Record]:
         for number, (name, load) in enumerate(zip(self._names, self._arrays, strict=True)):

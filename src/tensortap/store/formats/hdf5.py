@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from tensortap import dtypes
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.records import Key, Location, Record, Summary
 from tensortap.store.exports.plain import narrow
-from tensortap.store.format import SCHEMA, encode
+from tensortap.store.format import encode
 from tensortap.store.reader import Run
 from tensortap.store.span import Spans
 from tensortap.store.table import Index
@@ -112,10 +111,8 @@ class Hdf5Run(Run):
             found = sorted(_datasets(file, step, skipped), key=lambda each: (each.order, each.place))
             for rank in self.ranks:
                 records = list(self._described(file, rank, found, skipped))
-                indexes[rank] = index = Index.__new__(Index)
-                index.rank, index.lost, index.missing, index.complete = rank, 0, False, self.finished
                 batches = [encode(records, [r.tensor == r.seq for r in records])] if records else []
-                index.rows = pa.Table.from_batches(batches, schema=SCHEMA)
+                indexes[rank] = Index.of(batches, rank, complete=self.finished)
         return indexes, skipped
 
     def _described(self, file: Any, rank: int, found: Sequence[_Found], skipped: list[str]) -> Iterator[Record]:

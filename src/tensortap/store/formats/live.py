@@ -7,11 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from tensortap.records import Record
 from tensortap.store.calls import Called, Calls
-from tensortap.store.format import SCHEMA, encode
+from tensortap.store.format import encode
 from tensortap.store.reader import Run
 from tensortap.store.table import Index
 
@@ -24,6 +22,7 @@ class LiveRun(Run):
     """Records in memory. Rows without a sketch have none."""
 
     on_disk = False
+    in_memory = True
 
     def __init__(self, name: str, info: dict[str, Any], rank: int) -> None:
         super().__init__(Path(name), info, [rank])
@@ -78,7 +77,4 @@ class LiveRun(Run):
 
     @cached_property
     def _records(self) -> Index:
-        index = Index.__new__(Index)
-        index.rank, index.lost, index.missing, index.complete = self.ranks[0], 0, False, True
-        index.rows = pa.Table.from_batches(self._batches, schema=SCHEMA)
-        return index
+        return Index.of(self._batches, self.ranks[0])

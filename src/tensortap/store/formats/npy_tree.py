@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from tensortap import dtypes
 from tensortap.errors import RunUnreadable
 from tensortap.records import Coverage, Key, Location, Record, Summary
-from tensortap.store.format import RUN_JSON, SCHEMA, encode, rank_name
+from tensortap.store.format import RUN_JSON, encode, rank_name
 from tensortap.store.formats.npy_names import GRADS, TENSORS, NpyName, files_in, rank_folders
 from tensortap.store.reader import Run
 from tensortap.store.span import Spans
@@ -95,11 +94,7 @@ class NpyTree(Run):
     def _index(self, rank: int) -> Index:
         if rank not in self._indexes and rank in self.ranks:
             records = list(self._described(rank))
-            index = Index.__new__(Index)
-            index.rank, index.lost, index.missing, index.complete = rank, 0, False, True
-            batches = [encode(records, [True] * len(records))] if records else []
-            index.rows = pa.Table.from_batches(batches, schema=SCHEMA)
-            self._indexes[rank] = index
+            self._indexes[rank] = Index.of([encode(records, [True] * len(records))] if records else [], rank)
         return super()._index(rank)
 
     def _described(self, rank: int) -> Iterator[Record]:

@@ -1,0 +1,305 @@
+"""Runs held in memory: MemoryWriter takes what capture records, MemoryRun reads it back. No file is involved.
+
+Both keep the contracts of their counterparts on disk. Records go through the same IndexWriter and become the same Arrow
+batches, so filters, comparisons and reports work on them unchanged. Memory is bounded by `max_memory`:
+
+- A tensor counts with its bytes, a record with RECORD_BYTES, plain arguments with about the size of their JSON text.
+- Tensors may use TENSOR_SHARE of the bound. From the first tensor that does not fit, records keep their summary alone.
+- When records reach the whole bound, recording stops, as it does on a full disk. What was recorded stays readable.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.errors import StoreWriteError, UsageError
+from tensortap.machine import memory, neighbours
+from tensortap.records import Coverage, Location, Record
+from tensortap.sending import Incoming
+from tensortap.store.calls import Called, Calls
+from tensortap.store.index import IndexWriter, Rows
+from tensortap.store.rank_writer import RankWriter, storable_dtype
+from tensortap.store.reader import Run
+from tensortap.store.span import Spans
+from tensortap.store.state import write_error
+from tensortap.store.table import Index
+
+__all__ = ["MemoryRun", "MemoryWriter", "default_bound"]
+
+Bytes = npt.NDArray[np.uint8]
+
+DEFAULT_BOUND = 2 << 30
+TENSOR_SHARE = 7 / 8
+RECORD_BYTES = 1536
+"""A row with its sketch takes about 1.3 KiB."""
+_CALL_BYTES = 512
+_FILE = "memory"
+"""What the index names as the file of tensors in memory. The offset is the tensor's place in the list."""
+_numbers = count(1)
+
+
+def default_bound() -> int:
+    """Return DEFAULT_BOUND, or a quarter of this process's share of the machine's memory if that is less."""
+    available = memory() // 4 // neighbours()
+    return min(DEFAULT_BOUND, available) if available else DEFAULT_BOUND
+
+
+@dataclass
+class _Batches:
+    """The index's batches, in a list."""
+
+    path: Path
+    found: list[Any] = field(default_factory=list)
+    nbytes: int = 0
+    complete: bool = False
+
+    def write(self, batch: Any) -> None:
+        self.found.append(batch)
+        self.nbytes += batch.nbytes
+
+    def close(self, complete: bool) -> None:
+        self.complete = complete
+
+
+class MemoryWriter(RankWriter):
+    """Holds one rank of a run in this process's memory; see the module's description for the bound.
+
+    >>> with MemoryWriter(info={"framework": "torch"}) as writer:              # doctest: +SKIP
+    ...     where = writer.put("fc1 output 0", array, step=0)
+    ...     writer.append(Record(..., location=where))
+    >>> run = writer.run()                                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self, *, info: Mapping[str, Any], rank: int = 0, world: int = 1, max_memory: int | None = None
+    ) -> None:
+        if max_memory is not None and (not isinstance(max_memory, int) or max_memory < 1):
+            raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 1 or more")
+        if len(_writers):
+            gc.collect()  # an earlier tap that nobody refers to is part of a cycle, and so is all that it holds
+        model = f" ({info['model']})" if "model" in info else ""
+        super().__init__(Path(f"in-memory run {next(_numbers)}{model}"), rank, world, info)
+        self._bound = default_bound() if max_memory is None else max_memory
+        self._lock = threading.Lock()
+        self._used = 0
+        self._tensors_fit = True
+        self._notices: list[str] = []
+        self._tensors: list[Bytes] = []
+        self._coming: list[Callable[[], None]] = []
+        """One call for each part of a tensor that a device is still sending; it waits until the part has arrived."""
+        self._arriving = threading.Lock()
+        self._calls = Calls()
+        self._said: dict[str, Any] = {}
+        self._status: dict[str, Any] = {"status": "running"}
+        self._batches = _Batches(self.path)
+        _writers.add(self)
+        self._index = IndexWriter(self._batches, self._barrier, self._state)
+
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location | None:
+        self._check_open()
+        array = np.asarray(array)
+        storable_dtype(name, array)
+        if not self._has_room(name, step, array.nbytes):
+            return None
+        little = np.array(array, dtype=array.dtype.newbyteorder("<"), order="C")  # always a copy
+        return self._add(little.reshape(-1).view(np.uint8))
+
+    def put_incoming(
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+    ) -> Location | None:
+        self._check_open()
+        nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
+        if not self._has_room(name, step, nbytes):
+            return None
+        target = np.empty(nbytes, np.uint8)
+        location = self._add(target)  # first: a device may write into it even if a later part fails
+        at = 0
+        for part in parts:
+            arrived = part.copy(target[at : at + part.size], 0)
+            at += part.size
+            with self._lock:
+                self._coming.append(arrived)
+        return location
+
+    def append(self, record: Record) -> None:
+        self._charge(RECORD_BYTES)
+        super().append(record)
+
+    def append_rows(self, rows: Rows) -> None:
+        self._charge(RECORD_BYTES * len(rows))
+        super().append_rows(rows)
+
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        self._check_open()
+        self._charge(_CALL_BYTES + 2 * len(json.dumps(arguments)))
+        self._calls.add(Called(step, micro, module, call, arguments))
+
+    def end_step(self, step: int) -> None:
+        self._check_open()
+        self._state.check()
+        self._index.hurry(step_is_over=True)
+
+    def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
+        self._check_open()
+        self._said = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
+
+    def take_notices(self) -> list[str]:
+        with self._lock:
+            notices, self._notices = self._notices, []
+        return notices
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "bytes": sum(tensor.nbytes for tensor in list(self._tensors)) + self._batches.nbytes,
+            "records": self._index.written - self._index.missing,
+            "files": 0,
+            "stalled_seconds": self._state.stalled,
+            "queued": 0,
+            "peak_buffer_bytes": self._used,
+        }
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        with self._closing:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            self._index.stop()
+        failure = self._state.failure
+        if failure:
+            status, reason = "failed", str(write_error(*failure))
+        self._status = {"status": status, "reason": reason}
+        if not self._state.told:
+            self._state.check()
+
+    def run(self) -> MemoryRun:
+        """Return a run of all that is stored so far: call `flush` first, or `close`."""
+        index = Index.of(list(self._batches.found), self.rank, self._batches.complete)
+        return MemoryRun(self.path, self._info, index, list(self._tensors), self._calls, self._status, self._said)
+
+    def _barrier(self) -> bool:
+        with self._arriving:
+            with self._lock:
+                coming, self._coming = self._coming, []
+            for wait in coming:
+                wait()
+        return True
+
+    def _add(self, tensor: Bytes) -> Location:
+        with self._lock:
+            self._tensors.append(tensor)
+            return Location(_FILE, len(self._tensors) - 1, tensor.nbytes)
+
+    def _has_room(self, name: str, step: int, nbytes: int) -> bool:
+        """Reserve room for a tensor. Once one did not fit, none does: which tensors are whole must be easy to say."""
+        with self._lock:
+            if self._tensors_fit and self._used + nbytes > self._bound * TENSOR_SHARE:
+                self._tensors_fit = False
+                self._notices.append(
+                    f"{self._limit()} has no room for more tensors: from step {step}, {name} on, only summaries are "
+                    "kept. Raise max_memory, keep fewer tensors, or give capture() a path."
+                )
+            if self._tensors_fit:
+                self._used += nbytes
+            return self._tensors_fit
+
+    def _charge(self, nbytes: int) -> None:
+        with self._lock:
+            if self._used + nbytes > self._bound:
+                raise StoreWriteError(
+                    f"{self.path} is full: {self._limit()} holds {self._index.appended:,} records. Raise max_memory, "
+                    "record fewer steps, modules or kinds, or give capture() a path."
+                )
+            self._used += nbytes
+
+    def _limit(self) -> str:
+        return f"max_memory={self._bound} ({_size(self._bound)})"
+
+
+_writers: WeakSet[MemoryWriter] = WeakSet()
+
+
+class _Tensors(Spans):
+    """The bytes of tensors in memory, for all that reads spans of files."""
+
+    def __init__(self, path: Path, tensors: Sequence[Bytes]) -> None:
+        super().__init__(path)
+        self.found = tensors
+
+    def view(self, record: Record) -> memoryview:
+        _, span = self._where(record)
+        return self.found[span.offset].data.toreadonly()
+
+    def read(self, record: Record) -> memoryview:
+        return memoryview(bytearray(self.view(record))).toreadonly()
+
+    def path_of(self, rank: int, name: str) -> Path:
+        return self._path  # for messages: there is no file
+
+
+class MemoryRun(Run):
+    """A run held in memory: what `tensortap.capture(model)` records. It lives as long as something refers to it."""
+
+    on_disk = False
+    in_memory = True
+
+    def __init__(
+        self,
+        path: Path,
+        info: dict[str, Any],
+        index: Index,
+        tensors: Sequence[Bytes],
+        calls: Calls,
+        status: dict[str, Any],
+        coverage: dict[str, Any],
+    ) -> None:
+        super().__init__(path, info, [index.rank])
+        self._spans = self._tensors = _Tensors(path, tensors)
+        self._indexes[index.rank] = index
+        self._calls[index.rank] = calls
+        self._status[index.rank] = status
+        self._coverage[index.rank] = coverage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that its tensors and records take."""
+        return sum(tensor.nbytes for tensor in self._tensors.found) + int(self.index(self.ranks[0]).nbytes)
+
+    def close(self) -> None:
+        """Do nothing: there is no file to let go of, and the memory is freed with the last reference."""
+
+    def __repr__(self) -> str:
+        counts = (len(self.steps), "step"), (len(self), "record"), (len(self._tensors.found), "tensor")
+        parts = [f"{number} {noun}{'s' * (number != 1)}" for number, noun in counts]
+        return f"<{self.path}: {', '.join(parts)}, {_size(self.nbytes)}>"
+
+    def _notice_of_ranks(self) -> str:
+        world = self.info.get("world", 1)
+        if world == 1:
+            return ""
+        return f"it holds rank {self.ranks[0]} of {world} alone: in memory, each process has its own run"
+
+
+def _size(nbytes: int) -> str:
+    """
+    >>> _size(3 << 19)
+    '1.5 MiB'
+    """
+    unit, name = next(((unit, name) for unit, name in _UNITS if nbytes >= unit), _UNITS[-1])
+    return f"{nbytes / unit:.1f} {name}"
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
