@@ -308,6 +308,8 @@ class Comparison:
     """How names and layouts were mapped; None where both sides speak the same language."""
     isolated: bool = False
     """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
+    unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -14,6 +14,7 @@ from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
 from tensortap.compare.pairs_table import table_of
+from tensortap.compare.ranks import UnpairedRanks
 from tensortap.compare.side import Side
 from tensortap.compare.tolerance import Policy
 from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
@@ -32,12 +33,14 @@ def conclude(
     renames: Renames,
     missing: Mapping[int, Finding],
     extra: Mapping[tuple[int, float], Finding],
+    unpaired: UnpairedRanks,
     isolated: bool = False,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
     `missing` is what the candidate lacks and should not, by the reference's row; `extra` what it has and should not, by
-    step and place in the reference's order. `isolated` says that every module was fed from the reference.
+    step and place in the reference's order. `unpaired` are the ranks that were not compared: without a divergence
+    elsewhere, nobody knows whether the runs match. `isolated` says that every module was fed from the reference.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
@@ -49,16 +52,20 @@ def conclude(
     if one_sided:
         counts["unmatched"] = one_sided
     pairs = len(rows)
-    verdict: Verdict = "diverged" if births else "match"
-    if pairs < _LEAST_SHARE * max(1, min(len(left), len(right))) or not pairs:
+    verdict: Verdict = "diverged" if births else "incomparable" if unpaired else "match"
+    comparable = min(unpaired.compared(left, "reference"), unpaired.compared(right, "candidate"))
+    too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
+    if too_few:
         verdict = "incomparable"
     first = births[0] if births and verdict == "diverged" else None
-    notes = _notes(matched, renames, verdict, births)
+    notes = ([unpaired.note()] if unpaired else []) + _notes(matched, renames, births)
     return Comparison(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, births, born, matched, judgement, counts, isolated),
+        sentence=sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
+        if too_few
+        else _sentence(births, born, matched, judgement, counts, unpaired, isolated),
         first=first,
         births=births,
         counts=dict(counts),
@@ -69,24 +76,23 @@ def conclude(
         info={"reference": left.run.info, "candidate": right.run.info},
         mapping=None if matched.plan is None else matched.plan.report(),
         isolated=isolated,
+        unpaired_ranks=unpaired.by_side(),
     )
 
 
 def _sentence(
-    verdict: str,
     births: Sequence[Finding],
     born: Mapping[int, Finding],
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
+    unpaired: UnpairedRanks,
     isolated: bool,
 ) -> str:
-    left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    if verdict == "incomparable":
-        return sentence.too_little(len(left), len(right), len(alignment.reference))
+    left, right = matched.reference, matched.candidate
     if not births:
-        return _agreement(matched, judgement, counts, isolated)
-    first, several = births[0], len(left.ranks) > 1
+        return _agreement(matched, judgement, counts, unpaired, isolated)
+    first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
     pair = next((pair for pair, finding in born.items() if finding is first), None)
     tensors = None if pair is None else _tensors(matched, pair)
     if isolated:
@@ -113,11 +119,15 @@ def _sentence(
     return parted + sentence.called(first) + (steps or unseen)
 
 
-def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], isolated: bool) -> str:
+def _agreement(
+    matched: Matched, judgement: Judgement, counts: Mapping[str, int], unpaired: UnpairedRanks, isolated: bool
+) -> str:
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
     agree = "What both runs have matches" if steps else "The runs match"
-    if isolated:
+    if unpaired:
+        agree = f"Too little in common to judge: {unpaired.in_words()}. What was compared matches"
+    elif isolated:
         agree = "Every module agrees on the reference's own inputs"
     if not counts.get("close"):
         return sentence.matched(counts, None, agree) + steps
@@ -194,7 +204,7 @@ def _has_forward(side: Side) -> bool:
     return not {"input", "output"}.isdisjoint(side.kind.words)
 
 
-def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
+def _notes(matched: Matched, renames: Renames, births: list[Finding]) -> list[str]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     ours, theirs = left.run.notices, right.run.notices
     notes = [f"{'both runs' if text in theirs else 'reference'}: {text}" for text in ours]

@@ -272,13 +272,14 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
     return text + "."
 
 
-def too_little(reference: int, candidate: int, pairs: int) -> str:
-    """That nobody can tell."""
+def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -> str:
+    """Say why the runs cannot be judged. `unpaired` names the ranks without a counterpart."""
+    begin = "Too little in common to judge: " + (f"{unpaired}; " if unpaired else "")
     if not reference or not candidate:
         empty = "reference" if not reference else "candidate"
-        return f"Too little in common to judge: the {empty} has no records that take part."
+        return f"{begin}the {empty} has no records that take part."
     return (
-        f"Too little in common to judge: of {reference:,} records of the reference and {candidate:,} of the candidate "
+        f"{begin}of {reference:,} records of the reference and {candidate:,} of the candidate "
         f"only {pairs:,} have the same identity."
     )
 

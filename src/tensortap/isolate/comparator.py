@@ -50,7 +50,8 @@ class Comparator:
         self._reference = reference
         self._tolerances = tolerances
         self._keys = Keys()
-        about = {"framework": framework.name, "model": model, "environment": framework.environment()}
+        about: dict[str, Any] = {"framework": framework.name, "model": model, "world": framework.world()}
+        about["environment"] = framework.environment()
         self.run = LiveRun(f"{model}, as it runs", about, reference.rank)
         self._rows: dict[Key, int] = {}
 
