@@ -11,7 +11,7 @@ from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
 from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
-from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
+from tensortap.compare.mapped import explain, frameworks_differ, plan_of
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.ranks import unpaired_ranks
@@ -45,7 +45,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
     structure = Structure(matched.reference, matched.alignment.reference)
     judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
-    say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
+    explain(judgement, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -59,6 +59,8 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
+    limits: Mapping[int, str] = field(default_factory=dict)
+    """Pairs of which too little is known to call them right, and why. Their error is a lower bound, or NaN."""
     isolated: Isolated | None = None
     """What else is known if every module was fed from the reference."""
 
@@ -122,6 +124,9 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
+        for row, why in self.pairs.limits.items():
+            if self.status[row] in ("close", "unjudged"):
+                self.status[row], self.rule[row] = "unjudged", why
         tolerance = np.array(self.tolerance)
         with np.errstate(invalid="ignore"):  # of what must be equal there is no row to allow for
             row_tolerance = tolerance * self.pairs.row_gain

@@ -124,6 +124,8 @@ def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.ND
         error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
     ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
     for pair, off in measures.differences.items():
+        if matched.at_range_ends[pair]:
+            continue  # the norms are those of a mask's hidden elements, which the difference leaves out
         if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
             along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
             error[pair] = max(error[pair], Policy.along(along))

@@ -21,6 +21,8 @@ class Place:
 
     container: str | None
     inputs_matched: bool | None
+    unjudged: tuple[int, ...] = ()
+    """Rows that the value was made from and that could not be judged."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Case:
             row_tolerance=float(judgement.row_tolerance[row]),
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
+            unjudged=tuple(self.key(source) for source in place.unjudged),
             container=place.container if place.container != self.structure.module[row] else None,
             inputs_rel_l2=judgement.sources_error.get(born, float("nan")),
             counterpart=self.theirs.get(self.blamed(row, place)),
@@ -76,23 +79,30 @@ class Case:
 
 
 def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
-    """Lay a wrong value to the module whose own code made it."""
+    """Attribute a wrong value to the module whose own code made it."""
     kind = structure.kind[row]
     call = structure.call_of(row)
-    known = bool(structure.sources(row))
     if kind == "input":
         around = call.parent if call is not None else None
-        return Place(None if around is None else around.module, None if around is None else True)
+        return Place(None, None) if around is None else Place(around.module, *_made_from(row, structure, judgement))
     if kind == "grad_output" and structure.at_root(row) is not None:
         return Place(None, None)
     if kind == "grad_output" and call is not None:
         outer = structure.outermost(row, call)
         if outer.parent is None and not structure.users(row, call):  # as the root's: the loss has made it
             return Place(outer.module, None)
-        return Place(_sender(row, call, structure, judgement), True if known else None)
-    if kind == "param":
-        known = any(structure.kind[source] == "param_grad" for source in structure.sources(row))
-    return Place(None, True if known else None)
+        return Place(_sender(row, call, structure, judgement), *_made_from(row, structure, judgement))
+    return Place(None, *_made_from(row, structure, judgement))
+
+
+def _made_from(row: int, structure: Structure, judgement: Judgement) -> tuple[bool | None, tuple[int, ...]]:
+    """Whether what a row was made from is right, None if nothing of it could be judged; and what could not be."""
+    sources = structure.sources(row)
+    if structure.kind[row] == "param":
+        sources = [source for source in sources if structure.kind[source] == "param_grad"]
+    unjudged = {structure.tensor[s]: s for s in reversed(sources) if judgement.status[s] == "unjudged"}
+    judged = any(judgement.status[source] != "unjudged" for source in sources)
+    return True if judged else None, tuple(reversed(unjudged.values()))
 
 
 def _sender(row: int, call: Call, structure: Structure, judgement: Judgement) -> str | None:

@@ -10,7 +10,9 @@
                 container       the module in whose own code the value was born, if it appeared between two modules
                 counterpart     what the candidate calls the module to look at, if it has another name there
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
-                inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded)
+                inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
+                                                               or none of them could be judged)
+                unjudged        what it was made from and could not be judged: the seven keys of each
                 tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
                 arguments       plain arguments in which the call of the module to look at differs: path, reference and
                                 candidate each, written as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
