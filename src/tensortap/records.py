@@ -243,6 +243,8 @@ class Finding:
     """The plain arguments in which its call differs."""
     unjudged: tuple[Key, ...] = ()
     """What it was made from and could not be judged, as inputs whose summaries tell too little."""
+    enters: bool = False
+    """Whether it is a gradient that the code outside the model has made, as the loss does."""
 
     @property
     def module(self) -> str:

@@ -196,3 +196,11 @@ def test_only_an_unjudged_input(tmp_path: Path) -> None:
     assert result.sentence.endswith(", and input mask could not be judged.")
     assert result.first is not None and result.first.inputs_matched is None
     assert rows(result)["attn", "output", 0]["birth"]
+
+
+def test_a_gradient_that_was_not_recorded_is_not_called_a_match(tmp_path: Path) -> None:
+    ours = [seen for seen in parts(np.float32, HIDDEN) if seen.kind != "grad_output"]
+    theirs = [*ours[:-1], Seen("net.attn", values(7, (16, 16)), "param_grad", path="weight", keep=False)]
+    result = compared(tmp_path, ours, theirs)
+    assert result.sentence.endswith("and the gradient at its output was not recorded.")
+    assert result.first is not None and result.first.inputs_matched is None

@@ -93,10 +93,11 @@ def parted(
         made_from = _made_from(first, "while its inputs match", "and its inputs were not recorded")
         return f"The runs part in {name}: in {where}, its output {key.path} {off}, {made_from}."
     if key.kind == "param_grad":
+        unknown = "and the gradient at its output was not recorded"
         made_from = _made_from(first, "while the gradient at its output matches", unknown)
         what = f"the gradient of its {key.path}"
         return f"{agrees} runs part in the backward of {name}: in {where}, {what} {off}, {made_from}."
-    if key.kind == "grad_output" and first.inputs_matched is None and not first.unjudged:
+    if first.enters:
         return _entered(first, name, where, off, forward)
     target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
     unknown = "and what it was given was not recorded"
@@ -180,7 +181,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":
         how = f"in {where}, what the own code of {name} hands to {shown(key.module)} (input {key.path}) {off}"
-    elif key.kind == "grad_output" and first.inputs_matched is None:
+    elif first.enters:
         how = f"in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled"
     elif key.kind == "grad_output":
         how = f"in {where}, the gradient that {name} sends back to {shown(key.module)}'s output {off}"

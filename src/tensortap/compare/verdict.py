@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from tensortap.arguments import OtherArgument
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.records import BAD, Difference, Finding, Key
+from tensortap.records import BAD, GRADIENT_KINDS, Difference, Finding, Key
 
 __all__ = ["Case", "Place", "findings", "place_of", "whatever_is_wrong"]
 
 _MOST = 1000
+_NEEDED = {
+    "param": ("param_grad",),
+    "param_grad": ("grad_output",),
+    "grad_input": GRADIENT_KINDS,
+    "grad_output": GRADIENT_KINDS,
+}
+"""By kind: what a sentence says of the sources of such a record is about these."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,8 @@ class Place:
     inputs_matched: bool | None
     unjudged: tuple[int, ...] = ()
     """Rows that the value was made from and that could not be judged."""
+    enters: bool = False
+    """Whether it is a gradient that the code outside the model has made, as the loss does."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Case:
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
             unjudged=tuple(self.key(source) for source in place.unjudged),
+            enters=place.enters,
             container=place.container if place.container != self.structure.module[row] else None,
             inputs_rel_l2=judgement.sources_error.get(born, float("nan")),
             counterpart=self.theirs.get(self.blamed(row, place)),
@@ -86,20 +96,21 @@ def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
         around = call.parent if call is not None else None
         return Place(None, None) if around is None else Place(around.module, *_made_from(row, structure, judgement))
     if kind == "grad_output" and structure.at_root(row) is not None:
-        return Place(None, None)
+        return Place(None, None, enters=True)
     if kind == "grad_output" and call is not None:
         outer = structure.outermost(row, call)
         if outer.parent is None and not structure.users(row, call):  # as the root's: the loss has made it
-            return Place(outer.module, None)
+            return Place(outer.module, None, enters=True)
         return Place(_sender(row, call, structure, judgement), *_made_from(row, structure, judgement))
     return Place(None, *_made_from(row, structure, judgement))
 
 
 def _made_from(row: int, structure: Structure, judgement: Judgement) -> tuple[bool | None, tuple[int, ...]]:
-    """Whether what a row was made from is right, None if nothing of it could be judged; and what could not be."""
-    sources = structure.sources(row)
-    if structure.kind[row] == "param":
-        sources = [source for source in sources if structure.kind[source] == "param_grad"]
+    """Whether what a row was made from is right, None if nothing of it could be judged; and what could not be. Of a
+    gradient or a parameter, only the gradients count that it was made from."""
+    sources, needed = structure.sources(row), _NEEDED.get(structure.kind[row])
+    if needed is not None:
+        sources = [source for source in sources if structure.kind[source] in needed]
     unjudged = {structure.tensor[s]: s for s in reversed(sources) if judgement.status[s] == "unjudged"}
     judged = any(judgement.status[source] != "unjudged" for source in sources)
     return True if judged else None, tuple(reversed(unjudged.values()))
