@@ -195,6 +195,8 @@ def pairs_of(matched: Matched) -> Pairs:
         error=error,
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
+        std=measures.sides["reference"]["std"],
+        apart=measures.l2_difference,
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,

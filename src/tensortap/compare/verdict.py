@@ -151,15 +151,7 @@ def _above_the_right_ones(row: int, call: Call, structure: Structure, judgement:
 
 
 def _own_gradients(call: Call, structure: Structure) -> list[int]:
-    rank, step, micro = call.scope
-    parameters = [
-        row
-        for (r, s, module, _), rows in structure.gradients_of.items()
-        if (r, s, module) == (rank, step, call.module)
-        for row in rows
-        if structure.scope[row][2] == micro
-    ]
-    return parameters + call.of("grad_input")
+    return structure.own_gradients.get((call.scope, call.module), []) + call.of("grad_input")
 
 
 def _is_wrong(row: int, judgement: Judgement) -> bool:
