@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensortap.records import Comparison, Key, shown
+from tensortap.records import Comparison, Key
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import first_row, inputs_in_words
-from tensortap.report.wording import apart, clean, command_line, count, number, percent, plural, rough
+from tensortap.report.wording import apart, born_in, clean, command_line, count, number, percent, plural, rough
 
 __all__ = ["explained", "message"]
 
@@ -44,7 +44,7 @@ def explained(row: Row) -> list[str]:
     if status in ("shape", "nonfinite"):
         lines.append(f"{'Shapes' if status == 'shape' else 'Not finite'}: {pairs.detail(row)}")
     elif row.get("container") is not None:
-        lines.append(f"Born in the code of {clean(shown(row['container']))}, between the modules it calls")
+        lines.append(f"Born {born_in(row['container'], row['module'], row['kind'])}")
     if not math.isnan(mismatched) and elements:
         lines.append(f"Mismatched elements: {_of(round(mismatched * elements), elements)}")
     if not math.isnan(pairs.value(row, "max_abs")) and status != "nonfinite":
