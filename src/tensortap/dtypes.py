@@ -10,8 +10,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["NAMES", "from_tag", "name_of", "numpy_dtype", "safetensors_tag"]
+__all__ = ["NAMES", "from_tag", "name_of", "numpy_dtype", "range_of", "safetensors_tag", "with_range_ends_of"]
 
 _TAGS: dict[str, str] = {
     "float64": "F64",
@@ -54,6 +55,35 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return _NAMES[dtype.newbyteorder("=")]
 
 
+def range_of(name: str) -> tuple[float, float] | None:
+    """The lowest and the highest finite number of a dtype of 16 or more bits; None for integers, complex numbers and
+    shorter dtypes, whose values reach the end of their range in normal use.
+
+    >>> range_of("float16"), range_of("int64")
+    ((-65504.0, 65504.0), None)
+    """
+    return _RANGES.get(name)
+
+
+def with_range_ends_of(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values for a tensor of another dtype. The lowest and the highest number of their own dtype, as masks have, become
+    those of `name`; a plain cast would make them infinite, or an ordinary number.
+
+    >>> with_range_ends_of("float16", np.array([1.0, np.finfo(np.float32).min], np.float32)).tolist()
+    [1.0, -65504.0]
+    """
+    own, other = range_of(name_of(values.dtype)), range_of(name)
+    if own is None or other is None or own == other:
+        return values
+    at_ends = [values == values.dtype.type(end) for end in own]
+    if not any(mask.any() for mask in at_ends):
+        return values
+    wide = values.astype(np.float64)
+    for mask, end in zip(at_ends, other, strict=True):
+        wide[mask] = end
+    return wide
+
+
 def safetensors_tag(name: str) -> str:
     """The tag under which a safetensors header lists that dtype."""
     return _TAGS[name]
@@ -65,3 +95,8 @@ def from_tag(tag: str) -> str:
 
 
 _BY_TAG: dict[str, str] = {tag: name for name, tag in _TAGS.items() if name != "complex128"}
+
+_RANGES: dict[str, tuple[float, float]] = {
+    name: (float(ml_dtypes.finfo(_NUMPY[name]).min), float(ml_dtypes.finfo(_NUMPY[name]).max))
+    for name in ("float64", "float32", "float16", "bfloat16")
+}

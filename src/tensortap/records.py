@@ -230,7 +230,7 @@ class Finding:
     rule: str
     """Which rule judged it, in words."""
     inputs_matched: bool | None
-    """None if no inputs of this call were recorded."""
+    """Whether the inputs that could be judged are right; None if none was recorded, or none could be judged."""
     container: str | None = None
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
@@ -241,6 +241,10 @@ class Finding:
     """What the candidate calls the module to look at, if it has another name there."""
     arguments: tuple[OtherArgument, ...] = ()
     """The plain arguments in which its call differs."""
+    unjudged: tuple[Key, ...] = ()
+    """What it was made from and could not be judged, as inputs whose summaries tell too little."""
+    enters: bool = False
+    """Whether it is a gradient that the code outside the model has made, as the loss does."""
 
     @property
     def module(self) -> str:
@@ -308,6 +312,8 @@ class Comparison:
     """How names and layouts were mapped; None where both sides speak the same language."""
     isolated: bool = False
     """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
+    unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
 
     def __str__(self) -> str:
         return self.sentence

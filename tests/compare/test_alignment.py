@@ -290,7 +290,7 @@ def test_ranks_shifted(tmp_path: Path) -> None:
 def test_a_rank_that_is_missing(tmp_path: Path) -> None:
     ours, theirs = ranked(tmp_path / "a", (0, 1)), ranked(tmp_path / "b", (0,))
     result = tt.compare(ours, theirs)
-    assert (result.verdict, result.counts) == ("match", {"equal": 6, "unmatched": 6})
+    assert (result.verdict, result.counts) == ("incomparable", {"equal": 6, "unmatched": 6})
     assert {(each.side, each.rank) for each in result.unmatched} == {("reference", 1)}
     assert "candidate: 1 of 2 ranks left nothing: 1" in result.notes
 

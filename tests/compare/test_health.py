@@ -166,3 +166,13 @@ def test_the_first_look_is_free_whatever_it_takes(tmp_path: Path, monkeypatch: p
     found = run(tmp_path / "run", [Seen("a", values(1, (8, 8))), Seen("b", values(2, (8, 8)))], details=5)
     assert [detail.whole for detail in found.details] == [True, False]
     assert "too large" in found.details[1].why
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_an_additive_mask_does_not_explode(tmp_path: Path, dtype: Any) -> None:
+    mask = np.triu(np.full((6, 6), np.finfo(dtype).min, dtype), 1)
+    seen = [Seen(f"fc{n}", array, kind) for n in range(4) for array, kind in ((mask, "input"), (values(n), "output"))]
+    seen.append(Seen("scores", mask + values(7, (6, 6), dtype)))
+    assert run(tmp_path / "run", seen).verdict == "healthy"
+    wrong = run(tmp_path / "other", [*seen, Seen("late", -mask)])
+    assert [(birth.key.module, birth.status) for birth in wrong.births] == [("late", "exploding")]

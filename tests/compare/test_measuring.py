@@ -177,7 +177,7 @@ def test_zeros(tmp_path: Path, keep: bool) -> None:
     assert (signed["status"], signed["rel_l2"], signed["cosine"]) == ("close", 0, 1)
     born = row_of(tmp_path, zeros, some, both)
     assert (born["status"], born["rel_l2"]) == ("diverged", np.inf)
-    assert "is not zero, as the reference's is" in str(result_of(tmp_path, zeros, some, both))
+    assert "is not zero where the reference's is" in str(result_of(tmp_path, zeros, some, both))
     gone = row_of(tmp_path, some, zeros, both)
     assert gone["status"] == "diverged"
     assert close(gone["rel_l2"], 1, 1e-6)

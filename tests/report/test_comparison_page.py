@@ -14,7 +14,8 @@ if __name__ == "__main__":
 from support import comparisons
 from support.comparisons import BORN, comparison, decoder, equal, estimated, row, wrong
 from tensortap.records import Key, Unmatched
-from tensortap.report import pairs, unmatched
+from tensortap.report import comparison_markdown, pairs, unmatched
+from tensortap.report.assertion import explained
 from tensortap.report.comparison_page import build, render
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -155,6 +156,25 @@ def test_details_of_the_first() -> None:
     assert pairs.detail(shapes) == "2×16×64 in the reference, 2×8 in the candidate"
     within = wrong("a", container="", max_abs_index=None, mismatched=None, max_ulp=None)
     assert pairs.detail(within) == "in the code of (root), between the modules it calls"
+
+
+@pytest.mark.parametrize(
+    ("container", "kind", "words"),
+    [
+        ("layer3.1", "input", "in the code of layer3.1, between the modules it calls"),
+        ("layer3.1", "grad_output", "in the backward of the code of layer3.1, between the modules it calls"),
+        ("", "grad_output", "in the backward of the code of (root), between the modules it calls"),
+        ("layer3.1.relu", "grad_output", "in the backward of layer3.1.relu"),
+        ("layer3.1", "param_grad", "in the backward of layer3.1"),  # it reads the weights of a part it does not call
+    ],
+)
+def test_only_a_module_that_calls_others_has_code_between_them(container: str, kind: str, words: str) -> None:
+    known = {"max_abs_index": None, "mismatched": None, "max_ulp": None, "phase": "backward"}
+    one = wrong("layer3.1.bn1", container=container, kind=kind, birth=True, **known)
+    assert pairs.detail(one) == words
+    result = comparison([wrong("a", birth=True), one])
+    assert f"Born {words}" in explained(one) and f", {words}" in comparison_markdown.text(result)
+    assert ("'s code ·" in page_text(result)) == ("between" in words)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

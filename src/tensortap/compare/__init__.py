@@ -42,7 +42,8 @@ def compare(
     map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
     mapping: rules for names and layouts, as a TOML file or a mapping of the same form; where one run is of torch and
         the other of paddle, what is known of the two is added.
-    steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate.
+    steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate. Runs in
+        which a rank has no counterpart do not match: select the ranks that both have to judge only these.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
     noise: one or several further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no

@@ -11,9 +11,10 @@ from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
 from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
-from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
+from tensortap.compare.mapped import explain, frameworks_differ, plan_of
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
+from tensortap.compare.ranks import unpaired_ranks
 from tensortap.compare.request import Request, open_source
 from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
@@ -44,14 +45,16 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
     structure = Structure(matched.reference, matched.alignment.reference)
     judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
-    say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
+    explain(judgement, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
     case = matched.case(judgement, structure)
     missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
     born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
-    comparison = replace(conclude(matched, judgement, born, policy, renames, missing, gained), options=request.options)
+    unpaired = unpaired_ranks(matched, request.ranks)
+    comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired)
+    comparison = replace(comparison, options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))

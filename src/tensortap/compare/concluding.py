@@ -13,7 +13,9 @@ from tensortap.compare.calls import remarks
 from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
+from tensortap.compare.metrics import OTHER_LAYOUT
 from tensortap.compare.pairs_table import table_of
+from tensortap.compare.ranks import UnpairedRanks
 from tensortap.compare.side import Side
 from tensortap.compare.tolerance import Policy
 from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
@@ -32,12 +34,14 @@ def conclude(
     renames: Renames,
     missing: Mapping[int, Finding],
     extra: Mapping[tuple[int, float], Finding],
+    unpaired: UnpairedRanks,
     isolated: bool = False,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
     `missing` is what the candidate lacks and should not, by the reference's row; `extra` what it has and should not, by
-    step and place in the reference's order. `isolated` says that every module was fed from the reference.
+    step and place in the reference's order. `unpaired` are the ranks that were not compared: without a divergence
+    elsewhere, nobody knows whether the runs match. `isolated` says that every module was fed from the reference.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
@@ -49,16 +53,23 @@ def conclude(
     if one_sided:
         counts["unmatched"] = one_sided
     pairs = len(rows)
-    verdict: Verdict = "diverged" if births else "match"
-    if pairs < _LEAST_SHARE * max(1, min(len(left), len(right))) or not pairs:
+    verdict: Verdict = "diverged" if births else "incomparable" if unpaired else "match"
+    judged = pairs > counts["unjudged"]
+    comparable = min(unpaired.compared(left, "reference"), unpaired.compared(right, "candidate"))
+    too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
+    if too_few or not judged:
         verdict = "incomparable"
     first = births[0] if births and verdict == "diverged" else None
-    notes = _notes(matched, renames, verdict, births)
+    notes = ([unpaired.note()] if unpaired else []) + _notes(matched, judgement, renames, births)
     return Comparison(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, births, born, matched, judgement, counts, isolated),
+        sentence=sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
+        if too_few
+        else _sentence(births, born, matched, judgement, counts, unpaired, isolated)
+        if judged
+        else sentence.none_judged(pairs),
         first=first,
         births=births,
         counts=dict(counts),
@@ -69,30 +80,30 @@ def conclude(
         info={"reference": left.run.info, "candidate": right.run.info},
         mapping=None if matched.plan is None else matched.plan.report(),
         isolated=isolated,
+        unpaired_ranks=unpaired.by_side(),
     )
 
 
 def _sentence(
-    verdict: str,
     births: Sequence[Finding],
     born: Mapping[int, Finding],
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
+    unpaired: UnpairedRanks,
     isolated: bool,
 ) -> str:
-    left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    if verdict == "incomparable":
-        return sentence.too_little(len(left), len(right), len(alignment.reference))
+    left, right = matched.reference, matched.candidate
     if not births:
-        return _agreement(matched, judgement, counts, isolated)
-    first, several = births[0], len(left.ranks) > 1
+        return _agreement(matched, judgement, counts, unpaired, isolated)
+    first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
     pair = next((pair for pair, finding in born.items() if finding is first), None)
     tensors = None if pair is None else _tensors(matched, pair)
     if isolated:
         return sentence.isolated(births, tensors, several) + sentence.called(first)
+    forward = _forward(matched, judgement, first)
     if tensors is None:
-        return sentence.lost(first, several)
+        return sentence.lost(first, several, forward)
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), tensors)
     at_start = first.key.step == int(left.step.min())
@@ -102,7 +113,7 @@ def _sentence(
         changed if at_start else 0,
         tensors,
         several,
-        _has_forward(left),
+        forward,
         str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
         ran_alike=not (steps := _other_steps(matched, first.key.step)),
     )
@@ -113,12 +124,19 @@ def _sentence(
     return parted + sentence.called(first) + (steps or unseen)
 
 
-def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], isolated: bool) -> str:
+def _agreement(
+    matched: Matched, judgement: Judgement, counts: Mapping[str, int], unpaired: UnpairedRanks, isolated: bool
+) -> str:
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
+    unjudged = bool(counts.get("unjudged"))
     agree = "What both runs have matches" if steps else "The runs match"
-    if isolated:
-        agree = "Every module agrees on the reference's own inputs"
+    agree = "What could be judged matches" if unjudged else agree
+    if unpaired:
+        what = "could be judged" if unjudged else "was compared"
+        agree = f"Too little in common to judge: {unpaired.in_words()}. What {what} matches"
+    elif isolated:
+        agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
     if not counts.get("close"):
         return sentence.matched(counts, None, agree) + steps
     close = np.array(judgement.status) == "close"
@@ -179,7 +197,7 @@ def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Ten
     """What is said of the reference's tensor, and of the candidate's."""
     rows = matched.alignment.reference[pair], matched.alignment.candidate[pair]
     ours, theirs = (
-        sentence.Tensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]))
+        sentence.Tensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair]))
         for side, row, counts in zip(
             (matched.reference, matched.candidate),
             rows,
@@ -190,11 +208,17 @@ def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Ten
     return ours, theirs
 
 
-def _has_forward(side: Side) -> bool:
-    return not {"input", "output"}.isdisjoint(side.kind.words)
+def _forward(matched: Matched, judgement: Judgement, first: Finding) -> str:
+    """Say that the forward pass agrees in which nothing was found before a finding; empty if it was not recorded."""
+    side, rows = matched.reference, matched.alignment.reference
+    passed = rows[(side.phase.among(("forward",)) & (side.step == first.key.step) & (side.rank == first.rank))[rows]]
+    if not len(passed):
+        return ""
+    unjudged = np.array(judgement.status)[np.isin(rows, passed)] == "unjudged"
+    return sentence.forward_agrees(bool(unjudged.any()))
 
 
-def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Finding]) -> list[str]:
+def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: list[Finding]) -> list[str]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     ours, theirs = left.run.notices, right.run.notices
     notes = [f"{'both runs' if text in theirs else 'reference'}: {text}" for text in ours]
@@ -204,7 +228,7 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
             notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
         notes += words_of(matched.plan)
-        if len(matched.measures.bounded):
+        if OTHER_LAYOUT in matched.measures.limits.values():
             notes.append(
                 'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
             )
@@ -213,10 +237,21 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         notes.append(f"many names are on one side only; try {options}")
     elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
         notes.append(f"many names are on one side only, as {alone}: --map with an empty file goes by structure")
+    notes += _limits(matched, judgement)
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     said = {birth.module for birth in births[:1] if birth.arguments}
     return notes + remarks(matched.calls.first_of_modules, said)
+
+
+def _limits(matched: Matched, judgement: Judgement) -> list[str]:
+    """Why pairs could not be judged by their summaries."""
+    limits = [(pair, why) for pair, why in matched.measures.limits.items() if why != OTHER_LAYOUT]
+    reasons = Counter(why for pair, why in limits if judgement.status[pair] == "unjudged")
+    return [
+        f'{times:,} pair{"s" * (times > 1)} could not be judged: {why}; capture with keep="tensors"'
+        for why, times in reasons.items()
+    ]
 
 
 def _names_alone(matched: Matched) -> str:

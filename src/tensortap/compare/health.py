@@ -44,10 +44,12 @@ _MOST = 1000
 _ACTIVATIONS = ("input", "output")
 _FLOWING = ("grad_input", "grad_output")
 _MADE = ("output", *GRADIENT_KINDS)
+_LOWEST = [ends[0] for name in dtypes.NAMES if (ends := dtypes.range_of(name)) is not None]
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _POLICY = (
-    f"Suspicious: a NaN or Inf, an element beyond half of its dtype's range, a root mean square {FAR:,.0f} times "
-    f"larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, or all zeros"
+    "Suspicious: a NaN or Inf, an element beyond half of its dtype's range (but for masks), a root mean square "
+    f"{FAR:,.0f} times larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, "
+    "or all zeros"
 )
 _WORDS = {
     "nonfinite": "has {nan:,} NaN and {inf:,} Inf among {elements:,} elements",
@@ -131,19 +133,23 @@ def _judged(side: Side) -> Codes:
     dimensions = np.diff(side.shapes.offsets.to_numpy())
     limits = np.array([_half_of_range(name) for name in side.dtype.words])[side.dtype.codes]
     # A sum over all positions may cancel out, as the gradient of a bias does; one number has no typical size.
+    # Additive masks hide elements with the lowest number of a dtype, as others do with -inf.
+    masked = activation & np.isin(side.min, _LOWEST)
     judged = (
         np.isfinite(limits)
+        & ~masked
         & (side.elements > 1)
         & ~(is_a.get("param_grad", np.zeros(len(side), bool)) & (dimensions < 2))
     )
     usual = _usual(side, numbers, judged)
+    absmax = np.where(masked, np.abs(side.max), numbers.absmax)
     with np.errstate(invalid="ignore"):
         large = (numbers.rms > FAR * usual) | (numbers.rms > GROWN * _before(side, numbers.rms))
         small = gradient & (numbers.rms > 0) & (numbers.rms * FAR < usual)
         status[judged & small] = TROUBLES.index("vanishing")
         zero = side.zeros == side.elements
         status[judged & made & zero & _always(side, zero | (numbers.finite < side.elements))] = TROUBLES.index("dead")
-        status[(judged & made & large) | (numbers.absmax > limits)] = TROUBLES.index("exploding")
+        status[(judged & made & large) | (absmax > limits)] = TROUBLES.index("exploding")
     bad = (side.nan > 0) | (side.posinf > 0) | ((side.neginf > 0) & ~activation)
     status[bad] = TROUBLES.index("nonfinite")
     return status

@@ -106,7 +106,7 @@ class _Faults:
         if own is not None and (caller is not None or own != rows[-1]):
             return Place(self.structure.module[own], True)
         if caller is None:
-            return Place(outermost.module, None)
+            return Place(outermost.module, None, enters=True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
         unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
         if any(user in unforced for user in self.structure.users(row, call)):

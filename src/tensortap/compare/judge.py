@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.cancelling import SummedGradients
 from tensortap.compare.structure import Spot, Structure
 from tensortap.compare.tolerance import Policy
 from tensortap.records import GRADIENT_KINDS
@@ -51,6 +52,10 @@ class Pairs:
     """How many times the tolerance one row may be off."""
     l2: Floats
     """Of the reference."""
+    std: Floats
+    """Of the reference."""
+    apart: Floats
+    """The distance of both sides, not relative to anything; NaN where it is not known."""
     elements: npt.NDArray[np.int64]
     equal: npt.NDArray[np.bool_]
     nonfinite: npt.NDArray[np.bool_]
@@ -59,6 +64,8 @@ class Pairs:
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """Tolerance if all it was made from is right."""
+    limits: Mapping[int, str] = field(default_factory=dict)
+    """Pairs of which too little is known to call them right, and why. Their error is a lower bound, or NaN."""
     isolated: Isolated | None = None
     """What else is known if every module was fed from the reference."""
 
@@ -103,6 +110,7 @@ class _Judge:
         self.handed: list[float] = [0.0 if forced else e for forced, e in zip(self.forced, self.error, strict=True)]
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
+        self._summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
         self.wrong = [False] * count
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
@@ -122,6 +130,9 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
+        for row, why in self.pairs.limits.items():
+            if self.status[row] in ("close", "unjudged"):
+                self.status[row], self.rule[row] = "unjudged", why
         tolerance = np.array(self.tolerance)
         with np.errstate(invalid="ignore"):  # of what must be equal there is no row to allow for
             row_tolerance = tolerance * self.pairs.row_gain
@@ -149,6 +160,8 @@ class _Judge:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
             self.status[row] = "close"
+            if self.structure.kind[row] == "param_grad":
+                self._summed.arrived(row, error)
             return
         else:
             self.status[row] = "diverged"
@@ -215,6 +228,8 @@ class _Judge:
                 allowed, rule = 2 * forward**0.5, "error of the activations"
             if kind == "param_grad" and (coarse := max((self.base[s] for s in activations), default=0.0) / 8) > allowed:
                 allowed, rule = coarse, "rounding of the activations' dtype"
+            if kind == "param_grad" and (unseen := self._summed.unseen(row, sources)) > allowed:
+                allowed, rule = unseen, "error of gradients that were not recorded"
         if kind in ("grad_output", "grad_input"):
             # What is sent back may cancel out, as from a norm under a loss that does not see the scale, or to a query
             # that a softmax does not see: its rounding is as large as that of what came in.
@@ -225,12 +240,10 @@ class _Judge:
             if times * self.base[row] > allowed:
                 allowed, rule = times * self.base[row], "rounding of what cancels out in it"
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
-            # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
-            # does: its rounding is as large as that of what is summed.
-            summed = max((self.l2[s] for s in sources if self.structure.kind[s] == "grad_output"), default=0.0)
-            if self.l2[row] > 0 and self.base[row] * summed / self.l2[row] > allowed:
-                allowed, rule = self.base[row] * summed / self.l2[row], "rounding of what it sums"
-            elif not self.l2[row] and summed:
+            rounding = self._summed.rounding(row, sources, self.error, self.wrong)
+            if self.l2[row] > 0 and rounding / self.l2[row] > allowed:
+                allowed, rule = rounding / self.l2[row], "rounding of what it sums"
+            elif not self.l2[row] and pairs.apart[row] <= rounding:
                 allowed, rule = float("inf"), "rounding of what it sums"
         if kind == "param":
             # Adam divides a gradient by its own size: where it is nearly zero, its noise decides the step's sign.

@@ -17,6 +17,7 @@ from tensortap.compare.lost import Parameters, extra, lost_in_free_run, lost_in_
 from tensortap.compare.matching import Matched, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.metrics import estimate, prepare
+from tensortap.compare.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.request import Request
 from tensortap.compare.sentence import listed
 from tensortap.compare.side import Scope, Side
@@ -75,10 +76,15 @@ def conclude_live(
     gained = extra(matched, structure)
     if not (born or missing or gained):
         born = whatever_is_wrong(matched.case(judgement, structure))
-    result = conclude(matched, judgement, born, policy, renames, missing, gained, isolated=isolation is not None)
+    result = conclude(
+        matched, judgement, born, policy, renames, missing, gained, UnpairedRanks(), isolated=isolation is not None
+    )
     unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
     notes += _other_steps(matched, request.steps or ())
+    unchecked = unchecked_ranks(reference, candidate)
+    if unchecked:
+        notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")
     text = result.sentence
     if not len(right):
         text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
@@ -86,6 +92,8 @@ def conclude_live(
         text = f"The step was broken off. As far as it came: {text}"
     elif result.verdict == "match" and unseen:
         text += " No backward ran: the reference's gradients were not compared."
+    if result.verdict == "match" and unchecked:
+        text += f" {unchecked[0].upper()}{unchecked[1:]}."
     # A model that ran cannot be compared again from a command line: no options.
     return replace(result, options=None, notes=notes, sentence=text)
 
@@ -116,6 +124,8 @@ def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.ND
         error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
     ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
     for pair, off in measures.differences.items():
+        if matched.at_range_ends[pair]:
+            continue  # the norms are those of a mask's hidden elements, which the difference leaves out
         if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
             along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
             error[pair] = max(error[pair], Policy.along(along))

@@ -25,11 +25,11 @@ from tensortap.store import Run
 __all__ = [
     "Allowance",
     "allowances",
+    "explain",
     "frameworks_differ",
     "other_names",
     "plan_of",
     "reference_name",
-    "say_what_is_known",
     "without_ignored",
     "words_of",
 ]
@@ -130,15 +130,11 @@ def _parts(reference: Side, candidate: Translated, alignment: Alignment) -> dict
     }
 
 
-def say_what_is_known(judgement: Judgement, bounded: Ints, allowed: Mapping[int, Allowance]) -> None:
-    """Nobody can say that tensors in another layout whose elements were not kept are right; and where more was allowed
-    than usual, why."""
+def explain(judgement: Judgement, allowed: Mapping[int, Allowance]) -> None:
+    """Where more was allowed than usual, name the reason as the rule."""
     for pair, more in allowed.items():
         if judgement.status[pair] == "close":
             judgement.rule[pair] = more.why
-    for pair in bounded.tolist():
-        if judgement.status[pair] == "close":
-            judgement.status[pair], judgement.rule[pair] = "unjudged", "only norms and counts: another layout"
 
 
 def words_of(plan: Plan) -> list[str]:

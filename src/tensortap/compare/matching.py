@@ -22,10 +22,11 @@ from tensortap.compare.mapped import (
     without_ignored,
 )
 from tensortap.compare.metrics import Measures, estimate, prepare
+from tensortap.compare.range_ends import at_range_ends, beside_range_ends
 from tensortap.compare.request import Request
-from tensortap.compare.side import Scope, Side
+from tensortap.compare.side import Bools, Scope, Side
 from tensortap.compare.structure import Structure
-from tensortap.compare.tensors import measure_tensors
+from tensortap.compare.tensors import Tolerances, measure_tensors
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.translated import Translated
 from tensortap.compare.verdict import Case
@@ -56,6 +57,11 @@ class Matched:
         if self.plan is None or not isinstance(self.candidate, Translated):
             return {}
         return allowances(self.reference, self.candidate, self.alignment, self.plan)
+
+    @cached_property
+    def at_range_ends(self) -> Bools:
+        """For each pair, whether elements are at the ends of two ranges; see `range_ends`."""
+        return at_range_ends(self.reference, self.candidate, self.alignment)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -128,9 +134,20 @@ def match(
         measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
         for pair, measure in measured:
             measures.take(pair, measure)
+        _beside_range_ends(found, part, tolerances)
         if stops and _parted(found, last, request):
             break
     return found
+
+
+def _beside_range_ends(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
+    """Measure masks again that differ only because each dtype has a lowest number of its own."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    for pair in pairs[matched.at_range_ends[pairs]].tolist():
+        if pair in matched.measures.differences:
+            arrays = left.array(int(alignment.reference[pair])), right.array(int(alignment.candidate[pair]))
+            found = beside_range_ends(matched.measures.differences[pair], *arrays, *tolerances)
+            matched.measures.replace(pair, found)
 
 
 def _parts(
@@ -178,6 +195,8 @@ def pairs_of(matched: Matched) -> Pairs:
         error=error,
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
+        std=measures.sides["reference"]["std"],
+        apart=measures.l2_difference,
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,
@@ -186,6 +205,7 @@ def pairs_of(matched: Matched) -> Pairs:
         base=_more(base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched)
         if len(rows)
         else np.empty(0),
+        limits=measures.limits,
     )
 
 
@@ -215,7 +235,9 @@ def moved_in(matched: Matched) -> Callable[[int, int], float]:
         norm = float(side.l2[rows[before]])
         if left < 0 or right < 0 or not norm:
             return 1.0
-        return float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
+        with np.errstate(invalid="ignore"):
+            apart = float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
+        return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed says nothing
 
     return moved
 

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align import Alignment
+from tensortap.compare.range_ends import at_range_ends
 from tensortap.compare.side import Side
 from tensortap.kernels.pairs_reference import PairMeasure
 from tensortap.kernels.sketch_pairs import sketch_differences
 from tensortap.records import Difference
 
-__all__ = ["Measures", "estimate", "prepare"]
+__all__ = ["OTHER_LAYOUT", "Measures", "estimate", "prepare"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -24,6 +25,12 @@ Bools = npt.NDArray[np.bool_]
 # 9.6 % for 95 % of the cases. Sketches are stored as float32, which no distance can be told from below.
 _ERROR_BAR = 0.1
 _ROUNDING = 2.0**-23
+
+OTHER_LAYOUT = "only norms and counts: another layout"
+_OVERFLOW = "only norms and counts: its sketch overflowed"
+_NO_SKETCH = "only norms and counts: it has no sketch"
+_UNPLACED = "a summary does not tell where its NaN and Inf are"
+_RANGE_ENDS = "a summary does not tell which elements are at the end of the dtype's range"
 
 
 @dataclass
@@ -43,11 +50,8 @@ class Measures:
     """Per side ("reference", "candidate"): elements, nan, inf, posinf, mean, std, l2."""
     differences: dict[int, Difference] = field(default_factory=dict)
     """What was measured on all elements, by pair."""
-
-    @property
-    def bounded(self) -> npt.NDArray[np.int64]:
-        """Pairs of which only norms and counts could be compared: they are at least that far apart."""
-        return np.flatnonzero(np.isinf(self.rel_l2_bar) & np.isfinite(self.rel_l2))
+    limits: dict[int, str] = field(default_factory=dict)
+    """Pairs whose summaries tell too little to call them right, and why. Their rel_l2 is a lower bound, or NaN."""
 
     @property
     def open(self) -> npt.NDArray[np.int64]:
@@ -77,6 +81,12 @@ class Measures:
             columns = self.sides[name]
             columns["nan"][pair], columns["inf"][pair], columns["posinf"][pair] = side.nan, side.inf, side.posinf
             columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
+
+    def replace(self, pair: int, found: Difference) -> None:
+        """Put in another measurement of a pair; what was learnt of each side stays."""
+        self.differences[pair] = found
+        self.rel_l2[pair], self.row_rel_l2[pair] = found.rel_l2, found.row_rel_l2
+        self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
 
     def difference(self, pair: int) -> Difference | None:
         if pair in self.differences:
@@ -131,14 +141,24 @@ def estimate(
 ) -> None:
     """Fill in pairs whose tensors are not on both sides, from their sketches."""
     moved = candidate.moved[alignment.candidate[pairs]]
-    _bound(measures, pairs[moved])
+    _bound(measures, pairs[moved], OTHER_LAYOUT)
     pairs = pairs[~moved]
     if not len(pairs):
         return
     (left, left_rows), (right, right_rows) = reference.sketches(), candidate.sketches()
-    apart = sketch_differences(
-        left, left_rows[alignment.reference[pairs]], right, right_rows[alignment.candidate[pairs]]
-    )
+    rows = left_rows[alignment.reference[pairs]], right_rows[alignment.candidate[pairs]]
+    apart = sketch_differences(left, rows[0], right, rows[1])
+    without = (rows[0] < 0) | (rows[1] < 0)
+    overflowed = ~np.isfinite(apart) & ~without
+    _bound(measures, pairs[without], _NO_SKETCH)
+    _bound(measures, pairs[overflowed], _OVERFLOW)
+    told = np.isfinite(apart)
+    _from_distance(measures, pairs[told], apart[told])
+    _limit(measures, reference, candidate, alignment, pairs)
+
+
+def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -> None:
+    """Fill in what the distance of two sketches says."""
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
     with np.errstate(divide="ignore", invalid="ignore"):
         # The norms are exact, and the distance is at least their difference.
@@ -153,16 +173,32 @@ def estimate(
     measures.l2_difference[pairs] = apart
 
 
-def _bound(measures: Measures, pairs: npt.NDArray[Any]) -> None:
-    """What norms alone say of tensors whose elements lie in another order: how far apart they are at least."""
+def _limit(measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]) -> None:
+    """Mark pairs whose summaries hide a difference: elements at the ends of two ranges, and NaN or Inf that may have
+    changed places with zeros, which a sketch does not show."""
+    ends = pairs[at_range_ends(reference, candidate, alignment)[pairs]]
+    for column in (measures.rel_l2, measures.rel_l2_bar, measures.cosine, measures.l2_difference):
+        column[ends] = np.nan
+    measures.limits |= dict.fromkeys(ends.tolist(), _RANGE_ENDS)
+    ours, theirs = measures.sides["reference"], measures.sides["candidate"]
+    infinite = (ours["nan"] + ours["inf"] + theirs["nan"] + theirs["inf"])[pairs] > 0
+    zeros = (reference.zeros[alignment.reference[pairs]] > 0) | (candidate.zeros[alignment.candidate[pairs]] > 0)
+    unplaced = np.setdiff1d(pairs[infinite & zeros], ends)
+    measures.rel_l2_bar[unplaced] = np.inf
+    measures.limits |= dict.fromkeys(unplaced.tolist(), _UNPLACED)
+
+
+def _bound(measures: Measures, pairs: npt.NDArray[Any], why: str) -> None:
+    """Fill in what norms alone say: how far apart two tensors are at least."""
     if not len(pairs):
         return
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(ours > 0, np.abs(ours - theirs) / ours, np.where(theirs > 0, np.inf, 0.0))
-    measures.rel_l2[pairs] = np.where(np.isnan(ours + theirs), np.nan, relative)
+        measures.rel_l2[pairs] = np.where(np.isnan(ours + theirs), np.nan, relative)
+        measures.l2_difference[pairs] = np.abs(ours - theirs)
     measures.rel_l2_bar[pairs] = np.inf
-    measures.l2_difference[pairs] = np.abs(ours - theirs)
+    measures.limits |= dict.fromkeys(pairs.tolist(), why)
 
 
 def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:

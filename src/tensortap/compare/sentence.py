@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 from tensortap.arguments import ABSENT, OtherArgument, in_words
@@ -12,6 +13,7 @@ __all__ = [
     "Tensor",
     "called",
     "checkpoints",
+    "forward_agrees",
     "hidden_optimizer",
     "isolated",
     "listed",
@@ -27,6 +29,7 @@ __all__ = [
 _MOST_NAMED = 8
 _MOST_ARGUMENTS = 3
 _MOST_STEPS = 4
+_MOST_UNJUDGED = 2
 
 
 class Tensor(NamedTuple):
@@ -35,6 +38,8 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     nonfinite: int
     """How many of its elements are NaN or Inf."""
+    l2: float = float("nan")
+    """The norm of its finite elements."""
 
 
 def parted(
@@ -42,13 +47,17 @@ def parted(
     changed_parameters: int,
     tensors: tuple[Tensor, Tensor],
     several: bool,
-    forward: bool,
+    forward: str,
     candidate: str = "the candidate",
     ran_alike: bool = True,
 ) -> str:
-    """Where the runs part. `several` ranks took part, and records of the `forward` pass; only what was is spoken of.
-    `candidate` is what the other side is called where its names differ; `ran_alike` says that both ran the steps so far
-    equally often."""
+    """Say where the runs part.
+
+    several: whether several ranks took part.
+    forward: what `forward_agrees` says of the forward pass; empty if nothing of it was recorded.
+    candidate: what the other side is called where its names differ.
+    ran_alike: whether both ran the steps so far equally often.
+    """
     key = first.key
     where = _where(first, several)
     known = [first.cls] if first.container is None else []
@@ -56,60 +65,90 @@ def parted(
     name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
     full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
     off = _off(first, tensors)
-    agrees = "The forward pass agrees; the" if forward else "The"
-    matched = first.inputs_matched
+    agrees = f"{forward}; the" if forward else "The"
     if key.kind == "param" and key.call == 0 and changed_parameters:
         others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
         return f"The parameters already differed before the first step: {full}{others}; it {off}."
     if key.kind in ("param", "buffer") and key.call == 0:
         return f"{full} differs before step {key.step}: it {off}. What changed it was not recorded."
     if key.kind == "param":
-        alike = "although its gradient matches." if ran_alike else "and the gradients that both have match."
-        return f"The runs part in the optimizer: after {where}, {full} {off}, " + (
-            alike if matched else "and its gradient was not recorded."
-        )
+        alike = "although its gradient matches" if ran_alike else "and the gradients that both have match"
+        made_from = _made_from(first, alike, "and its gradient was not recorded")
+        return f"The runs part in the optimizer: after {where}, {full} {off}, {made_from}."
     if key.kind == "buffer":
-        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, " + (
-            "while its inputs match." if matched else "and its inputs were not recorded."
-        )
+        made_from = _made_from(first, "while its inputs match", "and its inputs were not recorded")
+        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, {made_from}."
     if key.kind == "input" and first.container is None and key.module:
         return f"In {where}, input {key.path} of {name} {off} already; what made it was not recorded."
     if key.kind == "input" and first.container is None:
         return f"The runs were not given the same input: in {where}, input {key.path} of {name} {off}."
+    unknown = "and what it was made from was not recorded"
     if key.kind == "input":
+        made_from = _made_from(first, "while all that it was made from matches", unknown)
         return (
             f"The runs part in the own code of {name}: in {where}, what it hands to {shown(key.module)} "
-            f"(input {key.path}) {off}, while all that it was made from matches."
+            f"(input {key.path}) {off}, {made_from}."
         )
     if key.kind == "output":
-        inputs = "while its inputs match" if matched else "and its inputs were not recorded"
-        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {inputs}."
+        made_from = _made_from(first, "while its inputs match", "and its inputs were not recorded")
+        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {made_from}."
     if key.kind == "param_grad":
-        return f"{agrees} runs part in the backward of {name}: in {where}, the gradient of its {key.path} {off}, " + (
-            "while the gradient at its output matches." if matched else "and what it was made from was not recorded."
-        )
-    if key.kind == "grad_output" and matched is None and not forward:
-        return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
-    if key.kind == "grad_output" and matched is None:
-        entered = "the model" if not first.module else shown(first.module)
-        return (
-            f"The forward pass agrees, but the gradient that enters {entered} at its output {off} in {where}: "
-            "look at the loss and at how it is scaled."
-        )
+        unknown = "and the gradient at its output was not recorded"
+        made_from = _made_from(first, "while the gradient at its output matches", unknown)
+        what = f"the gradient of its {key.path}"
+        return f"{agrees} runs part in the backward of {name}: in {where}, {what} {off}, {made_from}."
+    if first.enters:
+        return _entered(first, name, where, off, forward)
     target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
+    unknown = "and what it was given was not recorded"
+    made_from = _made_from(first, "while the gradient that it was given matches", unknown)
     return (
         f"{agrees} runs part in the backward of {name}: in {where}, the gradient that it sends back to {target} {off}, "
-        + ("while the gradient that it was given matches." if matched else "and what it was given was not recorded.")
+        f"{made_from}."
     )
 
 
-def lost(first: Finding, several: bool) -> str:
-    """That one side alone has a gradient, in a run that is right up to there."""
+def _entered(first: Finding, name: str, where: str, off: str, forward: str) -> str:
+    """Say that a gradient is wrong where backward begins."""
+    if not forward:
+        return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
+    entered = "the model" if not first.module else shown(first.module)
+    return (
+        f"{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
+        "look at the loss and at how it is scaled."
+    )
+
+
+def forward_agrees(unjudged: bool) -> str:
+    """Say that nothing is wrong in a forward pass, some of which may not have been judged."""
+    return "The forward pass agrees" + " as far as it could be judged" * unjudged
+
+
+def _made_from(first: Finding, matches: str, unrecorded: str) -> str:
+    """Say whether what a value was made from matches. What could not be judged is never called a match."""
+    if not first.unjudged:
+        return matches if first.inputs_matched else unrecorded
+    unjudged = listed([_source(first, key) for key in first.unjudged], _MOST_UNJUDGED)
+    if first.inputs_matched is None:
+        return f"and {unjudged} could not be judged"
+    return f"{matches}, except {unjudged}, which could not be judged"
+
+
+def _source(first: Finding, key: Key) -> str:
+    words = {"grad_output": "the gradient at output", "grad_input": "the gradient at input"}
+    words |= {"param": "parameter", "param_grad": "the gradient of"}
+    of = f" of {shown(key.module)}" if key.module != first.key.module else ""
+    return f"{words.get(key.kind, key.kind)} {key.path}{of}"
+
+
+def lost(first: Finding, several: bool, forward: str) -> str:
+    """Say that only one side has a gradient, in a run that is right up to there; `forward` as in `parted`."""
     key = first.key
     where = _where(first, several)
+    begin = f"{forward}, but in {where}" if forward else f"In {where}"
     if first.status == "extra":
-        return f"The forward pass agrees, but in {where} {_comes(key)}, which it does not in the reference."
-    return f"The forward pass agrees, but in {where} {_never_comes(key)}, though the reference has it."
+        return f"{begin} {_comes(key)}, which it does not in the reference."
+    return f"{begin} {_never_comes(key)}, though the reference has it."
 
 
 def _where(first: Finding, several: bool) -> str:
@@ -142,7 +181,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":
         how = f"in {where}, what the own code of {name} hands to {shown(key.module)} (input {key.path}) {off}"
-    elif key.kind == "grad_output" and first.inputs_matched is None:
+    elif first.enters:
         how = f"in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled"
     elif key.kind == "grad_output":
         how = f"in {where}, the gradient that {name} sends back to {shown(key.module)}'s output {off}"
@@ -272,13 +311,21 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
     return text + "."
 
 
-def too_little(reference: int, candidate: int, pairs: int) -> str:
-    """That nobody can tell."""
+def none_judged(pairs: int) -> str:
+    """Say that the runs have records in common, and that nothing is known of any of them."""
+    if pairs == 1:
+        return "Too little to judge: the one pair there is could not be judged."
+    return f"Too little to judge: none of the {pairs:,} pairs could be judged."
+
+
+def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -> str:
+    """Say why the runs cannot be judged. `unpaired` names the ranks without a counterpart."""
+    begin = "Too little in common to judge: " + (f"{unpaired}; " if unpaired else "")
     if not reference or not candidate:
         empty = "reference" if not reference else "candidate"
-        return f"Too little in common to judge: the {empty} has no records that take part."
+        return f"{begin}the {empty} has no records that take part."
     return (
-        f"Too little in common to judge: of {reference:,} records of the reference and {candidate:,} of the candidate "
+        f"{begin}of {reference:,} records of the reference and {candidate:,} of the candidate "
         f"only {pairs:,} have the same identity."
     )
 
@@ -307,8 +354,10 @@ def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
         return "has other NaN or Inf than the reference's"
     if finding.status == "nonfinite":
         return "is not finite where the reference's is"
-    if finding.rel_l2 == float("inf"):
-        return "is not zero, as the reference's is"
+    if finding.rel_l2 == float("inf") and ours.l2 == 0:
+        return "is not zero where the reference's is"
+    if not isfinite(finding.rel_l2):
+        return "differs by more than can be measured"
     if finding.only_a_row and finding.difference is not None:
         row = ", ".join(map(str, finding.difference.row_index or ()))
         return f"is off by {_number(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"

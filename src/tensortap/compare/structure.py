@@ -194,6 +194,15 @@ class Structure:
                 found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
         return found
 
+    @cached_property
+    def own_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of the gradients of a module's own parameters, by scope and module."""
+        found: dict[tuple[tuple[int, int, int], str], list[int]] = defaultdict(list)
+        for row, kind in enumerate(self.kind):
+            if kind == "param_grad":
+                found[self.scope[row], self.module[row]].append(row)
+        return found
+
     @property
     def frozen(self) -> set[str]:
         return self._side.frozen

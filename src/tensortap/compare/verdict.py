@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from tensortap.arguments import OtherArgument
 from tensortap.compare.judge import Judgement
 from tensortap.compare.structure import Call, Structure
-from tensortap.records import BAD, Difference, Finding, Key
+from tensortap.records import BAD, GRADIENT_KINDS, Difference, Finding, Key
 
 __all__ = ["Case", "Place", "findings", "place_of", "whatever_is_wrong"]
 
 _MOST = 1000
+_NEEDED = {
+    "param": ("param_grad",),
+    "param_grad": ("grad_output",),
+    "grad_input": GRADIENT_KINDS,
+    "grad_output": GRADIENT_KINDS,
+}
+"""By kind: what a sentence says of the sources of such a record is about these."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,10 @@ class Place:
 
     container: str | None
     inputs_matched: bool | None
+    unjudged: tuple[int, ...] = ()
+    """Rows that the value was made from and that could not be judged."""
+    enters: bool = False
+    """Whether it is a gradient that the code outside the model has made, as the loss does."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class Case:
             row_tolerance=float(judgement.row_tolerance[row]),
             rule=judgement.rule[row],
             inputs_matched=place.inputs_matched,
+            unjudged=tuple(self.key(source) for source in place.unjudged),
+            enters=place.enters,
             container=place.container if place.container != self.structure.module[row] else None,
             inputs_rel_l2=judgement.sources_error.get(born, float("nan")),
             counterpart=self.theirs.get(self.blamed(row, place)),
@@ -76,23 +89,31 @@ class Case:
 
 
 def place_of(row: int, structure: Structure, judgement: Judgement) -> Place:
-    """Lay a wrong value to the module whose own code made it."""
+    """Attribute a wrong value to the module whose own code made it."""
     kind = structure.kind[row]
     call = structure.call_of(row)
-    known = bool(structure.sources(row))
     if kind == "input":
         around = call.parent if call is not None else None
-        return Place(None if around is None else around.module, None if around is None else True)
+        return Place(None, None) if around is None else Place(around.module, *_made_from(row, structure, judgement))
     if kind == "grad_output" and structure.at_root(row) is not None:
-        return Place(None, None)
+        return Place(None, None, enters=True)
     if kind == "grad_output" and call is not None:
         outer = structure.outermost(row, call)
         if outer.parent is None and not structure.users(row, call):  # as the root's: the loss has made it
-            return Place(outer.module, None)
-        return Place(_sender(row, call, structure, judgement), True if known else None)
-    if kind == "param":
-        known = any(structure.kind[source] == "param_grad" for source in structure.sources(row))
-    return Place(None, True if known else None)
+            return Place(outer.module, None, enters=True)
+        return Place(_sender(row, call, structure, judgement), *_made_from(row, structure, judgement))
+    return Place(None, *_made_from(row, structure, judgement))
+
+
+def _made_from(row: int, structure: Structure, judgement: Judgement) -> tuple[bool | None, tuple[int, ...]]:
+    """Whether what a row was made from is right, None if nothing of it could be judged; and what could not be. Of a
+    gradient or a parameter, only the gradients count that it was made from."""
+    sources, needed = structure.sources(row), _NEEDED.get(structure.kind[row])
+    if needed is not None:
+        sources = [source for source in sources if structure.kind[source] in needed]
+    unjudged = {structure.tensor[s]: s for s in reversed(sources) if judgement.status[s] == "unjudged"}
+    judged = any(judgement.status[source] != "unjudged" for source in sources)
+    return True if judged else None, tuple(reversed(unjudged.values()))
 
 
 def _sender(row: int, call: Call, structure: Structure, judgement: Judgement) -> str | None:
@@ -130,15 +151,7 @@ def _above_the_right_ones(row: int, call: Call, structure: Structure, judgement:
 
 
 def _own_gradients(call: Call, structure: Structure) -> list[int]:
-    rank, step, micro = call.scope
-    parameters = [
-        row
-        for (r, s, module, _), rows in structure.gradients_of.items()
-        if (r, s, module) == (rank, step, call.module)
-        for row in rows
-        if structure.scope[row][2] == micro
-    ]
-    return parameters + call.of("grad_input")
+    return structure.own_gradients.get((call.scope, call.module), []) + call.of("grad_input")
 
 
 def _is_wrong(row: int, judgement: Judgement) -> bool:

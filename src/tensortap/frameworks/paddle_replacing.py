@@ -21,7 +21,8 @@ class Replacing:
 
     def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
         def fresh() -> Any:
-            return _tensor(values, tensor)
+            name = str(tensor.dtype).removeprefix("paddle.")
+            return _tensor(dtypes.with_range_ends_of(name, values), tensor)
 
         if paddle.is_grad_enabled() and not tensor.stop_gradient:
             return _Forced.apply(tensor, fresh, exchange)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.hooks import unserializable_hook
 
+from tensortap import dtypes
 from tensortap.frameworks.base import Exchange, Remove
-from tensortap.frameworks.torch_tensors import is_shared_out, tensor_of
+from tensortap.frameworks.torch_tensors import NAMES, is_shared_out, tensor_of
 
 __all__ = ["Replacing"]
 
@@ -24,7 +25,8 @@ class Replacing:
             return None
 
         def fresh() -> torch.Tensor:
-            return torch.empty_like(tensor, requires_grad=False).copy_(tensor_of(values))
+            fitting = dtypes.with_range_ends_of(NAMES.get(tensor.dtype, ""), values)
+            return torch.empty_like(tensor, requires_grad=False).copy_(tensor_of(fitting))
 
         if torch.is_grad_enabled() and tensor.requires_grad:
             return _Forced.apply(tensor, fresh, exchange)

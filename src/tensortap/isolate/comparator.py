@@ -15,6 +15,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
+from tensortap.compare.range_ends import beside_range_ends
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.reference import Counterpart, Reference
 from tensortap.kernels import summarize
@@ -50,7 +51,8 @@ class Comparator:
         self._reference = reference
         self._tolerances = tolerances
         self._keys = Keys()
-        about = {"framework": framework.name, "model": model, "environment": framework.environment()}
+        about: dict[str, Any] = {"framework": framework.name, "model": model, "world": framework.world()}
+        about["environment"] = framework.environment()
         self.run = LiveRun(f"{model}, as it runs", about, reference.rank)
         self._rows: dict[Key, int] = {}
 
@@ -67,7 +69,7 @@ class Comparator:
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:
             if summary.digest != found.digest or dtype != found.dtype:
-                self._measure(row, found, array)
+                self._measure(row, found, array, (summary.min, summary.max))
             summary = replace(summary, sketch=_NO_SKETCH)  # only needed where the bytes are not
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
@@ -111,7 +113,14 @@ class Comparator:
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
 
-    def _measure(self, row: int, found: Counterpart, array: npt.NDArray[Any]) -> None:
+    def _measure(self, row: int, found: Counterpart, array: npt.NDArray[Any], ends: tuple[float, float]) -> None:
         rtol, atol = self._tolerances
-        if ("complex" in found.dtype) == (array.dtype.kind == "c"):
-            self.measured[row] = difference(self._reference.values(found), array, rtol=rtol, atol=atol, size=found.l2)
+        if ("complex" in found.dtype) != (array.dtype.kind == "c"):
+            return
+        values = self._reference.values(found)
+        measure = difference(values, array, rtol=rtol, atol=atol, size=found.l2)
+        dtype = dtypes.name_of(array.dtype)
+        if dtype != found.dtype and set(ends) & set(dtypes.range_of(dtype) or ()):
+            off = beside_range_ends(measure.difference, values, array, rtol, atol)
+            measure = replace(measure, difference=off)
+        self.measured[row] = measure

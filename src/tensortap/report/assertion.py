@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensortap.records import Comparison, Key, shown
+from tensortap.records import Comparison, Key
 from tensortap.report import pairs, unmatched
-from tensortap.report.findings import first_row
-from tensortap.report.wording import apart, clean, command_line, count, number, percent, plural, rough
+from tensortap.report.findings import first_row, inputs_in_words
+from tensortap.report.wording import apart, born_in, clean, command_line, count, number, percent, plural, rough
 
 __all__ = ["explained", "message"]
 
@@ -27,6 +27,8 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
     lines += ["", clean(comparison.sentence)]
     if (first := first_row(comparison)) is not None:
         lines += ["", f"First divergence: {_name(first)}", *explained(first)]
+    if comparison.first is not None:
+        lines.append(f"Its inputs: {inputs_in_words(comparison.first)}")
     bad = sum(comparison.counts.get(status, 0) for status in pairs.BAD)
     lines += ["", f"Pairs that failed: {_of(bad, len(comparison))}"]
     lines += [f"  {unmatched.words(group)}" for group in unmatched.groups(comparison)[:4]]
@@ -47,7 +49,7 @@ def explained(row: Row) -> list[str]:
     if status in ("shape", "nonfinite"):
         lines.append(f"{'Shapes' if status == 'shape' else 'Not finite'}: {pairs.detail(row)}")
     elif row.get("container") is not None:
-        lines.append(f"Born in the code of {clean(shown(row['container']))}, between the modules it calls")
+        lines.append(f"Born {born_in(row['container'], row['module'], row['kind'])}")
     if not math.isnan(mismatched) and elements:
         lines.append(f"Mismatched elements: {_of(round(mismatched * elements), elements)}")
     if not math.isnan(pairs.value(row, "max_abs")) and status != "nonfinite":
@@ -59,9 +61,6 @@ def explained(row: Row) -> list[str]:
     if status == "diverged" and (worst := pairs.worst_row(row)):
         allowed = rough(pairs.value(row, "row_tolerance"))
         lines.append(f"Worst row: {worst} at index {tuple(row['row_index'])} (up to {allowed} allowed)")
-    matched = {True: "matched", False: "differed already", None: "were not recorded"}
-    if "inputs_matched" in row:
-        lines.append(f"Its inputs: {matched[row['inputs_matched']]}")
     return lines
 
 

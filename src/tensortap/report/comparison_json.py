@@ -10,7 +10,9 @@
                 container       the module in whose own code the value was born, if it appeared between two modules
                 counterpart     what the candidate calls the module to look at, if it has another name there
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
-                inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded)
+                inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
+                                                               or none of them could be judged)
+                unjudged        what it was made from and could not be judged: the seven keys of each
                 tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
                 arguments       plain arguments in which the call of the module to look at differs: path, reference and
                                 candidate each, written as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
@@ -19,6 +21,8 @@
                                                                how far apart; null where it was not measured
     births      every place where a wrong value was born, each like `first`, in execution order
     counts      pairs by status (equal, close, diverged, nonfinite, shape, unjudged), and unmatched
+    unpaired_ranks   ranks that take part and have no counterpart, under "reference" and "candidate"; while no
+                divergence is found elsewhere, they make the verdict "incomparable"
     unmatched   records that only one side has: side, rank, cls, the seven keys of their identity, and why, if known
     policy      the tolerance in words
     notes       what to know beside the verdict
@@ -84,6 +88,7 @@ def head_object(comparison: Comparison) -> dict[str, Any]:
         "first": None if comparison.first is None else finding_object(comparison.first),
         "births": [finding_object(birth) for birth in comparison.births],
         "counts": dict(comparison.counts),
+        "unpaired_ranks": {side: list(ranks) for side, ranks in comparison.unpaired_ranks.items()},
         "policy": comparison.policy,
         "notes": list(comparison.notes),
         "mapping": None if comparison.mapping is None else comparison.mapping.as_dict(),

@@ -1,8 +1,8 @@
 """A comparison as JUnit XML, for CI: one case a module, since one a tensor would be a hundred times as many.
 
 A case fails if any pair of its module failed, and says what is wrong with the first of them. It is skipped if none of
-its pairs could be judged, or if only one side has the module. Runs with too little in common are one error more:
-nothing but skipped cases would look like success.
+its pairs could be judged, or if only one side has the module. A rank without a counterpart is one more skipped case.
+Runs with too little in common are one more error: nothing but skipped cases would look like success.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
     all_cases = cases(comparison)
     failed = [case for case in all_cases if case.failed]
     lost = comparison.verdict == "incomparable" or (comparison.verdict == "diverged" and not failed)
-    counts = {"tests": len(all_cases) + lost, "failures": len(failed), "errors": int(lost)}
-    counts["skipped"] = sum(bool(case.skipped) for case in all_cases)
+    unpaired = [(rank, side) for side, ranks in comparison.unpaired_ranks.items() for rank in ranks]
+    counts = {"tests": len(all_cases) + len(unpaired) + lost, "failures": len(failed), "errors": int(lost)}
+    counts["skipped"] = sum(bool(case.skipped) for case in all_cases) + len(unpaired)
     said = {name: str(n) for name, n in counts.items()}
     root = ElementTree.Element("testsuites", {"name": _SUITE, **said})
     suite = ElementTree.SubElement(root, "testsuite", {"name": _SUITE, **said, "time": "0"})
@@ -73,6 +74,9 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
     if lost:
         error = {"message": clean(comparison.sentence), "type": comparison.verdict}
         ElementTree.SubElement(_case(suite, "the two runs"), "error", error)
+    for rank, side in unpaired:
+        skipped = {"message": f"only the {side} has this rank: its records were not compared"}
+        ElementTree.SubElement(_case(suite, f"rank {rank} of the {side}"), "skipped", skipped)
     rows = iter(pairs.rows_of(comparison, [case.failed[0] for case in failed]))
     for case in all_cases:
         element = _case(suite, shown(case.module))

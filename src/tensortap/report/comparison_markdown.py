@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from tensortap.records import Comparison, Finding, shown
 from tensortap.report import pairs, unmatched
 from tensortap.report.output import encoded
-from tensortap.report.wording import clean, count, middle, plural, rough
+from tensortap.report.wording import born_in, clean, count, middle, plural, rough
 
 __all__ = ["LIMIT", "code", "plain", "text", "write"]
 
@@ -95,7 +95,7 @@ def _birth(birth: Finding) -> str:
     key = birth.key
     where = f"{code(shown(key.module))} {code(f'{key.kind} {key.path}')} {key.phase}, step {key.step}"
     if birth.container is not None:
-        where += f", in the code of {code(shown(birth.container))}"
+        where += f", {plain(born_in(birth.container, key.module, key.kind))}"
     if birth.difference is None or birth.status != "diverged":
         return f"{where}: {plain(birth.status)}"
     return f"{where}: relative error {'' if birth.difference.exact else 'about '}{rough(birth.rel_l2)}"

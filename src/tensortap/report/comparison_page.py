@@ -17,7 +17,7 @@ from tensortap.records import Comparison, Finding, shown
 from tensortap.report import pairs, table, unmatched
 from tensortap.report.pairs_table import STYLES, columns_of
 from tensortap.report.unmatched import UnmatchedGroup
-from tensortap.report.wording import clean, count, plural, rough, wrap
+from tensortap.report.wording import born_in, clean, count, plural, rough, wrap
 
 __all__ = ["ComparisonPage", "build", "render"]
 
@@ -209,7 +209,9 @@ def _tally(page: ComparisonPage) -> Text:
 
 def _birth(birth: Finding, page: ComparisonPage) -> str:
     key = birth.key
-    place = clean(shown(birth.module)) + ("'s code" if birth.container is not None else "")
+    place = clean(shown(birth.module))
+    if birth.container is not None and "the code of" in born_in(birth.container, key.module, key.kind):
+        place += "'s code"
     parts = [place, clean(f"{key.kind} {key.path}"), f"step {key.step}"]
     parts += [f"{name} {n}" for name, n in (("micro", key.micro), ("call", key.call)) if n]
     if page.ranks > 1:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.arguments import as_json
-from tensortap.records import Comparison, Finding
+from tensortap.records import Comparison, Finding, shown
 from tensortap.report import pairs
+from tensortap.report.wording import clean, plural
 
-__all__ = ["finding_object", "first_row"]
+__all__ = ["finding_object", "first_row", "inputs_in_words"]
 
 _NUMBERS = ("rel_l2", "rel_l2_bar", "cosine", "l2", "max_abs", "max_abs_index", "reference_value", "candidate_value")
 _MEASURED = ("elements", "equal", "exact", *_NUMBERS, "max_ulp", "mismatched", "row_rel_l2", "row_index")
@@ -32,6 +33,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "status": finding.status,
         "inputs_matched": finding.inputs_matched,
         "inputs_rel_l2": finding.inputs_rel_l2,
+        "unjudged": [key._asdict() for key in finding.unjudged],
         "tolerance": finding.tolerance,
         "row_tolerance": finding.row_tolerance,
         "rule": finding.rule,
@@ -50,3 +52,16 @@ def first_row(comparison: Comparison) -> dict[str, Any] | None:
     at = pairs.place(comparison, comparison.first)
     row = pairs.row_at(comparison, at) if at is not None else {}
     return {**finding_object(comparison.first), **row}
+
+
+def inputs_in_words(finding: Finding) -> str:
+    """Whether what a finding was made from is right. What could not be judged is named, and never called a match."""
+    said = {True: "matched", False: "differed already", None: "were not recorded"}[finding.inputs_matched]
+    if not finding.unjudged:
+        return said
+    first, *rest = finding.unjudged
+    of = f" of {shown(first.module)}" if first.module != finding.key.module else ""
+    named = clean(f"{first.kind} {first.path}{of}") + (f" and {plural(len(rest), 'other')}" if rest else "")
+    if finding.inputs_matched is None:
+        return f"could not be judged ({named})"
+    return f"{said}, except {named}, which could not be judged"

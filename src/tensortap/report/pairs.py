@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.records import BAD, Comparison, Finding, shown
-from tensortap.report.wording import apart, clean, count, percent, rough, shape
+from tensortap.report.wording import apart, born_in, clean, count, percent, rough, shape
 
 __all__ = [
     "BAD",
@@ -162,7 +162,7 @@ def detail(row: Row) -> str:
     """What is worth knowing of one pair beside its relative error."""
     parts = []
     if row.get("container") is not None:
-        parts.append(f"in the code of {clean(shown(row['container']))}, between the modules it calls")
+        parts.append(born_in(row["container"], row["module"], row["kind"]))
     if row["status"] == "shape":
         sizes = ["unknown" if row.get(name) is None else shape(row[name]) for name in _SHAPES]
         parts.append("{} in the reference, {} in the candidate".format(*sizes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -27,11 +27,13 @@ class UnmatchedGroup:
     tensors: int
     steps: Sequence[int] = ()
     """Empty if they are all the steps that were compared."""
+    ranks: Sequence[int] = ()
+    """Empty if they are all the ranks that were compared."""
 
 
 def groups(comparison: Comparison) -> list[UnmatchedGroup]:
     """The largest first, the sides in turn: whoever shows only some of them shows both sides."""
-    compared_steps = set(pc.unique(comparison.table.column("step")).to_pylist())
+    compared = {name: set(pc.unique(comparison.table.column(name)).to_pylist()) for name in ("step", "rank")}
     found: list[list[UnmatchedGroup]] = []
     for side in ("reference", "candidate"):
         records = [each for each in comparison.unmatched if each.side == side]
@@ -40,15 +42,22 @@ def groups(comparison: Comparison) -> list[UnmatchedGroup]:
         by_name: dict[str, list[Unmatched]] = {}
         for each in records:
             by_name.setdefault(label[each.key.module], []).append(each)
-        of_side = [_group(side, name, here, compared_steps) for name, here in by_name.items()]
+        of_side = [_group(side, name, here, compared) for name, here in by_name.items()]
         found.append(sorted(of_side, key=lambda group: -group.tensors))
     return [group for turn in zip_longest(*found) for group in turn if group is not None]
 
 
-def _group(side: str, name: str, records: Sequence[Unmatched], compared: set[int]) -> UnmatchedGroup:
-    steps = {each.key.step for each in records}
+def _group(side: str, name: str, records: Sequence[Unmatched], compared: Mapping[str, set[int]]) -> UnmatchedGroup:
+    steps, ranks = {each.key.step for each in records}, {each.rank for each in records}
     modules = len({each.key.module for each in records})
-    return UnmatchedGroup(side, name, modules, len(records), sorted(steps) if steps != compared else ())
+    return UnmatchedGroup(
+        side,
+        name,
+        modules,
+        len(records),
+        sorted(steps) if steps != compared["step"] else (),
+        sorted(ranks) if ranks != compared["rank"] else (),
+    )
 
 
 def _alike(names: Collection[str]) -> dict[str, list[str]]:
@@ -72,6 +81,7 @@ def _alike(names: Collection[str]) -> dict[str, list[str]]:
 def words(group: UnmatchedGroup) -> str:
     """The group in a few words: "∅ reference only: layers.*.attn.q_norm (24 tensors)"."""
     said = plural(group.tensors, "tensor")
-    if group.steps:
-        said += f", {'step' if len(group.steps) == 1 else 'steps'} {numbers_in_short(group.steps)}"
+    for name, numbers in (("step", group.steps), ("rank", group.ranks)):
+        if numbers:
+            said += f", {name}{'s' * (len(numbers) > 1)} {numbers_in_short(numbers)}"
     return f"∅ {group.side} only: {group.name} ({said})"

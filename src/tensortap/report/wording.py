@@ -11,8 +11,11 @@ from itertools import pairwise
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
+from tensortap.records import GRADIENT_KINDS, shown
+
 __all__ = [
     "apart",
+    "born_in",
     "clean",
     "command_line",
     "count",
@@ -180,6 +183,25 @@ def clean(text: object) -> str:
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
+def born_in(container: str, module: str, kind: str) -> str:
+    """Where a value of `module` was born that is due to `container`. Only a module that calls others has code between
+    them: one that was given the value alone is at fault as a whole, as a ReLU is.
+
+    >>> born_in("block", "block.fc", "input")
+    'in the code of block, between the modules it calls'
+    >>> born_in("block", "block.fc", "grad_output")
+    'in the backward of the code of block, between the modules it calls'
+    >>> born_in("block.relu", "block.fc", "grad_output")
+    'in the backward of block.relu'
+    """
+    around = not container or module.startswith(f"{container}.")
+    backward = "backward of " * (kind in GRADIENT_KINDS)
+    if kind == "input" or (around and kind != "param_grad"):
+        the = "the " * bool(backward)
+        return f"in the {backward}{the}code of {clean(shown(container))}, between the modules it calls"
+    return f"in {'the ' * bool(backward)}{backward}{clean(shown(container))}"
 
 
 def command_line(words: Sequence[str]) -> str:

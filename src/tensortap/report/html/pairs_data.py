@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tensortap.records import STATUSES, Comparison, Finding, Key, shown
 from tensortap.report import pairs, unmatched
+from tensortap.report.findings import inputs_in_words
 from tensortap.report.html.columns import Column, bits_for
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.html.environment import Setting, settings
@@ -227,9 +228,9 @@ class PairsData:
 def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
     """What is known of a birth beside its name."""
     parts = []
-    if birth.inputs_matched is not None:
-        came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 else ""
-        parts.append(f"inputs matched{came_in}" if birth.inputs_matched else "inputs were off")
+    if birth.inputs_matched is not None or birth.unjudged:
+        came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 and birth.inputs_matched else ""
+        parts.append(f"inputs {inputs_in_words(birth)}{came_in}")
     if birth.status == "diverged":
         parts.append(f"relative error {pairs.error(row)}, allowed {rough(birth.tolerance)} ({clean(birth.rule)})")
     if more := pairs.detail(row):

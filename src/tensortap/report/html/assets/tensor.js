@@ -107,7 +107,7 @@ export class Tensor {
         { class: "verdict" },
         make("span", { class: `badge ${data.status(row)}` }, glyph(data.status(row))),
         data.isBirth(row) ? make("span", { class: "badge birth" }, `◀ ${birthWords(data.status(row))}`) : null,
-        container && data.isBirth(row) ? make("span", {}, ` in ${container}'s own code`) : null,
+        container && data.isBirth(row) ? make("span", {}, ` look at ${container}`) : null,
       ),
     );
   }
