@@ -16,6 +16,7 @@ pytest loads this module at every start, in projects that may never use it: noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -91,6 +92,7 @@ def _as_arguments(options: dict[str, Any]) -> list[str]:
             arguments += [flag, str(options[name])]
     for name, flag in _REPEATED.items():
         given = options.get(name) or ()
-        for each in [given] if isinstance(given, (str, Path)) else given:
-            arguments += [flag, str(each)]
+        single = isinstance(given, (str, os.PathLike)) or hasattr(given, "path")
+        for each in (given,) if single else given:
+            arguments += [flag, str(getattr(each, "path", each))]  # an open run is named by its path
     return arguments
