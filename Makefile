@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests browser bench clean
+.PHONY: demo test lint types tests browser bench floors clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tensortap demo --out runs/demo --overwrite
@@ -28,6 +28,10 @@ browser:
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/capture_cpu.py
+
+# The lowest versions that pyproject.toml allows, in an environment of their own: needs a package index and two minutes.
+floors:
+	$(PYTHON) tests/support/floors.py
 
 # constraints.txt pins the frameworks, so that a plain pip takes their CPU builds.
 install := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e

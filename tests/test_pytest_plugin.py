@@ -60,6 +60,14 @@ def test_rules_are_told_if_they_are_in_a_file(rules: object, told: str) -> None:
 
 
 @pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("noise", ["runs/a2", Path("runs/a2"), ["runs/a2"], (Path("runs/a2"),)])
+def test_noise_is_told_in_one_piece(noise: object) -> None:
+    with pytest.raises(AssertionError) as failed:
+        assert_runs_match("diverged", "b", noise=noise)
+    assert str(failed.value).endswith("tensortap compare runs/a runs/b --noise runs/a2 -v")
+
+
+@pytest.mark.usefixtures("answers")
 @pytest.mark.parametrize(
     ("scene", "words"),
     [

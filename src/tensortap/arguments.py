@@ -201,8 +201,15 @@ def _value(part: Any) -> Any:
         if kind == "float":
             return float(inner)
         if kind == "numpy" and inner[0] in _NUMPY.values():
-            return np.dtype(inner[0]).type(_value(inner[1]))
+            return _scalar(np.dtype(inner[0]), _value(inner[1]))
     except (TypeError, ValueError, OverflowError, LookupError):  # written by nobody that we know
         return Told("object", "unknown")
     known = ("dtype", "device", "enum", "object", "left_out")
     return Told(kind, str(inner), str(part.get("note", ""))) if kind in known else Told("object", str(kind))
+
+
+def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
+    """A NumPy scalar. Raise OverflowError if the value does not fit: NumPy before 2 wraps it around."""
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise OverflowError(f"{value} does not fit into {dtype}")
+    return dtype.type(value)

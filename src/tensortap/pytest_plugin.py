@@ -51,15 +51,14 @@ def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, 
     """
     __tracebackhide__ = True
     import tensortap
-    from tensortap.compare.request import listed_sources
+    from tensortap.compare.request import noise_sources
     from tensortap.report.assertion import message
 
     result: Comparison = tensortap.compare(reference, candidate, **options)
     if result.verdict != "match":
-        noise = listed_sources(options.get("noise"))
+        noise = noise_sources(options.get("noise"))
         in_memory = any(getattr(source, "in_memory", False) for source in (reference, candidate, *noise))
-        named = {**options, "noise": [getattr(source, "path", source) for source in noise]}
-        raise AssertionError(message(result, None if in_memory else _as_arguments(named)))
+        raise AssertionError(message(result, None if in_memory else _as_arguments(options | {"noise": noise})))
     return result
 
 
@@ -99,6 +98,6 @@ def _as_arguments(options: dict[str, Any]) -> list[str]:
             arguments += [flag, str(options[name])]
     for name, flag in _REPEATED.items():
         given = options.get(name) or ()
-        for each in [given] if isinstance(given, (str, Path)) else given:
-            arguments += [flag, str(each)]
+        for each in (given,) if isinstance(given, str) else given:
+            arguments += [flag, str(getattr(each, "path", each))]  # an open run is named by its path
     return arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +386,21 @@ def test_the_worst_of_several_noises(tmp_path: Path) -> None:
     theirs = write(tmp_path / "b", chain(off={"fc1": 0.1, "fc2": 0.1}))
     assert tt.compare(ours, theirs, noise=noises).verdict == "match"
     assert tt.compare(ours, theirs, noise=noises[:1]).verdict == "diverged"
+
+
+@pytest.mark.parametrize("form", [str, Path, tt.open, lambda path: [str(path)], lambda path: iter([path])])
+def test_noise_is_one_source_or_several(tmp_path: Path, form: Callable[[Path], Any]) -> None:
+    ours, noisy = write(tmp_path / "a", chain()), write(tmp_path / "a2", chain(off={"fc1": 0.1}))
+    theirs = write(tmp_path / "b", chain(off={"fc1": 0.1}))
+    assert tt.compare(ours, theirs).verdict == "diverged"
+    assert tt.compare(ours, theirs, noise=form(noisy)).verdict == "match"
+
+
+@pytest.mark.parametrize("noise", [3, [None], [b"runs/a2"], [["runs/a2"]]])
+def test_noise_that_is_no_source(tmp_path: Path, noise: Any) -> None:
+    ours = write(tmp_path / "a", chain())
+    with pytest.raises(tt.TensortapError, match="noise takes a path, an open run, or a sequence of these, not a"):
+        tt.compare(ours, ours, noise=noise)
 
 
 def test_noise_for_a_renamed_candidate(tmp_path: Path) -> None:

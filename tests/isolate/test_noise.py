@@ -144,7 +144,10 @@ def test_a_check_allows_for_it(reference: Path, tmp_path: Path) -> None:
     noise = tt.noise(model(), step, tmp_path / "noise")
     assert checked(in_another_way(model()), reference).verdict == "diverged"
     assert checked(in_another_way(model()), reference, noise=noise).verdict == "match"
-    assert checked(in_another_way(model()), reference, noise=[noise]).verdict == "match"
+    assert checked(in_another_way(model()), reference, noise=str(noise)).verdict == "match"
+    assert checked(in_another_way(model()), reference, noise=[str(noise), noise]).verdict == "match"
+    with tt.open(reference) as run:  # its records are not taken for sources
+        assert checked(in_another_way(model()), reference, noise=run).verdict == "diverged"
     wrong = in_another_way(model())
     inner = wrong[3].forward
     wrong[3].forward = lambda x: inner(x) * 1.02

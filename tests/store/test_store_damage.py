@@ -112,6 +112,36 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path):
         open_run(tmp_path / "a")
 
 
+def with_world(path, world):
+    """The run with another number of ranks in run.json."""
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "world": world}))
+    return path
+
+
+@pytest.mark.parametrize("world", [10**12, 10**30])
+def test_ranks_that_left_nothing_are_counted_and_not_walked(tmp_path, world):
+    write(tmp_path / "a", rank=0, world=12)
+    write(tmp_path / "a", rank=3, world=12)
+    run = open_run(with_world(tmp_path / "a", world))
+    assert run.ranks == [0, 3] and len(run) == 6
+    assert run.notices == [f"{world - 2} of {world} ranks left nothing: 1, 2, 4, 5, 6, 7, 8, 9, … ({world - 2} in all)"]
+
+
+@pytest.mark.parametrize("world", [-1, 0, True, False, 2.0, "2", None, [2], "x" * 10_000])
+def test_a_world_that_is_no_number_of_ranks(tmp_path, world):
+    write(tmp_path / "a")
+    with pytest.raises(RunUnreadable, match=r"run\.json is damaged: world is the number of ranks") as found:
+        open_run(with_world(tmp_path / "a", world))
+    assert len(str(found.value)) < len(str(tmp_path)) + 300
+
+
+def test_fewer_ranks_said_than_there_are(tmp_path):
+    write(tmp_path / "a", rank=5, world=6)
+    run = open_run(with_world(tmp_path / "a", 2))
+    assert run.ranks == [5] and run.notices == ["2 of 2 ranks left nothing: 0, 1"]
+
+
 def with_version(path, version):
     """The same run, of which one file says that it is of another format: None leaves out what it is of."""
     if path.suffix == ".json":

@@ -27,7 +27,7 @@ def compare(
     kinds: str | Collection[str] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] = (),
+    noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
     until_first: bool = False,
     workers: int | None = None,
     device: str = "cpu",
@@ -46,8 +46,8 @@ def compare(
         which a rank has no counterpart do not match: select the ranks that both have to judge only these.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    noise: one or several further runs of the reference, or files that `tensortap.noise` wrote; what differs there is no
-        difference.
+    noise: a further run of the reference, a file that `tensortap.noise` wrote, or a sequence of these. What differs
+        there is no difference.
     until_first: stop measuring at the first birth.
     workers: processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
@@ -60,7 +60,7 @@ def compare(
     The runs match: all 1,204 pairs are equal bit for bit.
     """
     from tensortap.compare.comparing import run_comparison  # loads pyarrow and numba: not before it is needed
-    from tensortap.compare.request import Request, listed_sources
+    from tensortap.compare.request import Request, noise_sources
 
     return run_comparison(
         Request(
@@ -75,7 +75,7 @@ def compare(
             kinds=kinds,
             rtol=rtol,
             atol=atol,
-            noise=listed_sources(noise),
+            noise=noise_sources(noise),
             until_first=until_first,
             workers=workers,
             device=device,

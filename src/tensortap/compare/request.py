@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from tensortap.errors import UsageError
 from tensortap.kernels import summarize
 from tensortap.store import Run
 from tensortap.store.formats import open_any
 
-__all__ = ["Request", "Source", "listed_sources", "open_source"]
+__all__ = ["Request", "Source", "noise_sources", "open_source"]
 
 Source = str | os.PathLike[str] | Run
 
@@ -60,13 +61,20 @@ class Request:
         return [part for name, value in found for part in (f"--{name}", value)]
 
 
-def listed_sources(given: Source | Sequence[Source] | None) -> tuple[Source, ...]:
-    """Return one source or several as a tuple. A path and a run are one, though both can be iterated."""
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-
-
 def open_source(source: Source, opened: ExitStack) -> Run:
     """A run that the caller has open stays open; one that is opened here is closed with the comparison."""
     return source if isinstance(source, Run) else opened.enter_context(open_any(source, summarize))
+
+
+def noise_sources(given: Source | Iterable[Source] | None) -> tuple[Source, ...]:
+    """What a caller passed as `noise=`, as a tuple. A string, a path or an open run is one source."""
+    if isinstance(given, (str, os.PathLike, Run)):
+        return (given,)
+    several = tuple(given) if isinstance(given, Iterable) else (given,) if given is not None else ()
+    for each in several:
+        if not isinstance(each, (str, os.PathLike, Run)):
+            raise UsageError(
+                f"noise takes a path, an open run, or a sequence of these, not a {type(each).__qualname__}: "
+                "pass a noise file of tensortap.noise or another run of the reference"
+            )
+    return several

@@ -41,7 +41,7 @@ def check(
     isolate: feed every module the reference's recorded inputs in place of its own, compare its output, and pass the
         reference's output on; gradients likewise. Each module is judged by itself, and what the code between modules
         makes wrong is laid to the container. False compares the run as it is. The candidate is never stored.
-    noise: what `tensortap.noise` has measured, further runs of the reference, or several of them.
+    noise: a file that `tensortap.noise` wrote, a further run of the reference, or a sequence of these.
     rename: 'PATTERN=REPLACEMENT' regular expressions that turn the model's module names into the reference's.
     modules: name patterns, or a function of (name, module); others are neither fed nor compared.
     steps: the steps to check, as the reference counts them; None is all that it has.
@@ -58,12 +58,12 @@ def check(
     >>> print(check.result)
     layers.2.norm2 (Norm) is wrong on the reference's own inputs: in step 0, its output 0 is off by 0.15 (relative L2).
     """
-    from tensortap.compare.request import listed_sources
+    from tensortap.compare.request import noise_sources
     from tensortap.isolate.check import Check, Options  # loads the reader: not before it is needed
 
     options = Options(
         isolate=isolate,
-        noise=listed_sources(noise),
+        noise=noise_sources(noise),
         rename=tuple(rename),
         modules=modules,
         steps=steps,

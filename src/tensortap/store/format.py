@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -197,10 +198,15 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
     """What run.json holds, or why this version cannot read the run."""
     if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
         raise RunUnreadable(f"{path} was not written by tensortap: its format is not {RUN_FORMAT!r}.")
-    version = info.get("version")
-    if not isinstance(version, int) or not isinstance(info.get("world"), int):
-        raise RunUnreadable(f"{path} is damaged: version and world must be whole numbers.")
+    version, world = info.get("version"), info.get("world")
+    if type(version) is not int:  # a bool is an int, too
+        raise RunUnreadable(f"{path} is damaged: version must be a whole number, not {short(version)}.")
     check_version(version, path)
+    if type(world) is not int or world < 1:
+        raise RunUnreadable(
+            f"{path} is damaged: world is the number of ranks, 1 or more, not {short(world)}. "
+            f"Correct it by hand: the folders {rank_name(0)}, … beside it are the ranks that left anything."
+        )
     return info
 
 

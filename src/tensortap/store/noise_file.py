@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tensortap.errors import RunExists, RunUnreadable, StoreWriteError
 
@@ -92,15 +94,43 @@ def is_noise(path: str | os.PathLike[str]) -> bool:
 
 
 def read_noise(path: str | os.PathLike[str]) -> Noise:
+    """Read a noise file. Raise RunUnreadable if it is damaged, of a newer format, or no noise file."""
     try:
         with pa.memory_map(os.fspath(path)) as file:
-            table = pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise RunUnreadable(f"{path} cannot be read as a noise file: {error}") from error
-    metadata = table.schema.metadata or {}
-    if metadata.get(b"format") != _FORMAT.encode():
-        raise RunUnreadable(f"{path} is an Arrow file, but no noise that tensortap has measured.")
-    if int(metadata.get(b"version", b"0")) > _VERSION:
-        raise RunUnreadable(f"{path} is of a newer format: upgrade tensortap (pip install --upgrade tensortap).")
-    columns = [table.column(name).to_pylist() for name in _SCHEMA.names]
+            reader = pa.ipc.open_file(file)
+            _check_schema(reader.schema, path)
+            columns = [column.to_pylist() for column in _checked(reader)]
+    except (OSError, MemoryError, ValueError, pa.ArrowException) as error:
+        if isinstance(error, RunUnreadable):
+            raise
+        raise RunUnreadable(
+            f"{path} cannot be read as a noise file: {error}. It is damaged or was not copied whole: "
+            "measure the noise again with tensortap.noise."
+        ) from error
     return Noise({(m, c, k, p): (rel, row) for m, c, k, p, rel, row in zip(*columns, strict=True)})
+
+
+def _check_schema(schema: Any, path: str | os.PathLike[str]) -> None:
+    """Check format and version before any column is read: a newer format may have other columns."""
+    metadata = schema.metadata or {}
+    if metadata.get(b"format") != _FORMAT.encode():
+        raise RunUnreadable(f"{path} is an Arrow file, but not a noise file that tensortap.noise wrote.")
+    version = int(metadata.get(b"version", b"0"))
+    if version > _VERSION:
+        raise RunUnreadable(f"{path} is of a newer format: upgrade tensortap (pip install --upgrade tensortap).")
+    if not schema.equals(_SCHEMA):
+        raise ValueError("its columns are not those of a noise file")
+
+
+def _checked(reader: Any) -> Iterable[Any]:
+    """The columns, once every offset in them is known to lie within its buffer."""
+    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    for batch in batches:
+        batch.validate(full=True)  # Arrow follows the offsets of a damaged file out of its memory
+    table = pa.Table.from_batches(batches, reader.schema)
+    if any(column.null_count for column in table.columns):
+        raise ValueError("it lacks values")
+    for name in ("rel_l2", "row_rel_l2"):
+        if not pc.all(pc.greater_equal(table.column(name), 0.0), min_count=0).as_py():  # false for NaN
+            raise ValueError(f"{name} has values that are not errors")
+    return table.columns  # type: ignore[no-any-return]

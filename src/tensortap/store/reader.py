@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +39,8 @@ from tensortap.store.table import Index
 __all__ = ["Run", "open_run"]
 
 _CHUNK = 1024
+_SHOWN = 8
+"""Values that a message lists before it only counts."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -290,8 +293,7 @@ class Run:
     def _notice_of_ranks(self) -> str:
         world = self.info.get("world", 0)
         chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
-        missing = [rank for rank in range(world) if rank not in self.ranks]
-        return f"{len(missing)} of {world} ranks left nothing: {_few(missing)}" if missing and not chosen else ""
+        return "" if chosen else _missing_ranks(world, self.ranks)
 
     def _notice_of_status(self, rank: int) -> str:
         status = self._status[rank]
@@ -349,9 +351,21 @@ def _looks_like(folder: Path) -> str:
     return f"It holds {_few(names)}."
 
 
-def _few(values: Collection[Any]) -> str:
-    shown = ", ".join(str(value) for value in list(values)[:8])
-    return shown + (f", … ({len(values)} in all)" if len(values) > 8 else "")
+def _missing_ranks(world: int, ranks: Collection[int]) -> str:
+    """A notice of ranks without a folder. Takes time by the folders: `world` may be any number in a damaged file."""
+    present = {rank for rank in ranks if rank < world}
+    count = world - len(present)
+    if not count:
+        return ""
+    first = list(islice((rank for rank in range(world) if rank not in present), min(count, _SHOWN)))
+    return f"{count} of {world} ranks left nothing: {_few(first, count)}"
+
+
+def _few(values: Collection[Any], count: int | None = None) -> str:
+    """The first of the values; `count` is how many there are if only the first are given."""
+    count = len(values) if count is None else count
+    shown = ", ".join(str(value) for value in islice(values, _SHOWN))
+    return shown + (f", … ({count} in all)" if count > _SHOWN else "")
 
 
 def _rank_status(path: Path) -> dict[str, Any] | None:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.records import KINDS, PHASES, shown
+from tensortap.records import KINDS, PHASES
 from tensortap.report.html.columns import Column
-from tensortap.report.wording import clean, shape
+from tensortap.report.html.module_tree import Modules
+from tensortap.report.wording import shape
 
-__all__ = ["SCHEMA_VERSION", "Coded", "Modules", "Outline", "coded", "coded_shapes", "elements_of", "greatest"]
+__all__ = ["SCHEMA_VERSION", "Coded", "Outline", "coded", "coded_shapes", "elements_of", "greatest"]
 
 SCHEMA_VERSION = 1
 """Of the data in the page; grows when a key changes its meaning or goes."""
@@ -63,67 +64,6 @@ def elements_of(shapes: Coded) -> Ints:
     """How many elements each row's tensor has."""
     sizes = [prod(map(int, word.split("×"))) if word[:1].isdecimal() else 1 for word in shapes.words]
     return np.array(sizes, np.int64)[shapes.codes] if sizes else shapes.codes
-
-
-@dataclass(frozen=True)
-class Modules:
-    """The tree, each module right before all that is below it, siblings in execution order; the place is its code."""
-
-    names: list[str]
-    parents: list[int]
-    classes: list[str]
-    layers: list[int]
-    """Index into `layer_codes`, or -1."""
-    layer_codes: list[int]
-
-    @classmethod
-    def of(cls, classes: dict[str, str]) -> Modules:
-        """From module names in execution order, with their classes."""
-        children: dict[str, dict[str, None]] = {"": {}}
-        for name in classes:
-            parts = name.split(".") if name else []
-            for depth in range(len(parts)):
-                inner, outer = ".".join(parts[: depth + 1]), ".".join(parts[:depth])
-                children.setdefault(outer, {}).setdefault(inner)
-                children.setdefault(inner, {})
-        names: list[str] = []
-        stack = [""]
-        while stack:
-            names.append(stack.pop())
-            stack.extend(reversed(list(children[names[-1]])))
-        code = {name: place for place, name in enumerate(names)}
-        layer_of = {name: _layer(name) for name in names}
-        used = list(dict.fromkeys(layer_of[name] for name in classes))
-        place = {name: at for at, name in enumerate(used)}
-        return cls(
-            names=names,
-            parents=[code[name.rpartition(".")[0]] if name else -1 for name in names],
-            classes=[classes.get(name, "") for name in names],
-            layers=[place.get(layer_of[name], -1) for name in names],
-            layer_codes=[code[name] for name in used],
-        )
-
-    def object(self) -> dict[str, Any]:
-        return {
-            "name": self.names,
-            "shown": [clean(shown(name)) for name in self.names],
-            "label": [clean(name.rpartition(".")[2]) if name else shown("") for name in self.names],
-            "parent": self.parents,
-            "cls": [clean(name) for name in self.classes],
-            "layer": self.layers,
-        }
-
-    def layer_objects(self) -> list[dict[str, Any]]:
-        return [{"module": code, "label": clean(shown(self.names[code]))} for code in self.layer_codes]
-
-
-def _layer(name: str) -> str:
-    """The part of the model that a module is counted to: up to the first number in its name, else its first part."""
-    parts = name.split(".")
-    for depth, part in enumerate(parts):
-        if part.isdecimal():
-            return ".".join(parts[: depth + 1])
-    return parts[0]
 
 
 class Outline:
