@@ -199,7 +199,9 @@ def test_records_beyond_the_bound_stop_the_recording(library: Library, capsys: p
     assert 0 < len(run) <= half and not run.finished and run.steps == [0, 1]
     assert "is full" in run.notices[0] and "max_memory" in run.notices[0]
     for reference, candidate in ((whole, run), (run, whole)):  # gradients that were not recorded are not lost ones
-        assert tt.compare(reference, candidate).verdict == "match"
+        result = tt.compare(reference, candidate)
+        assert result.verdict == "incomparable" and "stopped early" in result.sentence
+    assert tt.compare(run, run).verdict == "match"
 
 
 def test_a_full_run_raises_where_errors_are_asked_for() -> None:

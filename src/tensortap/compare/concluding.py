@@ -17,6 +17,7 @@ from tensortap.compare.metrics import OTHER_LAYOUT
 from tensortap.compare.pairs_table import table_of
 from tensortap.compare.ranks import UnpairedRanks
 from tensortap.compare.side import Side
+from tensortap.compare.stopped import stopped_recordings
 from tensortap.compare.tolerance import Policy
 from tensortap.records import Comparison, Finding, Unmatched, Verdict, shown
 
@@ -53,7 +54,8 @@ def conclude(
     if one_sided:
         counts["unmatched"] = one_sided
     pairs = len(rows)
-    verdict: Verdict = "diverged" if births else "incomparable" if unpaired else "match"
+    stopped = stopped_recordings(matched)
+    verdict: Verdict = "diverged" if births else "incomparable" if unpaired or stopped else "match"
     judged = pairs > counts["unjudged"]
     comparable = min(unpaired.compared(left, "reference"), unpaired.compared(right, "candidate"))
     too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
@@ -67,7 +69,7 @@ def conclude(
         verdict=verdict,
         sentence=sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
         if too_few
-        else _sentence(births, born, matched, judgement, counts, unpaired, isolated)
+        else _sentence(births, born, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
         if judged
         else sentence.none_judged(pairs),
         first=first,
@@ -90,12 +92,12 @@ def _sentence(
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
-    unpaired: UnpairedRanks,
+    left_out: str,
     isolated: bool,
 ) -> str:
     left, right = matched.reference, matched.candidate
     if not births:
-        return _agreement(matched, judgement, counts, unpaired, isolated)
+        return _agreement(matched, judgement, counts, left_out, isolated)
     first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
     pair = next((pair for pair, finding in born.items() if finding is first), None)
     tensors = None if pair is None else _tensors(matched, pair)
@@ -124,17 +126,20 @@ def _sentence(
     return parted + sentence.called(first) + (steps or unseen)
 
 
-def _agreement(
-    matched: Matched, judgement: Judgement, counts: Mapping[str, int], unpaired: UnpairedRanks, isolated: bool
-) -> str:
+def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
+    return ", and ".join(filter(None, (unpaired.in_words(), stopped)))
+
+
+def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], left_out: str, isolated: bool) -> str:
+    """Say that all that was compared matches, and what was `left_out`."""
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
     agree = "What both runs have matches" if steps else "The runs match"
     agree = "What could be judged matches" if unjudged else agree
-    if unpaired:
+    if left_out:
         what = "could be judged" if unjudged else "was compared"
-        agree = f"Too little in common to judge: {unpaired.in_words()}. What {what} matches"
+        agree = f"Too little in common to judge: {left_out}. What {what} matches"
     elif isolated:
         agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
     if not counts.get("close"):

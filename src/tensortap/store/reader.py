@@ -96,6 +96,12 @@ class Run:
         """Whether all ranks that left anything were closed as finished."""
         return bool(self.ranks) and all(_field(status, "status") == "finished" for status in self._status.values())
 
+    @property
+    def failure(self) -> str:
+        """Why the recording of a rank stopped before its end; empty if none did, or if nobody knows."""
+        failed = (status for status in self._status.values() if _field(status, "status") == "failed")
+        return next((str(_field(status, "reason") or "no reason was given") for status in failed), "")
+
     @cached_property
     def notices(self) -> list[str]:
         """What a reader of this run should know: what is missing, and what capture could not see."""
