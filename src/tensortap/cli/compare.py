@@ -63,8 +63,8 @@ def compare(
     """Find the first place where two runs part, and say how far.
 
     Ends with 0 if the runs match, 1 if they diverge, 2 if something cannot be read or written, 3 if they have too
-    little in common, if ranks of one run have no counterpart, or if a recording stopped early and the rest matches. Where GITHUB_STEP_SUMMARY is
-    set, the Markdown page is appended to it.
+    little in common to judge: few records of the same name, ranks without a counterpart, a recording that stopped
+    early. Where GITHUB_STEP_SUMMARY is set, the Markdown page is appended to it.
 
     \b
     Example:
