@@ -29,8 +29,9 @@ from tensortap.frameworks.base import (
     Remove,
     Workshop,
 )
-from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.hooks import Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_calls import on_call
 from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
 from tensortap.frameworks.paddle_replacing import Replacing
 from tensortap.sending import Pinning
@@ -46,6 +47,13 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
+
+# In paddle 3.0 to 3.2 these have no common base class.
+_PLACES: tuple[type, ...] = tuple(
+    getattr(paddle.base.core, name)
+    for name in ("Place", "CPUPlace", "CUDAPlace", "CUDAPinnedPlace", "CustomPlace", "IPUPlace", "XPUPlace")
+    if hasattr(paddle.base.core, name)
+)
 
 _FLAGS = (
     "FLAGS_cudnn_deterministic",
@@ -134,16 +142,7 @@ class Paddle(Replacing):
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
-        first = module.register_forward_pre_hook(CallHook(module, before), with_kwargs=True)
-        last = module.register_forward_post_hook(
-            CallHook(module, lambda args, kwargs, output: after(output)), with_kwargs=True, always_call=True
-        )
-
-        def remove() -> None:
-            first.remove()
-            last.remove()
-
-        return remove
+        return on_call(module, before, after)
 
     def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
         if tensor.stop_gradient:
@@ -263,7 +262,7 @@ class Paddle(Replacing):
     def named(self, value: Any) -> Told | None:
         if type(value) is paddle.dtype:
             return Told("dtype", str(value).removeprefix("paddle."))
-        if issubclass(type(value), paddle.base.core.Place):
+        if isinstance(value, _PLACES):
             return Told("device", str(value).removeprefix("Place(").removesuffix(")"))
         return None
 

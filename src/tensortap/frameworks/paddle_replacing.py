@@ -66,7 +66,10 @@ class Replacing:
                 for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
                     holder[name] = tensor
                     tensor.set_value(values)
-                    tensor.grad = None if gradient is None else gradient.clone()
+                    if gradient is None:
+                        tensor.clear_gradient(False)  # paddle before 3.3 rejects `grad = None`
+                    else:
+                        tensor.grad = gradient.clone()
             paddle.set_rng_state(random)
 
         return put_back
