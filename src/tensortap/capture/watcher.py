@@ -63,7 +63,8 @@ class Watcher:
         """Hooks on parameters, by module and name. To put them on anew would hold up the beginning of each step, at
         which a device that was waited for has nothing to do."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
-        self._armed = False
+        self.armed = False
+        """Whether a module has run in this step."""
         self._feeds = False
         """Whether modules are given other tensors than their own."""
         self._parameters_seen: dict[tuple[str, str], Gradient] = {}
@@ -89,7 +90,7 @@ class Watcher:
         """What belongs to the step is finished and taken down."""
         self._shares.finish()
         self._record_pieces()
-        if self._armed:
+        if self.armed:
             self._book.captured_steps += 1
             self._snapshot(call=1)
         self._drop_passing()
@@ -107,7 +108,7 @@ class Watcher:
             remove()
         self._passing.clear()
         self._pieces.clear()
-        self._armed = False
+        self.armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -116,7 +117,7 @@ class Watcher:
     def _enter(self, site: Site, opened: Opened) -> Call:
         """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
-        if not self._armed:
+        if not self.armed:
             self.arm()
             if site.name != "":  # whoever calls parts of a model may change their mode before the step is over
                 self._remark_all()
@@ -219,7 +220,7 @@ class Watcher:
         self._record(gradient, key, site)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any) -> None:
-        if not self._armed:  # of a step before this one
+        if not self.armed:  # of a step before this one
             return
         self._book.gradient(site.name)
         key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
@@ -240,7 +241,7 @@ class Watcher:
     # --- state -------------------------------------------------------------------------------------------------
     def arm(self) -> None:
         """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
-        self._armed = True
+        self.armed = True
         self._snapshot(call=0)
         if "param_grad" in self._kinds:
             self._hook_parameters()

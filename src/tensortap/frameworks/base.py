@@ -239,6 +239,9 @@ class Framework(Protocol):
     def remarks(self, module: Any) -> str:
         """What a tap on this module cannot help changing or missing; usually nothing."""
 
+    def side_effects(self) -> str:
+        """What hooks have changed so far in how the model runs; usually nothing."""
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
         """Around every call. `after` comes also when the module raises. Copies of the module do not report."""

@@ -34,6 +34,7 @@ from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle_calls import on_call
 from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
 from tensortap.frameworks.paddle_replacing import Replacing
+from tensortap.frameworks.paddle_static import is_compiled, run_eagerly, uncompiled
 from tensortap.sending import Pinning
 
 __all__ = ["Paddle"]
@@ -80,6 +81,7 @@ class Paddle(Replacing):
 
     def __init__(self) -> None:
         self._uses = Uses()
+        self._met_sot = False
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class Paddle(Replacing):
         return None
 
     def compiled(self, module: Any) -> bool:
-        return type(module.forward).__name__ == "StaticFunction"
+        return is_compiled(module)
 
     def callable(self, module: Any) -> bool:
         return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
@@ -140,9 +142,20 @@ class Paddle(Replacing):
     def remarks(self, module: Any) -> str:
         return ""
 
+    def side_effects(self) -> str:
+        if not self._met_sot:
+            return ""
+        return (
+            "to_static compiled the calling function piece by piece, because hooks break its graph: an error of the "
+            'compiler may not show here; compiled="eager" compiles nothing at all'
+        )
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
-        return on_call(module, before, after)
+        def met_sot() -> None:
+            self._met_sot = True
+
+        return on_call(module, before, after, met_sot)
 
     def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
         if tensor.stop_gradient:
@@ -150,7 +163,7 @@ class Paddle(Replacing):
 
         def hook(gradient: Any) -> None:
             if gradient is not None:  # the indices of a topk take part in autograd, and get none
-                seen(gradient)
+                uncompiled(seen, gradient)
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -176,7 +189,7 @@ class Paddle(Replacing):
 
         def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            stepped()
+            uncompiled(stepped)
             return result
 
         # Paddle's optimizers have no hooks, and minimize() does not go through step().
@@ -189,8 +202,7 @@ class Paddle(Replacing):
         return remove
 
     def run_eagerly(self) -> Remove:
-        paddle.jit.enable_to_static(False)
-        return lambda: paddle.jit.enable_to_static(True)
+        return run_eagerly()
 
     # --- autograd ----------------------------------------------------------------------------------------------
     def replaying(self) -> bool:
@@ -232,7 +244,7 @@ class Paddle(Replacing):
         goes_on = [after is not None for after in node.next_functions]
 
         def hook(sent: Any, _received: Any) -> Any:
-            seen(along(sent, goes_on))
+            uncompiled(seen, along(sent, goes_on))
             return sent  # paddle takes what the hook returns: the very same tensors
 
         handle = node._register_post_hook(hook)

@@ -11,6 +11,7 @@ from paddle.jit.sot import psdb
 
 from tensortap.frameworks.base import After, Before, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.paddle_static import uncompiled
 
 __all__ = ["on_call"]
 
@@ -25,20 +26,28 @@ class _LayerHook(CallHook):
     of the outermost layer than a call does.
     """
 
-    __slots__ = ()
+    __slots__ = ("_met_sot",)
+
+    def __init__(self, layer: Any, report: Callable[..., Any], met_sot: Callable[[], None]) -> None:
+        super().__init__(layer, report)
+        self._met_sot = met_sot
 
     def __call__(self, module: Any, *seen: Any) -> Any:
-        if psdb.in_sot() or not paddle.in_dynamic_mode():  # SOT inlines this frame and replaces in_sot() by True
+        if psdb.in_sot() or not paddle.in_dynamic_mode():  # should SOT inline this frame, in_sot() is True there
             return None
-        return super().__call__(module, *seen)
+        return uncompiled(super().__call__, module, *seen, met=self._met_sot)
 
 
-def on_call(layer: Any, before: Before, after: After) -> Remove:
-    """Run `before` and `after` around each call of the layer; see `Framework.on_call`."""
+def on_call(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
+    """Run `before` and `after` around each call of the layer; see `Framework.on_call`.
+
+    `met_sot` is called where a function that SOT compiles calls the layer. The hooks have broken its graph then.
+    """
     if not _ALWAYS_CALLS:
-        return _Calls(layer, before, after).remove
-    first = layer.register_forward_pre_hook(_LayerHook(layer, before), with_kwargs=True)
-    last = layer.register_forward_post_hook(_LayerHook(layer, lambda _args, output: after(output)), always_call=True)
+        return _on_call_that_may_raise(layer, before, after, met_sot)
+    first = layer.register_forward_pre_hook(_LayerHook(layer, before, met_sot), with_kwargs=True)
+    left = _LayerHook(layer, lambda _args, output: after(output), met_sot)
+    last = layer.register_forward_post_hook(left, always_call=True)
 
     def remove() -> None:
         first.remove()
@@ -47,39 +56,43 @@ def on_call(layer: Any, before: Before, after: After) -> Remove:
     return remove
 
 
-class _Calls:
-    """The calls of one layer, where paddle runs no post-hook if the layer raises.
+def _on_call_that_may_raise(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
+    """The same where paddle runs no post-hook if the layer raises.
 
-    A detour around the function that runs the hooks closes the calls that an exception has left open.
+    A detour around the method that runs the hooks closes the calls that an exception leaves open.
     """
+    calls = 0
 
-    def __init__(self, layer: Any, before: Before, after: After) -> None:
-        self._before = before
-        self._after = after
-        self._open = 0
-        self._first = layer.register_forward_pre_hook(_LayerHook(layer, self._enter), with_kwargs=True)
-        self._last = layer.register_forward_post_hook(_LayerHook(layer, self._leave))
-        self._detour = Detour(layer, "_dygraph_call_func", self._around)
+    def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        return before(args, kwargs)
 
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._open += 1
-        return self._before(args, kwargs)
+    def leave(_args: tuple[Any, ...], output: Any) -> Any:
+        nonlocal calls
+        calls -= 1
+        return after(output)
 
-    def _leave(self, _args: tuple[Any, ...], output: Any) -> Any:
-        self._open -= 1
-        return self._after(output)
-
-    def _around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        outer = self._open
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if psdb.in_sot():  # `inner` is of no use there: SOT binds a method to the object that it was read from
+            return type(layer)._dygraph_call_func(layer, *args, **kwargs)
+        outer = calls
         try:
-            return call(*args, **kwargs)
+            return inner(*args, **kwargs)
         except Exception:
-            while self._open > outer:
-                self._open -= 1
-                self._after(None)
+            while calls > outer:
+                calls -= 1
+                after(None)
             raise
 
-    def remove(self) -> None:
-        self._first.remove()
-        self._last.remove()
-        self._detour.remove()
+    first = layer.register_forward_pre_hook(_LayerHook(layer, enter, met_sot), with_kwargs=True)
+    last = layer.register_forward_post_hook(_LayerHook(layer, leave, met_sot))
+    detour = Detour(layer, "_dygraph_call_func", around)
+
+    def remove() -> None:
+        first.remove()
+        last.remove()
+        detour.remove()
+
+    return remove

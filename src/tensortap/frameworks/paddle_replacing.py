@@ -12,6 +12,7 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.paddle_static import uncompiled
 
 __all__ = ["Replacing"]
 
@@ -33,7 +34,7 @@ class Replacing:
             return None
 
         def hook(gradient: Any) -> Any:
-            values = exchange(gradient)
+            values = uncompiled(exchange, gradient)
             return None if values is None else _tensor(values, gradient)
 
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -98,7 +99,7 @@ class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyp
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        values = ctx.exchange(gradient)
+        values = uncompiled(ctx.exchange, gradient)
         return gradient if values is None else _tensor(values, gradient)
 
 
