@@ -165,7 +165,8 @@ class Observer:
                 self._end_step()
                 self._listening = False
                 self._note_idle_steps()
-                self._book.notice(self._framework.side_effects())
+                for text in self._framework.notices():
+                    self._book.notice(text)
                 if self._error is not None:
                     status, reason = "failed", str(self._error)
                 if self._sink is not None:

@@ -239,8 +239,8 @@ class Framework(Protocol):
     def remarks(self, module: Any) -> str:
         """What a tap on this module cannot help changing or missing; usually nothing."""
 
-    def side_effects(self) -> str:
-        """What hooks have changed so far in how the model runs; usually nothing."""
+    def notices(self) -> Sequence[str]:
+        """What has come up so far that the run as a whole should report; usually nothing."""
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:

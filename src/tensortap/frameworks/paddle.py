@@ -56,6 +56,15 @@ _PLACES: tuple[type, ...] = tuple(
     if hasattr(paddle.base.core, name)
 )
 
+_BROKEN_GRAPH = (
+    "to_static compiled the calling function piece by piece, because hooks break its graph: an error of the compiler "
+    'may not show here; compiled="eager" compiles nothing at all'
+)
+_LOCAL_SHARDS = (
+    "distributed tensors are recorded as the values that this rank holds: a shard, a replica or a partial sum, with "
+    "its own shape"
+)
+
 _FLAGS = (
     "FLAGS_cudnn_deterministic",
     "FLAGS_embedding_deterministic",
@@ -81,7 +90,7 @@ class Paddle(Replacing):
 
     def __init__(self) -> None:
         self._uses = Uses()
-        self._met_sot = False
+        self._notices: dict[str, None] = {}
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -142,20 +151,15 @@ class Paddle(Replacing):
     def remarks(self, module: Any) -> str:
         return ""
 
-    def side_effects(self) -> str:
-        if not self._met_sot:
-            return ""
-        return (
-            "to_static compiled the calling function piece by piece, because hooks break its graph: an error of the "
-            'compiler may not show here; compiled="eager" compiles nothing at all'
-        )
+    def notices(self) -> Sequence[str]:
+        return list(self._notices)
+
+    def _note(self, text: str) -> None:
+        self._notices[text] = None
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
-        def met_sot() -> None:
-            self._met_sot = True
-
-        return on_call(module, before, after, met_sot)
+        return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
 
     def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
         if tensor.stop_gradient:
@@ -302,6 +306,9 @@ class Paddle(Replacing):
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
+        if tensor.is_dist():
+            self._note(_LOCAL_SHARDS)
+            tensor = tensor._local_value()
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         if tensor.size == 0:

@@ -21,6 +21,9 @@ class Replacing:
     """The part of `Paddle` that changes what flows."""
 
     def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+        if tensor.is_dist():
+            return None
+
         def fresh() -> Any:
             return _tensor(values, tensor)
 
@@ -30,7 +33,7 @@ class Replacing:
             return fresh()
 
     def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
-        if tensor.stop_gradient:
+        if tensor.stop_gradient or tensor.is_dist():
             return None
 
         def hook(gradient: Any) -> Any:

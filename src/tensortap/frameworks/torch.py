@@ -143,8 +143,8 @@ class Torch(Reading, Replacing):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
-    def side_effects(self) -> str:
-        return ""
+    def notices(self) -> Sequence[str]:
+        return ()
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
