@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 
+_ELSE = "; leave it out, and its steps will show as changes by something else"
+
+
 class Wrap(Detour):
     """A detour that tools which look closely at the attribute do not stumble over.
 
@@ -101,27 +104,26 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
     with ExitStack() as undo:
         if framework.name == "torch":
             if not hasattr(optimizer, "register_step_pre_hook"):
-                raise _not_an_optimizer("torch.optim.Optimizer", optimizer)
+                raise UsageError(
+                    f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}{_ELSE}"
+                )
             undo.callback(optimizer.register_step_pre_hook(lambda *_: before()).remove)
             undo.callback(framework.on_optimizer_step(optimizer, after))
         else:
-            if not all(callable(getattr(optimizer, name, None)) for name in ("step", "minimize")):
-                raise _not_an_optimizer("paddle.optimizer.Optimizer", optimizer)
+            from tensortap.frameworks import paddle_optimizers
 
-            def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                before()
-                result = inner(*args, **kwargs)
-                after()
-                return result
-
-            for name in ("step", "minimize"):  # paddle's optimizers have no hooks, and minimize does not call step
-                undo.callback(Wrap(optimizer, name, around).remove)
+            undo.callback(paddle_optimizers.around_steps(optimizer, after, before, _ELSE))
         return undo.pop_all().close
 
 
-def held_by(optimizer: Any) -> Iterator[Any]:
+def held_by(framework: Framework, optimizer: Any) -> Iterator[Any]:
     """The tensors that an optimizer changes."""
-    groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "_param_groups", None) or ()
+    if framework.name == "torch":
+        groups = getattr(optimizer, "param_groups", ())
+    else:
+        from tensortap.frameworks.paddle_optimizers import parameter_groups
+
+        groups = parameter_groups(optimizer)
     for group in groups:
         yield from group["params"] if isinstance(group, dict) else (group,)
 
@@ -131,13 +133,6 @@ def in_host_memory(tensor: Any) -> bool:
     if (place := getattr(tensor, "place", None)) is not None:
         return bool(place.is_cpu_place())
     return bool(tensor.device.type == "cpu")
-
-
-def _not_an_optimizer(wanted: str, optimizer: Any) -> UsageError:
-    return UsageError(
-        f"optimizer= takes a {wanted}, not a {type(optimizer).__qualname__}; leave it out, and its steps "
-        "will show as changes by something else"
-    )
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -18,7 +18,6 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.arguments import Told
-from tensortap.errors import UsageError
 from tensortap.frameworks.base import (
     After,
     Before,
@@ -29,17 +28,24 @@ from tensortap.frameworks.base import (
     Remove,
     Workshop,
 )
-from tensortap.frameworks.hooks import Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle_calls import on_call
 from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
+from tensortap.frameworks.paddle_optimizers import around_steps
 from tensortap.frameworks.paddle_replacing import Replacing
 from tensortap.frameworks.paddle_static import is_compiled, run_eagerly, uncompiled
 from tensortap.sending import Pinning
 
 __all__ = ["Paddle"]
 
-_WRAPPERS = {"DataParallel": "_layers"}
+_WRAPPERS = {
+    "DataParallel": "_layers",
+    "MetaParallelBase": "_layers",  # fleet's tensor, pipeline, sharding and segment parallelism
+    "MixPrecisionLayer": "_layers",
+    "GroupShardedStage2": "_layer",
+    "GroupShardedStage3": "_layer",
+    "FullyShard": "_layer",
+}
 # BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
 _STATISTICS = ("_mean", "_variance")
 # DLPack carries these under an integer type of the same width.
@@ -185,25 +191,7 @@ class Paddle(Replacing):
         return False
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        if not isinstance(optimizer, paddle.optimizer.Optimizer):
-            raise UsageError(
-                f"optimizer= takes a paddle.optimizer.Optimizer, not a {type(optimizer).__qualname__}; "
-                "leave it out and call tap.step() after each step instead"
-            )
-
-        def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            uncompiled(stepped)
-            return result
-
-        # Paddle's optimizers have no hooks, and minimize() does not go through step().
-        detours = [Detour(optimizer, name, around) for name in ("step", "minimize")]
-
-        def remove() -> None:
-            for detour in detours:
-                detour.remove()
-
-        return remove
+        return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
 
     def run_eagerly(self) -> Remove:
         return run_eagerly()

@@ -264,7 +264,7 @@ class Audit:
         notes = []
         if self._optimizer is not None:
             now = {id(tensor) for _, _, tensor in self._ledger.tensors()}
-            held = {id(tensor) for tensor in held_by(self._optimizer)}
+            held = {id(tensor) for tensor in held_by(self._framework, self._optimizer)}
             if lost := len(held - now):
                 notes.append(
                     f"the optimizer holds {lost} of its {len(held)} tensors that are not in the model (any more): "
