@@ -95,6 +95,8 @@ def test_a_compiled_function_around_a_tapped_model_is_not_broken_up(run_path: Pa
             tap.step()
     assert graphs.count == 1
     assert coverage(tap)["0"][0] == "never called"
+    [notice] = tap.notices
+    assert "no module of the tapped model ran" in notice and 'compiled="eager"' in notice
 
 
 def test_eager_sees_everything_and_says_so(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_a_model_that_is_never_called(run_path: Path, capsys: pytest.CaptureFixt
     model = nn.Linear(2, 2)
     with tt.capture(model, run_path):
         pass
-    assert "did not call the model" in said(capsys, run_path)
+    assert "no module of the tapped model ran" in said(capsys, run_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -60,7 +60,7 @@ def test_layers_come_out_as_they_did(run: Any, module: str) -> None:
 def test_plain_arguments_come_back(run_path: Path) -> None:
     class Casts(nn.Layer):
         def forward(self, x: Any, dtype: Any, place: Any = None, scale: float = 1.0) -> Any:
-            assert place == paddle.CPUPlace()
+            assert str(place) == str(paddle.CPUPlace())  # paddle 3.0's CPUPlace equals no other
             return x.astype(dtype).astype(x.dtype) * scale
 
     class Whole(nn.Layer):

@@ -64,9 +64,10 @@ class Observer:
         open_sink: Callable[[], Sink] | None,
         *,
         on_error: str = "warn",
-        eager: bool = False,
+        eager: bool | None = None,
         optimizer: Any = None,
     ) -> None:
+        """`eager` says whether compiled modules run uncompiled; None if the caller has no option to choose."""
         if on_error not in ("raise", "warn"):
             raise UsageError(f'on_error: {on_error!r} is neither "raise" nor "warn"')
         self._framework: Framework = framework_of(model)
@@ -76,11 +77,13 @@ class Observer:
         self._lock = threading.RLock()  # gradients may arrive on the engine's own threads
         self._clock = Clock()
         self._seconds = 0.0
+        self._eager = eager
+        self._idle_steps = 0
         self._error: Exception | None = None
         self._told = False
         self._listening = False
         self._closed = False
-        self._tree = Tree(self._framework, model, eager)
+        self._tree = Tree(self._framework, model, bool(eager))
         chosen = [s for s in self._tree.sites if selection.wants_module(s.name, s.cls, s.owner)]
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         selection.check_found(len(chosen), names, classes)
@@ -91,19 +94,20 @@ class Observer:
             self._book.remark(site.name, self._framework.remarks(site.owner))
         for wrapper in self._tree.wrappers:
             self._book.notice(self._framework.remarks(wrapper))
+        self._note_compiled(chosen)
         with ExitStack() as undo:  # a failure half-way takes back what was placed
             if open_sink is not None:  # opened last: arguments that cannot be meant leave nothing behind
                 self._sink = open_sink()
                 undo.callback(self._sink.close, "failed", "the hooks could not be placed", self._book)
-                self._watch(self._sink, [site.name for site in chosen], eager, optimizer, undo)
+                self._watch(self._sink, [site.name for site in chosen], optimizer, undo)
             self._undo = undo.pop_all()
 
-    def _watch(self, sink: Sink, chosen: list[str], eager: bool, optimizer: Any, undo: ExitStack) -> None:
+    def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
         self._watcher = self._new_watcher(sink, chosen)
         if self._ignores_evaluation:
             root = self._tree.sites[0].owner
             self._watcher.evaluation = Evaluation(self._framework, root, trains=optimizer is not None)
-        if eager:
+        if self._eager:
             undo.callback(self._framework.run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
         self._watcher.place(self._guard, undo)
@@ -126,6 +130,22 @@ class Observer:
 
         return [site.name for site in sites if frozen(site)]
 
+    def _note_compiled(self, sites: list[Site]) -> None:
+        inside = sum(site.inside is not None and site.callable for site in sites)
+        if inside and self._eager is False:
+            self._book.notice(
+                f"{inside} of {len(sites)} modules run inside compiled graphs, where inputs, outputs and their "
+                'gradients are not recorded: compiled="eager" runs them uncompiled'
+            )
+
+    def _note_idle_steps(self) -> None:
+        if self._idle_steps and self._eager is False:
+            steps = self._idle_steps + self._book.captured_steps
+            self._book.notice(
+                f"no module ran in {self._idle_steps} of {steps} recorded steps: if a compiled function calls the "
+                'model (torch.compile, paddle.jit.to_static), pass compiled="eager"'
+            )
+
     # --- the public face ---------------------------------------------------------------------------------------
     def step(self) -> None:
         """Mark the end of an optimizer step. An error that stopped the recording is reported here, not in a hook."""
@@ -134,6 +154,7 @@ class Observer:
         if self._sink is None:
             return
         with self._lock:
+            self._idle_steps += self._listening and not self._watcher.armed
             self._end_step()
             self._clock.next_step()
             self._begin_step()
@@ -203,6 +224,9 @@ class Observer:
 
     def _note_outcome(self, status: str) -> None:
         """All has been seen: note what is to be said about the recording as a whole."""
+        self._note_idle_steps()
+        for text in self._framework.notices():
+            self._book.notice(text)
         if self._sink is not None and self._watcher.evaluation is not None:
             self._book.notice(self._watcher.evaluation.notice())
 

@@ -213,9 +213,13 @@ class Tap(Observer):
         if not self._recorded_steps:
             return f"none of the steps 0 to {self._clock.step} is one that steps= selects"
         return (
-            "the loop did not call the model that is tapped. If it was compiled, wrapped or replaced after the tap was "
-            "opened, tap the model that the loop calls"
+            "no module of the tapped model ran. If it was compiled after the tap was opened, or a compiled function "
+            'calls it, pass compiled="eager" or tap the compiled model; if it was replaced, tap the one that is called'
         )
+
+    def _note_idle_steps(self) -> None:
+        if self._run is None or self._run.records:  # else the reason for an empty run says more
+            super()._note_idle_steps()
 
     def _begin_step(self) -> None:
         super()._begin_step()

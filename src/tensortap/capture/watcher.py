@@ -66,7 +66,8 @@ class Watcher:
         """Hooks on parameters, by module and name. To put them on anew would hold up the beginning of each step, at
         which a device that was waited for has nothing to do."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
-        self._armed = False
+        self.armed = False
+        """Whether a module has run in this step."""
         self._feeds = False
         """Whether modules are given other tensors than their own."""
         self._parameters_seen: dict[tuple[str, str], Gradient] = {}
@@ -96,7 +97,7 @@ class Watcher:
         self._record_pieces()
         if self.evaluation is not None:
             self._book.notice(self.evaluation.end_step())
-        if self._armed:
+        if self.armed:
             self._book.captured_steps += 1
             self._snapshot(call=1)
         self._drop_passing()
@@ -114,7 +115,7 @@ class Watcher:
             remove()
         self._passing.clear()
         self._pieces.clear()
-        self._armed = False
+        self.armed = False
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _begin_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -135,7 +136,7 @@ class Watcher:
     def _enter(self, site: Site, opened: Opened) -> Call:
         """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
-        if not self._armed:
+        if not self.armed:
             self.arm()
             if site.name != "":  # whoever calls parts of a model may change their mode before the step is over
                 self._remark_all()
@@ -243,7 +244,7 @@ class Watcher:
         self._record(gradient, key, site)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
-        if not self._armed:  # of a step before this one
+        if not self.armed:  # of a step before this one
             return
         if gradient is None:
             self._book.remark(site.name, f"param_grad {name}: no gradient came, though backward reached the parameter")
@@ -269,7 +270,7 @@ class Watcher:
     # --- state -------------------------------------------------------------------------------------------------
     def arm(self) -> None:
         """The step's first call: parameters are looked at now, since they may have been replaced since the last."""
-        self._armed = True
+        self.armed = True
         self._snapshot(call=0)
         if "param_grad" in self._kinds:
             self._hook_parameters()

@@ -123,8 +123,9 @@ class _Judge:
         if policy.fixed:
             self.open = ~pairs.equal & ~np.isnan(pairs.error)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
-        self.status: list[str] = np.select([pairs.equal, close], ["equal", "close"], "unjudged").tolist()
-        self.rule: list[str] = np.select([pairs.equal, close], ["bitwise", _ROUNDING], "nothing to go by").tolist()
+        self.status: list[str] = np.where(pairs.equal, "equal", np.where(close, "close", "unjudged")).tolist()
+        rule = np.where(pairs.equal, "bitwise", np.where(close, _ROUNDING, "nothing to go by"))
+        self.rule: list[str] = rule.tolist()
         self.tolerance = self.base.copy()
 
     def run(self) -> Judgement:

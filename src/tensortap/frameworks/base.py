@@ -239,6 +239,9 @@ class Framework(Protocol):
     def remarks(self, module: Any) -> str:
         """What a tap on this module cannot help changing or missing; usually nothing."""
 
+    def notices(self) -> Sequence[str]:
+        """What has come up so far that the run as a whole should report; usually nothing."""
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
         """Around every call. `after` comes also when the module raises. Copies of the module do not report."""

@@ -50,7 +50,7 @@ class Detour:
         self._around = around
         self._own = attribute in vars(owner)  # else it is the class's, and must not stay on the instance
         self.inner = getattr(owner, attribute)
-        setattr(owner, attribute, self)
+        vars(owner)[attribute] = self  # wrappers of optimizers hand setattr on to what they wrap
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._around(self.inner, *args, **kwargs)
@@ -65,9 +65,9 @@ class Detour:
         top = vars(self._owner).get(self._attribute)
         if top is self:
             if self._own:
-                setattr(self._owner, self._attribute, self.inner)
+                vars(self._owner)[self._attribute] = self.inner
             else:
-                delattr(self._owner, self._attribute)
+                del vars(self._owner)[self._attribute]
         while isinstance(top, Detour):
             if top.inner is self:
                 top.inner, top._own = self.inner, self._own

@@ -106,10 +106,19 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
     Raises UsageError if the object has no `step` method.
     """
 
+    steps = 0
+
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before()
-        result = inner(*args, **kwargs)
-        after()
+        nonlocal steps
+        if not steps:
+            before()
+        steps += 1
+        try:
+            result = inner(*args, **kwargs)
+        finally:
+            steps -= 1
+        if not steps:  # a wrapper's minimize may call its own step
+            after()
         return result
 
     with ExitStack() as undo:
@@ -121,6 +130,10 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
             undo.callback(before_step(optimizer, lambda *_: before()))
             undo.callback(after_step(optimizer, after))
             return undo.pop_all().close
+        if framework.name == "paddle":
+            from tensortap.frameworks.paddle_optimizers import stepper
+
+            optimizer = stepper(optimizer) or optimizer
         if not callable(getattr(optimizer, "step", None)):
             raise UsageError(
                 f"optimizer= takes an optimizer with a step() method, not a {type(optimizer).__qualname__}; leave it "
@@ -132,9 +145,17 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
         return undo.pop_all().close
 
 
-def held_by(optimizer: Any) -> Iterator[Any]:
+def held_by(framework: Framework, optimizer: Any) -> Iterator[Any]:
     """The tensors that an optimizer changes."""
-    groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "_param_groups", None) or ()
+    if framework.name == "paddle":
+        from tensortap.frameworks.paddle_optimizers import parameter_groups
+
+        try:
+            groups = parameter_groups(optimizer)
+        except UsageError:  # one that was written by hand
+            groups = getattr(optimizer, "_param_groups", None) or ()
+    else:
+        groups = getattr(optimizer, "param_groups", None) or ()
     for group in groups:
         yield from group["params"] if isinstance(group, dict) else (group,)
 

@@ -184,10 +184,9 @@ class PaddleOwnership(Ownership):
         return self._bookkeeping
 
     def groups(self, optimizer: Any) -> list[list[Any]]:
-        inner = getattr(optimizer, "_inner_opt", optimizer)
-        if not isinstance(inner, self._paddle.optimizer.Optimizer):
-            raise UsageError(f"optimizer= takes a paddle.optimizer.Optimizer, not a {type(optimizer).__qualname__}")
-        groups = inner._param_groups or []
+        from tensortap.frameworks.paddle_optimizers import parameter_groups
+
+        groups = parameter_groups(optimizer)
         if groups and isinstance(groups[0], Mapping):
             return [list(group["params"]) for group in groups]
         return [list(groups)]
@@ -221,7 +220,9 @@ class PaddleOwnership(Ownership):
             after()
             return result
 
-        return Detour(optimizer, "step", around).remove
+        from tensortap.frameworks.paddle_optimizers import stepper
+
+        return Detour(stepper(optimizer), "step", around).remove
 
 
 def ownership_of(model: Any) -> Ownership:

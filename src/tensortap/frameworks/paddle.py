@@ -18,7 +18,6 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.arguments import Told
-from tensortap.errors import UsageError
 from tensortap.frameworks.base import (
     After,
     Before,
@@ -30,15 +29,24 @@ from tensortap.frameworks.base import (
     Workshop,
 )
 from tensortap.frameworks.frames import inside_function
-from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle_calls import on_call
 from tensortap.frameworks.paddle_graph import Uses, along, consumers, watchable
+from tensortap.frameworks.paddle_optimizers import around_steps
 from tensortap.frameworks.paddle_replacing import Replacing
+from tensortap.frameworks.paddle_static import is_compiled, run_eagerly, uncompiled
 from tensortap.sending import Pinning
 
 __all__ = ["Paddle"]
 
-_WRAPPERS = {"DataParallel": "_layers"}
+_WRAPPERS = {
+    "DataParallel": "_layers",
+    "MetaParallelBase": "_layers",  # fleet's tensor, pipeline, sharding and segment parallelism
+    "MixPrecisionLayer": "_layers",
+    "GroupShardedStage2": "_layer",
+    "GroupShardedStage3": "_layer",
+    "FullyShard": "_layer",
+}
 # BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
 _STATISTICS = ("_mean", "_variance")
 # DLPack carries these under an integer type of the same width.
@@ -47,6 +55,22 @@ _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
+
+# In paddle 3.0 to 3.2 these have no common base class.
+_PLACES: tuple[type, ...] = tuple(
+    getattr(paddle.base.core, name)
+    for name in ("Place", "CPUPlace", "CUDAPlace", "CUDAPinnedPlace", "CustomPlace", "IPUPlace", "XPUPlace")
+    if hasattr(paddle.base.core, name)
+)
+
+_BROKEN_GRAPH = (
+    "to_static compiled the calling function piece by piece, because hooks break its graph: an error of the compiler "
+    'may not show here; compiled="eager" compiles nothing at all'
+)
+_LOCAL_SHARDS = (
+    "distributed tensors are recorded as the values that this rank holds: a shard, a replica or a partial sum, with "
+    "its own shape"
+)
 
 _FLAGS = (
     "FLAGS_cudnn_deterministic",
@@ -73,6 +97,7 @@ class Paddle(Replacing):
 
     def __init__(self) -> None:
         self._uses = Uses()
+        self._notices: dict[str, None] = {}
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -115,7 +140,7 @@ class Paddle(Replacing):
         return None
 
     def compiled(self, module: Any) -> bool:
-        return type(module.forward).__name__ == "StaticFunction"
+        return is_compiled(module)
 
     def callable(self, module: Any) -> bool:
         return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
@@ -139,25 +164,22 @@ class Paddle(Replacing):
     def remarks(self, module: Any) -> str:
         return ""
 
+    def notices(self) -> Sequence[str]:
+        return list(self._notices)
+
+    def _note(self, text: str) -> None:
+        self._notices[text] = None
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: Before, after: After) -> Remove:
-        first = module.register_forward_pre_hook(CallHook(module, before), with_kwargs=True)
-        last = module.register_forward_post_hook(
-            CallHook(module, lambda args, kwargs, output: after(output)), with_kwargs=True, always_call=True
-        )
-
-        def remove() -> None:
-            first.remove()
-            last.remove()
-
-        return remove
+        return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
 
     def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
         if tensor.stop_gradient:
             return None
 
         def hook(gradient: Any) -> None:
-            seen(gradient)  # and nothing is returned: that would replace the gradient
+            uncompiled(seen, gradient)  # and nothing is returned: that would replace the gradient
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -175,29 +197,10 @@ class Paddle(Replacing):
         return False
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        if not isinstance(optimizer, paddle.optimizer.Optimizer):
-            raise UsageError(
-                f"optimizer= takes a paddle.optimizer.Optimizer, not a {type(optimizer).__qualname__}; "
-                "leave it out and call tap.step() after each step instead"
-            )
-
-        def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            stepped()
-            return result
-
-        # Paddle's optimizers have no hooks, and minimize() does not go through step().
-        detours = [Detour(optimizer, name, around) for name in ("step", "minimize")]
-
-        def remove() -> None:
-            for detour in detours:
-                detour.remove()
-
-        return remove
+        return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
 
     def run_eagerly(self) -> Remove:
-        paddle.jit.enable_to_static(False)
-        return lambda: paddle.jit.enable_to_static(True)
+        return run_eagerly()
 
     # --- autograd ----------------------------------------------------------------------------------------------
     def replaying(self) -> bool:
@@ -242,7 +245,7 @@ class Paddle(Replacing):
         goes_on = [after is not None for after in node.next_functions]
 
         def hook(sent: Any, _received: Any) -> Any:
-            seen(along(sent, goes_on))
+            uncompiled(seen, along(sent, goes_on))
             return sent  # paddle takes what the hook returns: the very same tensors
 
         handle = node._register_post_hook(hook)
@@ -272,7 +275,7 @@ class Paddle(Replacing):
     def named(self, value: Any) -> Told | None:
         if type(value) is paddle.dtype:
             return Told("dtype", str(value).removeprefix("paddle."))
-        if issubclass(type(value), paddle.base.core.Place):
+        if isinstance(value, _PLACES):
             return Told("device", str(value).removeprefix("Place(").removesuffix(")"))
         return None
 
@@ -300,6 +303,9 @@ class Paddle(Replacing):
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
+        if tensor.is_dist():
+            self._note(_LOCAL_SHARDS)
+            tensor = tensor._local_value()
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         if tensor.size == 0:

@@ -12,6 +12,7 @@ import paddle
 
 from tensortap import dtypes
 from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.paddle_static import uncompiled
 
 __all__ = ["Replacing"]
 
@@ -20,6 +21,9 @@ class Replacing:
     """The part of `Paddle` that changes what flows."""
 
     def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+        if tensor.is_dist():
+            return None
+
         def fresh() -> Any:
             name = str(tensor.dtype).removeprefix("paddle.")
             return _tensor(dtypes.with_range_ends_of(name, values), tensor)
@@ -30,13 +34,13 @@ class Replacing:
             return fresh()
 
     def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
-        if tensor.stop_gradient:
+        if tensor.stop_gradient or tensor.is_dist():
             return None
 
         def hook(gradient: Any) -> Any:
             if gradient is None:  # one of several outputs, and the loss does not use it
                 return None
-            values = exchange(gradient)
+            values = uncompiled(exchange, gradient)
             return None if values is None else _tensor(values, gradient)
 
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -69,7 +73,10 @@ class Replacing:
                 for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
                     holder[name] = tensor
                     tensor.set_value(values)
-                    tensor.grad = None if gradient is None else gradient.clone()
+                    if gradient is None:
+                        tensor.clear_gradient(False)  # paddle before 3.3 rejects `grad = None`
+                    else:
+                        tensor.grad = gradient.clone()
             paddle.set_rng_state(random)
 
         return put_back
@@ -98,7 +105,7 @@ class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyp
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        values = ctx.exchange(gradient)
+        values = uncompiled(ctx.exchange, gradient)
         return gradient if values is None else _tensor(values, gradient)
 
 

@@ -145,6 +145,9 @@ class Torch(Reading, Replacing):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
+    def notices(self) -> Sequence[str]:
+        return ()
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
         if isinstance(module, torch.jit.ScriptModule):

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numba.core import event
 
 __all__ = ["announced", "load"]
 
 _log = logging.getLogger("tensortap")
+
+
+def _import_masked_arrays() -> None:
+    """Import numpy.ma, which numba needs and NumPy imports on first use.
+
+    The import fails where a package has set `np.bool = bool`, as many do that were written for older versions of NumPy.
+    """
+    names = vars(np)
+    given = names.get("bool")
+    if given is bool:
+        names["bool"] = np.bool_
+    try:
+        importlib.import_module("numpy.ma")
+    finally:
+        if given is bool:
+            names["bool"] = given
+
+
+_import_masked_arrays()
 
 
 class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped

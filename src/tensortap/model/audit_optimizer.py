@@ -14,12 +14,12 @@ from tensortap.records import Summary
 __all__ = ["copied_from_optimizer", "why_undone", "without_model"]
 
 
-def without_model(optimizer: Any, own: Collection[int], moved: bool) -> str:
+def without_model(framework: Framework, optimizer: Any, own: Collection[int], moved: bool) -> str:
     """A note on tensors of the optimizer that are not among `own`, the ids of the model's; empty if there are none.
 
     An optimizer that has none of the model's tensors and has `moved` the model writes its copies back itself.
     """
-    held = {id(tensor) for tensor in held_by(optimizer)}
+    held = {id(tensor) for tensor in held_by(framework, optimizer)}
     lost = len(held - set(own))
     if not lost or (moved and lost == len(held)):
         return ""
@@ -41,7 +41,9 @@ def copied_from_optimizer(
     framework: Framework, optimizer: Any, own: Collection[int], values: Iterable[Summary | None]
 ) -> str:
     """A note if one of `values` is a copy of a tensor that the optimizer holds and the model does not."""
-    foreign = [tensor for tensor in held_by(optimizer) if id(tensor) not in own and not framework.unreadable(tensor)]
+    foreign = [
+        tensor for tensor in held_by(framework, optimizer) if id(tensor) not in own and not framework.unreadable(tensor)
+    ]
     held = [summarize(framework.host(tensor)) for tensor in foreign]
     if not any(same_values(source, copy) for copy in values for source in held):
         return ""

@@ -295,7 +295,7 @@ class Audit:
     def _notes(self) -> list[str]:
         if self._optimizer is not None:
             moved = any(event.what == "stepped" for life in self._book.events.values() for event in life)
-            note = without_model(self._optimizer, self._ids(), moved)
+            note = without_model(self._framework, self._optimizer, self._ids(), moved)
             return [note] if note else []
         if self._forwards and any(h.what.startswith("changed") for h in self._book.happenings):
             return ["no optimizer was given: its steps show as changes by something else"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tensortap import dtypes
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of
 from tensortap.placements import LeftOut, Placed
@@ -168,7 +169,8 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
             continue
         target.framework.fill(tensor, array)
         filled[id(tensor)] = name, array
-        dtype = target.framework.host(tensor).dtype.name
+        dtype = dtypes.name_of(target.framework.host(tensor).dtype)
+        given = dtypes.name_of(array.dtype)
         report.copied.append(
             Copied(
                 target=name,
@@ -177,7 +179,7 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
                 change=reading.words(),
                 shape=tuple(array.shape),
                 dtype=dtype,
-                cast_from=array.dtype.name if array.dtype.name != dtype else "",
+                cast_from=given if given != dtype else "",
             )
         )
 
