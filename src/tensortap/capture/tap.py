@@ -21,7 +21,7 @@ from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
 from tensortap.records import shown
@@ -135,7 +135,7 @@ class Tap(Observer):
         self, model: Any, path: str | Path, selection: Selection, options: Options, optimizer: Any = None
     ) -> None:
         self.path = Path(path)
-        self.rank = framework_of(model).rank()
+        self.rank = framework_of(network_of(model)).rank()
         self._run: RunSink | None = None
         self._uncounted: UncountedSteps | None = None
         self._options = options

@@ -20,7 +20,7 @@ from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.loading import Wrap
 from tensortap.kernels import summarize
@@ -175,6 +175,7 @@ class Peek:
         save: str | Path | None,
         file: IO[str] | None,
     ) -> None:
+        model = network_of(model)
         framework = framework_of(model)
         kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
         if unknown := [kind for kind in kinds if kind not in KINDS]:
