@@ -33,7 +33,7 @@ def capture(
     max_memory: int | None = None,
     gather: bool = True,
 ) -> Tap:
-    """Tap a torch `nn.Module` or a paddle `nn.Layer`; write what flows through it to the folder `path`.
+    """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`; write what flows through it to a folder.
 
     path: the folder of the run. None holds the run in memory, as `tap.run`.
     keep: "summary" (counts, moments, digest and sketch of each tensor), "tensors" (all bytes too), or a mapping from
@@ -43,7 +43,8 @@ def capture(
     classes: class names; only modules of one of them are tapped.
     steps: the steps to record, any container of ints; None is every step.
     ranks: the ranks that record; None is every rank.
-    optimizer: its steps are counted, and no `tap.step()` is needed.
+    optimizer: its steps are counted, and no `tap.step()` is needed. Give the one whose `step()` is called: a wrapper
+        rather than what it wraps. A `paddle.Model` stands for the optimizer that it was prepared with.
     overwrite: replace an earlier run at `path`.
     on_error: what an error inside the tap does. "warn" stops the recording, writes one line to stderr and the reason
         into the run, and lets training go on. "raise" raises CaptureError at the end of the step.

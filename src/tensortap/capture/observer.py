@@ -26,7 +26,7 @@ from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.records import Coverage, Key
 
@@ -70,6 +70,7 @@ class Observer:
         """`eager` says whether compiled modules run uncompiled; None if the caller has no option to choose."""
         if on_error not in ("raise", "warn"):
             raise UsageError(f'on_error: {on_error!r} is neither "raise" nor "warn"')
+        model = network_of(model)
         self._framework: Framework = framework_of(model)
         self._selection = selection
         self._sink: Sink | None = None

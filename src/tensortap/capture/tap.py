@@ -22,7 +22,7 @@ from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.machine import cores
 from tensortap.records import shown
@@ -155,7 +155,7 @@ class Tap(Observer):
     ) -> None:
         self.path = None if path is None else Path(path)
         """Where the run is; None if it is held in memory."""
-        self.rank = framework_of(model).rank()
+        self.rank = framework_of(network_of(model)).rank()
         self._run: RunSink | None = None
         self._reader: Run | None = None
         self._uncounted: UncountedSteps | None = None

@@ -26,7 +26,7 @@ from tensortap.capture.tree import Site
 from tensortap.compat.dump_file import Array, DumpFile, Seen, none, path_of
 from tensortap.compat.dump_sink import DumpSink
 from tensortap.errors import RunNotFound, RunUnreadable
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.records import shown
 from tensortap.report.wording import clean
 
@@ -57,6 +57,7 @@ class HookerAndDumper:
         Hooks that are still on are taken off first, and their file is finished. A file of the same name is replaced.
         What is returned has `remove()`, and works as a context manager.
         """
+        model = network_of(model)
         framework = framework_of(model)  # asked first: a wrong argument must not end the dump that is being made
         if self._observer is not None:
             self._say(f"hooks were still registered: finishing {self._observer.path}")

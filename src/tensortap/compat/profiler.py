@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tensortap.capture.flatten import open_arguments, open_value
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.profiling import Profiling, profiling_of
 
@@ -25,9 +25,10 @@ def forward_hook_wrapper(module: M, details: object = None) -> M:
 
     >>> model.head = forward_hook_wrapper(model.head, details="head")
     """
-    framework = framework_of(module)
+    network = network_of(module)
+    framework = framework_of(network)
     profiling = profiling_of(framework)
-    name = _name(module, details)
+    name = _name(network, details)
 
     def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         profiling.instant(f"before forward of {name}")
@@ -35,7 +36,7 @@ def forward_hook_wrapper(module: M, details: object = None) -> M:
     def after(output: Any) -> None:
         profiling.instant(f"after forward of {name}")
 
-    framework.on_call(module, before, after)
+    framework.on_call(network, before, after)
     return module
 
 
@@ -45,9 +46,10 @@ def backward_hook_wrapper(module: M, details: object = None) -> M:
     The first comes when gradient reaches the module; the second when the last of it has left, towards the inputs and
     the parameters, or at the latest when backward is over.
     """
-    framework = framework_of(module)
-    marks = _BackwardMarks(framework, profiling_of(framework), _name(module, details))
-    framework.on_call(module, marks.called, marks.returned)
+    network = network_of(module)
+    framework = framework_of(network)
+    marks = _BackwardMarks(framework, profiling_of(framework), _name(network, details))
+    framework.on_call(network, marks.called, marks.returned)
     return module
 
 

@@ -30,7 +30,7 @@ from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site
 from tensortap.compat.micro_steps import MicroSteps
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.records import Key
 from tensortap.store.formats.npy_names import GRADS, TENSORS, files_in, grad_file, tensor_file
@@ -62,12 +62,13 @@ def register_saving_hook(
 
     >>> model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear"], max_saved_tensors=100)
     """
-    framework = framework_of(model)
+    network = network_of(model)
+    framework = framework_of(network)
     tensors = _Counter("max_saved_tensors", max_saved_tensors, max_saved_tensors_per_step)
     grads = _Counter("max_saved_grads", max_saved_grads, max_saved_grads_per_step)
     selection = Selection(keep="tensors", kinds=("output", "param_grad"), classes=_class_names(target_class_names))
     try:
-        hook = SavingHook(model, Path(os.path.abspath(path)), selection, tensors, grads)  # noqa: PTH100  # keeps links
+        hook = SavingHook(network, Path(os.path.abspath(path)), selection, tensors, grads)  # noqa: PTH100  # keeps links
     except UsageError as error:
         # A stage of a pipeline need not have a layer of every kind; it must not be the one that ends the job.
         if framework.world() < 2:
@@ -87,8 +88,9 @@ def remove_saving_hook(model: Any) -> int:
     >>> remove_saving_hook(model)
     1
     """
-    framework_of(model)  # what is no model never had hooks: whoever asks for it means something else
-    found = [hook for hook in list(_live) if hook.watches(model)]
+    network = network_of(model)
+    framework_of(network)  # raises if it is no model
+    found = [hook for hook in list(_live) if hook.watches(network)]
     for hook in found:
         _live.discard(hook)
         hook.close()

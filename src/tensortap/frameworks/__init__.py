@@ -11,7 +11,7 @@ from tensortap.frameworks.base import Framework
 if TYPE_CHECKING:
     from tensortap.kernels.pair_device import PairDevice
 
-__all__ = ["Framework", "framework_of", "pair_device"]
+__all__ = ["Framework", "framework_of", "network_of", "pair_device"]
 
 
 def framework_of(model: Any) -> Framework:
@@ -30,8 +30,15 @@ def framework_of(model: Any) -> Framework:
         return Paddle()
     raise UsageError(
         f"a {type(model).__module__}.{type(model).__qualname__} is no model: "
-        "give a torch.nn.Module or a paddle.nn.Layer (the model itself, not its class, optimizer or trainer)"
+        "give a torch.nn.Module or a paddle.nn.Layer (or a paddle.Model; not the model's class, optimizer or trainer)"
     )
+
+
+def network_of(model: Any) -> Any:
+    """The module to tap: the network of a `paddle.Model`, and every other model itself."""
+    if (paddle := sys.modules.get("paddle")) is not None and isinstance(model, paddle.Model):
+        return model.network
+    return model
 
 
 def pair_device(name: str) -> PairDevice:

@@ -17,7 +17,7 @@ from tensortap.compare.live import conclude_live
 from tensortap.compare.measured_noise import check_noise
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
@@ -66,6 +66,7 @@ class Check(Observer):
         self._options = options
         self._result: Comparison | None = None
         self._comparator: Comparator | None = None
+        model = network_of(model)
         framework = framework_of(model)
         renames = Renames.of(options.rename)
         with ExitStack() as files:

@@ -14,7 +14,7 @@ from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
 from tensortap.compare.tolerance import EPSILON
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.check import Check, Options
 from tensortap.records import KINDS
@@ -38,11 +38,12 @@ def measure_noise(
     """Run the model once as it is and once for each seed; see `tensortap.noise`."""
     if seeds < 1:
         raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random steps")
-    framework = framework_of(model)
-    run = work if callable(work) else lambda model: _forward_and_backward(framework, model, work)
+    network = network_of(model)
+    framework = framework_of(network)
+    run = work if callable(work) else lambda _: _forward_and_backward(framework, network, work)
     spreads: Spreads = {}
     lowered: Mapping[str, str] = {}
-    model_back, randoms = framework.remember(model), (random.getstate(), np.random.get_state())
+    model_back, randoms = framework.remember(network), (random.getstate(), np.random.get_state())
 
     def put_back() -> None:
         model_back()
@@ -72,7 +73,7 @@ def measure_noise(
                     progress(seed + 1, seeds)
         finally:
             put_back()
-    about = {"seeds": str(seeds), "model": type(model).__qualname__, "framework": framework.name}
+    about = {"seeds": str(seeds), "model": type(network).__qualname__, "framework": framework.name}
     write_noise(path, spreads.items(), about, overwrite)
 
 

@@ -14,7 +14,7 @@ from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.profiling import profiling_of
 from tensortap.model.backward_spans import Backward, ByCall, ByNode
 from tensortap.model.spans import OVERHEAD, Call, Spans
@@ -48,6 +48,7 @@ class Annotation:
     """The spans of one model. A context manager; or call `close()` when done."""
 
     def __init__(self, model: Any, selection: Selection, forward: bool, backward: bool) -> None:
+        model = network_of(model)
         framework = framework_of(model)
         self._framework = framework
         self._profiling = profiling_of(framework)

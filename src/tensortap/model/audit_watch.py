@@ -18,7 +18,7 @@ from rich.text import Text
 from tensortap import kernels
 from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap, around_steps, loaders, read_call, state_of
 from tensortap.model.audit_book import AuditBook
 from tensortap.model.audit_load import Load
@@ -59,6 +59,7 @@ class Audit:
     """What `tensortap.audit` returns: a context manager, or call `close()`. `print(audit)` is the report."""
 
     def __init__(self, model: Any, optimizer: Any = None) -> None:
+        model = network_of(model)
         self._framework = framework_of(model)
         self._optimizer = optimizer
         self._model: Any = model

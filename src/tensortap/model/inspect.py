@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
+from tensortap.frameworks import network_of
 from tensortap.frameworks.ownership import Ownership, ownership_of
 from tensortap.model.concerns import Concern, concerns
 from tensortap.model.live_watch import Live
@@ -23,6 +24,7 @@ def inspect(model: Any, optimizer: Any = None) -> Inspection:
     >>> [w.code for w in seen.warnings]
     ['plain-attribute']
     """
+    model = network_of(model)
     ownership = ownership_of(model)
     return Inspection(ownership, model, optimizer, gather(ownership, model, optimizer))
 

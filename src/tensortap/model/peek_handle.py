@@ -13,7 +13,7 @@ from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap
 from tensortap.model.peek import DEFAULT_MEMORY, KINDS
 from tensortap.model.peek_calls import PeekedModule
@@ -75,6 +75,7 @@ class Peek:
         quiet: bool = False,
         max_memory: int = DEFAULT_MEMORY,
     ) -> None:
+        model = network_of(model)
         framework = framework_of(model)
         kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
         if unknown := [kind for kind in kinds if kind not in KINDS]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap import dtypes
 from tensortap.errors import UsageError
-from tensortap.frameworks import Framework, framework_of
+from tensortap.frameworks import Framework, framework_of, network_of
 from tensortap.placements import LeftOut, Placed
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def transfer(
     from tensortap.mapping.plan import plan
     from tensortap.mapping.rules_file import read_rules
 
+    source_model, target_model = network_of(source_model), network_of(target_model)
     ends = _End(framework_of(source_model), source_model), _End(framework_of(target_model), target_model)
     source, target = ends
     found = plan(

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.capture.tree import Tree
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of
+from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.records import shown
 from tensortap.replay.excerpt import Excerpt
@@ -20,9 +20,9 @@ __all__ = ["attribute_of", "drops", "found", "model_of", "without_tied"]
 def model_of(given: Any) -> tuple[Any, str]:
     """The model, and what to call whoever made it."""
     if not isinstance(given, str):
-        return given, "the model"
+        return network_of(given), "the model"
     source = Source.of(given, "model")
-    model = build(source, "model")
+    model = network_of(build(source, "model"))
     try:
         framework_of(model)
     except UsageError:
