@@ -409,3 +409,20 @@ def test_a_copy_of_an_annotated_model_is_another_model(tmp_path: Path) -> None:
         with annotate(copied):
             prof = profiled(lambda: train(copied))
         assert parents(trace(prof, tmp_path)).count(("forward (root) (Net)", "")) == 1
+
+
+def test_several_models_in_one_profile_have_names() -> None:
+    models = {"G": nn.Sequential(nn.Linear(2, 2)), "D": nn.Sequential(nn.Linear(2, 2))}
+    with annotate(models["G"], name="G"), annotate(models["D"], name="D"):
+        with pytest.raises(UsageError, match="already annotated"):
+            annotate(models["G"], name="other")
+        prof = profiled(lambda: models["D"](models["G"](torch.ones(1, 2))).sum().backward())
+    calls = {row.module: row.calls for row in module_times(prof).rows if row.calls}
+    assert calls == {"G": 1, "G.0": 1, "D": 1, "D.0": 1}
+
+
+def test_a_class_with_an_odd_name_keeps_its_row() -> None:
+    model = nn.Sequential(type("Odd(1)", (nn.Linear,), {})(2, 2))
+    with annotate(model):
+        prof = profiled(lambda: model(torch.ones(1, 2)))
+    assert ("0", "Odd[1]") in {(row.module, row.cls) for row in module_times(prof).rows}

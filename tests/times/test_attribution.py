@@ -195,3 +195,14 @@ def test_steps_are_those_of_the_profiler_or_the_optimizer_or_calls(
     for name, start, end in spans:
         trace.span(name, start, end)
     assert trace.ledger(tmp_path).steps == steps
+
+
+def test_rows_are_in_the_order_of_the_first_call_whatever_the_order_in_the_file(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.node("MulBackward0", 100, 140, tid=ENGINE)
+    trace.backward(["(root) (Net)", "last (Linear)"], 110, 130, tid=ENGINE)
+    trace.module("forward last (Linear)", 60, 70)
+    trace.module("forward first (Linear)", 20, 40)
+    trace.module(ROOT, 10, 80)
+    modules = [place.module for place in trace.ledger(tmp_path).calls]
+    assert modules == ["(root)", "first", "last", "(root)", "last"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.traces import ENGINE, Trace, device_own
+from tensortap.errors import UsageError
 from tensortap.times.table import table
 
 
@@ -122,3 +123,10 @@ def test_memory_goes_to_the_module_that_allocates_and_frees(trace: Trace, tmp_pa
     assert rows["fc2", "forward"].device_memory == rows["(root)", "forward"].device_memory == 400
     assert rows["fc2", "backward"].device_memory == 70
     assert rows["(no module)", "other"].memory == 7
+
+
+def test_a_profile_of_the_device_alone_says_what_is_missing(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel(1, 10, 5)
+    with pytest.raises(UsageError, match=r"no events of the CPU.*ProfilerActivity\.CPU"):
+        trace.ledger(tmp_path)

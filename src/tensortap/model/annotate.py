@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,12 +34,14 @@ def annotate(
     modules: str | Sequence[str] | Callable[[str, Any], bool] = "*",
     forward: bool = True,
     backward: bool = True,
+    name: str = "",
 ) -> Annotation:
     """Put spans around the modules of a torch or paddle model until `close()` or the end of the `with` block.
 
     They are named `forward layers.0.fc1 (Linear)`, `backward …`, and `recompute …` for what activation checkpointing
-    runs again. No number changes. Annotating a model a second time adds nothing: its spans stay until both handles
-    are closed. Raise UsageError if a module is already annotated with other options or as part of another model.
+    runs again. No number changes. `name` goes before the names of all modules, to tell several models in one profile
+    apart. Annotating a model a second time adds nothing: its spans stay until both handles are closed. Raise UsageError
+    if a module is already annotated with other options or as part of another model.
 
     >>> with tensortap.annotate(model), torch.profiler.profile() as prof:
     ...     model(x).sum().backward()
@@ -52,8 +55,23 @@ def annotate(
     chosen = [site for site in tree.sites if selection.wants_module(site.name, site.cls, site.owner)]
     selection.check_found(len(chosen), [site.name for site in tree.sites], {site.cls for site in tree.sites})
     sites = [site for site in chosen if site.callable and site.inside is None]
-    marks = _placed_before(sites, forward, backward)
-    return Annotation(marks or _Marks(framework, sites, forward, backward))
+    options = _Options(forward, backward, name)
+    return Annotation(_placed_before(sites, options) or _Marks(framework, sites, options))
+
+
+@dataclass(frozen=True)
+class _Options:
+    forward: bool
+    backward: bool
+    name: str
+
+    def label(self, site: Site) -> str:
+        """`layers.0.fc1 (Linear)`; what reads it back takes the class from the last parentheses."""
+        module = ".".join(part for part in (self.name, site.name) if part)
+        return f"{shown(module)} ({site.cls.translate(_BRACKETS)})"
+
+
+_BRACKETS = str.maketrans("()", "[]")
 
 
 class Annotation:
@@ -85,7 +103,7 @@ _annotated: ModuleNotes[weakref.ref[_Marks]] = ModuleNotes()
 """The marks on each module; its hooks keep them alive."""
 
 
-def _placed_before(sites: Sequence[Site], forward: bool, backward: bool) -> _Marks | None:
+def _placed_before(sites: Sequence[Site], options: _Options) -> _Marks | None:
     """The marks that are already on exactly these modules, if there are any."""
     found = [(site, note()) for site in sites if (note := _annotated.get(site.module)) is not None]
     open_ones = [(site, marks) for site, marks in found if marks is not None and not marks.closed]
@@ -93,7 +111,7 @@ def _placed_before(sites: Sequence[Site], forward: bool, backward: bool) -> _Mar
         return None
     site, marks = open_ones[0]
     same = len(open_ones) == len(sites) == marks.count and all(each is marks for _, each in open_ones)
-    if same and marks.options == (forward, backward):
+    if same and marks.options == options:
         return marks
     raise UsageError(
         f"annotate: {shown(site.name)} ({site.cls}) is already annotated, with other options or as part of another "
@@ -104,21 +122,21 @@ def _placed_before(sites: Sequence[Site], forward: bool, backward: bool) -> _Mar
 class _Marks:
     """The hooks that open and close the spans."""
 
-    def __init__(self, framework: Framework, sites: Sequence[Site], forward: bool, backward: bool) -> None:
+    def __init__(self, framework: Framework, sites: Sequence[Site], options: _Options) -> None:
         self._framework = framework
         self._profiling = profiling_of(framework)
         self._spans = Spans(self._profiling)
         self._backward: Backward | None = None
-        if backward and self._profiling.by_node:
+        if options.backward and self._profiling.by_node:
             self._backward = ByNode(self._profiling, self._spans)
-        elif backward:
+        elif options.backward:
             self._backward = ByCall(self._profiling, framework)
-        self._forward = forward
+        self._forward = options.forward
         self._calibration = CalibrationCalls(framework, self._profiling)
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
         self.handles: weakref.WeakSet[Annotation] = weakref.WeakSet()
         """A handle that nobody holds cannot be closed, and keeps nothing."""
-        self.options = forward, backward
+        self.options = options
         self.count = len(sites)
         self.closed = False
         with ExitStack() as undo:  # a failure half-way takes back what was placed
@@ -152,7 +170,7 @@ class _Marks:
             anew = not site.name and self._spans.in_forward() and not _running(site.owner)
             self._spans.close_while(lambda _, backward: backward or anew)
         with self._mark(BEFORE):
-            call = Call(f"{shown(site.name)} ({site.cls})", self._spans.top(), self._framework.mark(), [])
+            call = Call(self.options.label(site), self._spans.top(), self._framework.mark(), [])
             if self._backward is not None and self._framework.records_gradients():
                 inputs = open_arguments(args, kwargs, self._framework.is_tensor).tensors
                 call.anchors = self._profiling.anchors(tensor for _, tensor in inputs)

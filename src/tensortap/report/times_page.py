@@ -13,6 +13,7 @@ __all__ = ["compared_page", "duration", "times_page"]
 
 _OWN = "own: without the module's parts, and without the cost of annotating"
 _BACKWARD = "calls in backward are graph nodes"
+_OPTIMIZERS = ("(optimizer)", "(zero_grad)")
 
 
 def duration(microseconds: float) -> str:
@@ -87,7 +88,9 @@ def _names(rows: Sequence[Mapping[str, Any]], by: str) -> list[table.Column]:
     phase = table.Column("phase", [row["phase"] for row in rows], left=True)
     calls = table.Column("calls", [wording.count(row["calls"]) if row["calls"] else "–" for row in rows], optional=3)
     if by == "class":
-        names = [name or kind for name, kind in zip(module, cls, strict=True)]
+        names = [
+            f"{name} {kind}" if name in _OPTIMIZERS else name or kind for name, kind in zip(module, cls, strict=True)
+        ]
         return [table.Column("class", names, left=True, least=20), phase, calls]
     return [
         table.Column("module", module, left=True, least=24),

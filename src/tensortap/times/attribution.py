@@ -75,7 +75,7 @@ def _lines(timeline: Timeline, chains: Chains) -> dict[int, _Line]:
 
 
 def _spans_by_thread(timeline: Timeline) -> dict[int, list[Span]]:
-    """Each thread's spans in the order of their start, an outer one before those inside it."""
+    """Each thread's spans in the order of their start, an outer one before those inside it; the first thread first."""
     spans = timeline.spans
     thread, start, end, meaning = (spans[name] for name in ("thread", "start", "end", "meaning"))
     order = np.lexsort((-end, start, thread))
@@ -83,7 +83,7 @@ def _spans_by_thread(timeline: Timeline) -> dict[int, list[Span]]:
     columns = (column[order].tolist() for column in (thread, start, end, meaning))
     for which, begin, until, number in zip(*columns, strict=True):
         found.setdefault(which, []).append((begin, until, timeline.meanings[number]))
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1][0][0]))
 
 
 def _steps(timeline: Timeline, chains: Chains) -> int:

@@ -58,6 +58,11 @@ def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -
 
 
 def _checked(timeline: Timeline, name: str) -> Timeline:
+    if timeline.begin > timeline.end:
+        raise UsageError(
+            f"{name} has no events of the CPU, so nothing tells which module launched what: record them, too, like "
+            "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+        )
     if not timeline.marked:
         raise UsageError(f"{name} has no spans of tensortap.annotate: {HOW_TO_ANNOTATE}")
     return timeline
