@@ -33,12 +33,13 @@ ROOMS = {
     "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "view": COMMON | {"compare", "store", "report"},
-    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report"},
+    "times": COMMON,
+    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report", "times"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model"},
+    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "records", "model", "replay"},
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from tensortap.compat.profiler import backward_hook_wrapper, forward_hook_wrapper
+from tensortap.compat.profiler import backward_hook_wrapper, forward_hook_wrapper, remove_hook_wrappers
 
 WORDS = ("before ", "after ")
 
@@ -126,3 +128,51 @@ def test_paddle_layers(tmp_path: Path) -> None:
     assert [name for name in names if name.startswith(WORDS)] == [
         f"{word} {phase} of Linear: last" for phase in ("forward", "backward") for word in ("before", "after")
     ]
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_wrapping_twice_marks_once_under_the_later_name() -> None:
+    model = nn.Linear(2, 2)
+    for details in ("old", "new", "new"):
+        forward_hook_wrapper(backward_hook_wrapper(model, details), details)
+    assert marks(lambda: model(torch.ones(1, 2)).sum().backward()) == [
+        f"{word} {phase} of Linear: new" for phase in ("forward", "backward") for word in ("before", "after")
+    ]
+
+
+def test_the_marks_can_be_removed_also_from_a_graph_that_waits() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    other = forward_hook_wrapper(nn.Linear(2, 2))
+    for module in (model, *model):
+        forward_hook_wrapper(backward_hook_wrapper(module))
+    assert remove_hook_wrappers(model[1]) == 2
+    waiting = model(torch.ones(1, 2)).sum()
+    assert remove_hook_wrappers(model) == 4
+    assert marks(waiting.backward) == []
+    assert marks(lambda: model(torch.ones(1, 2)).sum().backward()) == []
+    assert not hooks(model) and hooks(other)
+    assert remove_hook_wrappers(model) == 0
+    forward_hook_wrapper(model[0])  # and anew
+    assert len(marks(lambda: model(torch.ones(1, 2)))) == 2
+
+
+def test_a_marked_model_is_freed() -> None:
+    model = forward_hook_wrapper(backward_hook_wrapper(nn.Linear(2, 2)))
+    model(torch.ones(1, 2)).sum().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_paddle_layers_are_marked_once_and_can_be_freed_of_marks(tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle")
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2))
+    for _ in range(2):
+        backward_hook_wrapper(forward_hook_wrapper(model[1], "last"), "last")
+    assert len(model[1]._forward_pre_hooks) == 2  # one for each direction
+    assert remove_hook_wrappers(model) == 2
+    assert not model[1]._forward_pre_hooks and not model[1]._forward_post_hooks

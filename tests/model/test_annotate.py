@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import threading
@@ -20,7 +21,6 @@ from support import zoo
 from tensortap.errors import UsageError
 from tensortap.model.annotate import annotate
 from tensortap.model.module_times import module_times
-from tensortap.model.spans import OVERHEAD
 
 OURS = ("forward ", "backward ", "recompute ")
 
@@ -220,8 +220,8 @@ def test_a_call_lives_no_longer_than_its_graph() -> None:
         for _ in range(3):
             train(model)
         gc.collect()
-        assert not handle._calls
-        assert not handle._spans._stack()
+        assert not handle._marks._calls
+        assert not handle._marks._spans._stack()
 
 
 class Fails(nn.Module):
@@ -251,7 +251,7 @@ def test_an_exception_leaves_no_span_open_for_the_next_step(error: type[BaseExce
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._spans._stack()
+        assert not handle._marks._spans._stack()
     pairs = parents(trace(prof, tmp_path))
     assert pairs.count(("forward (root) (Fails)", "")) == 2  # the second is not inside what the first left
     assert pairs.count(("forward inner.0 (Linear)", "forward inner (Sequential)")) == 2
@@ -282,7 +282,7 @@ def test_an_exception_in_backward_leaves_nothing_for_the_next_step(tmp_path: Pat
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._spans._stack()
+        assert not handle._marks._spans._stack()
     # Nobody is told when a node raises, so its spans end late, at the next forward: among themselves they nest.
     pairs = parents([event for event in trace(prof, tmp_path) if event["name"].startswith(OURS)])
     assert pairs.count(("forward (root) (Sequential)", "")) == 2
@@ -308,7 +308,7 @@ def test_a_module_inside_itself(tmp_path: Path) -> None:
     }
     (row,) = [row for row in module_times(prof).rows if row.module == "(root)"]
     outer = max(e.time_range.elapsed_us() for e in prof.events() if e.name == root)
-    assert row.forward.total == pytest.approx(outer)
+    assert row.calls == 2 and row.forward.own < row.forward.total <= outer  # what is inside itself counts once
 
 
 def test_forwards_on_two_threads_do_not_mix(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_forwards_on_two_threads_do_not_mix(tmp_path: Path) -> None:
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._spans._stack()
+        assert not handle._marks._spans._stack()
     assert not errors
     parents(trace(prof, tmp_path))
 
@@ -364,39 +364,65 @@ def test_a_kept_graph_is_marked_each_time(tmp_path: Path) -> None:
     assert counts[0] == counts[1] and ("backward 1 (Tanh)", "backward (root) (Sequential)") in counts[0]
 
 
-@pytest.mark.parametrize("memory", [False, True])
-def test_module_times_add_up(memory: bool) -> None:
-    model = Net(False)
+def test_annotating_twice_marks_once(tmp_path: Path) -> None:
+    model = Net()
     with annotate(model):
-        prof = profiled(lambda: train(model), profile_memory=memory)
-    times = module_times(prof)
-    rows = {row.module: row for row in times.rows}
-    assert rows["norm"].calls == 2 and rows["layers.0"].calls == 1
-    root = rows["(root)"]
-    (split,) = [e.time_range.end for e in prof.events() if e.name == "forward (root) (Net)"]
-    ours = [e.time_range.elapsed_us() for e in prof.events() if e.name == OVERHEAD and e.time_range.start < split]
-    assert sum(row.forward.own for row in rows.values()) + sum(ours) == pytest.approx(root.forward.total)
-    began = min(e.time_range.start for e in prof.events() if e.name.startswith("backward "))
-    late = [e.time_range.elapsed_us() for e in prof.events() if e.name == OVERHEAD and e.time_range.start > began]
-    spent = sum(row.backward.own + row.recompute.own for row in rows.values()) + sum(late)
-    assert spent == pytest.approx(root.backward.total)
-    assert all(phase.own >= -1e-6 for row in rows.values() for phase in (row.forward, row.backward, row.recompute))
-    assert [row.own for row in times.rows] == sorted((row.own for row in times.rows), reverse=True)
-    if memory:
-        assert rows["norm"].forward.memory >= 2 * IDS.numel() * 4 * 4  # both outputs stay
-    else:
-        assert not any(row.forward.memory for row in times.rows)
-    assert ("memory" in str(times)) == memory
-    assert max(map(len, str(times).splitlines())) <= 80
-    json.dumps(times.as_dict())
-    assert [row.module for row in module_times(prof, sort="order").rows][:2] == ["(root)", "embed"]
+        once = Counter(parents(trace(profiled(lambda: train(model)), tmp_path)))
+    with annotate(model), annotate(model) as inner:
+        assert Counter(parents(trace(profiled(lambda: train(model)), tmp_path))) == once
+        inner.close()
+        assert Counter(parents(trace(profiled(lambda: train(model)), tmp_path))) == once  # the outer one is in use
+    assert not hooks(model)
 
 
-def test_module_times_say_what_is_missing() -> None:
-    prof = profiled(lambda: torch.ones(1))
-    with pytest.raises(UsageError, match="no spans"):
-        module_times(prof)
-    with pytest.raises(UsageError, match="sort"):
-        module_times(prof, sort="size")
-    with pytest.raises(UsageError, match="profile"):
-        module_times("prof.json")
+def test_a_handle_that_was_lost_can_be_had_again() -> None:
+    model = Net()
+    annotate(model)
+    assert hooks(model)
+    annotate(model).close()
+    assert not hooks(model)
+    annotate(model).close()  # and anew
+    assert not hooks(model)
+
+
+def test_other_marks_on_annotated_modules_are_refused() -> None:
+    model = Net()
+    with annotate(model):
+        before = hooks(model)
+        for wrong in (
+            lambda: annotate(model, backward=False),
+            lambda: annotate(model, modules="layers.*"),
+            lambda: annotate(model.layers[0]),
+            lambda: annotate(nn.Sequential(model)),
+        ):
+            with pytest.raises(UsageError, match=r"already annotated.*close"):
+                wrong()
+        assert hooks(model) == before
+    annotate(model, modules="layers.*").close()
+    assert not hooks(model)
+
+
+def test_a_copy_of_an_annotated_model_is_another_model(tmp_path: Path) -> None:
+    model = Net()
+    with annotate(model):
+        copied = copy.deepcopy(model)
+        with annotate(copied):
+            prof = profiled(lambda: train(copied))
+        assert parents(trace(prof, tmp_path)).count(("forward (root) (Net)", "")) == 1
+
+
+def test_several_models_in_one_profile_have_names() -> None:
+    models = {"G": nn.Sequential(nn.Linear(2, 2)), "D": nn.Sequential(nn.Linear(2, 2))}
+    with annotate(models["G"], name="G"), annotate(models["D"], name="D"):
+        with pytest.raises(UsageError, match="already annotated"):
+            annotate(models["G"], name="other")
+        prof = profiled(lambda: models["D"](models["G"](torch.ones(1, 2))).sum().backward())
+    calls = {row.module: row.calls for row in module_times(prof).rows if row.calls}
+    assert calls == {"G": 1, "G.0": 1, "D": 1, "D.0": 1}
+
+
+def test_a_class_with_an_odd_name_keeps_its_row() -> None:
+    model = nn.Sequential(type("Odd(1)", (nn.Linear,), {})(2, 2))
+    with annotate(model):
+        prof = profiled(lambda: model(torch.ones(1, 2)))
+    assert ("0", "Odd[1]") in {(row.module, row.cls) for row in module_times(prof).rows}

@@ -9,7 +9,7 @@ import pytest
 from support.doc_pages import examples, printed_as_said
 
 DIGITS = r"-?\d+\.\d+(e-?\d+)?"
-TIMES = r"[\d.]+ (µs|ms|s|B|kB)\b"
+TIMES = r"[\d.]+ (µs|ms|s|B|kB)\b|<?[\d.]+%"
 PAGES = {"in-memory.md": DIGITS, "peek.md": DIGITS, "audit.md": DIGITS, "inspect.md": TIMES, "profiler.md": TIMES}
 
 

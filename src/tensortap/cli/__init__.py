@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import bench, check_hooks, compare, demo, export, replay, report, show, view
+from tensortap.cli import bench, check_hooks, compare, demo, export, replay, report, show, times, view
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -55,6 +55,7 @@ app.command()(view.view)
 app.command()(replay.replay)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)
+app.command()(times.times)
 app.command()(bench.bench)
 
 

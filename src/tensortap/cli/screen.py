@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["comparing", "console", "losses", "print_lines", "waiting", "width"]
+__all__ = ["comparing", "console", "losses", "print_lines", "progress", "waiting", "width"]
 
 _PLAIN_ABOVE = 500
 _PATIENCE = 2.0
@@ -62,27 +62,35 @@ def waiting(text: str) -> Iterator[None]:
         status.stop()
 
 
+def comparing(wanted: bool) -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """The progress of a comparison."""
+    return progress("comparing", wanted)
+
+
 @contextmanager
-def comparing(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """How far it is, after two seconds and if somebody may be watching: bytes a second, and the time left."""
+def progress(title: str, wanted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that takes bytes done and bytes in all, or None if nobody is watching.
+
+    After two seconds it shows a bar on stderr, with bytes a second and the time left.
+    """
     screen = console(stderr=True)
     if not wanted or not screen.is_terminal:
         yield None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("comparing"), BarColumn(32), TextColumn("{task.percentage:>3.0f}%"))
-    progress = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=screen, transient=True)
-    task = progress.add_task("comparing", total=None)
-    timer = threading.Timer(_PATIENCE, progress.start)
+    columns = (TextColumn("{task.description}"), BarColumn(32), TextColumn("{task.percentage:>3.0f}%"))
+    bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=screen, transient=True)
+    task = bar.add_task(Text(title).markup, total=None)
+    timer = threading.Timer(_PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
     finally:
         timer.cancel()
         timer.join()  # it may be starting the line at this very moment
-        progress.stop()
+        bar.stop()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tensortap.frameworks.base import Framework, Gradient
 from tensortap.frameworks.profiling import Profiling
 from tensortap.model.spans import Call, Spans
+from tensortap.times.marks import AFTER, BEFORE
 
 __all__ = ["Backward", "ByCall", "ByNode"]
 
@@ -49,7 +50,7 @@ class ByNode:
                 owned.add(number)
                 token = object()
                 call.removes += self._profiling.around_node(
-                    found.node, partial(self._begin, call, token), partial(self._spans.close, token)
+                    found.node, partial(self._begin, call, token), partial(self._end, token)
                 )
         if not self._spans.in_forward():
             owned.clear()
@@ -58,10 +59,17 @@ class ByNode:
         """Every hook was on the call."""
 
     def _begin(self, call: Call, token: object) -> None:
-        # Under reentrant checkpointing this node runs inside another node of an enclosing call, which is open.
-        for link in call.chain():
-            if not self._spans.in_backward(link):
-                self._spans.open(link, "backward", token)
+        with self._profiling.mark(BEFORE):
+            # Under reentrant checkpointing this node runs inside another node of an enclosing call, which is open.
+            links = [link for link in call.chain() if not self._spans.in_backward(link)]
+        for link in links:
+            # Spans that only enclose that of a part are many; a heavy one for each would fill the profile.
+            self._spans.open(link, f"backward {link.label}", token, backward=True, light=link is not links[-1])
+
+    def _end(self, token: object) -> None:
+        if self._spans.close(token):
+            with self._profiling.mark(AFTER):
+                pass
 
 
 class ByCall:

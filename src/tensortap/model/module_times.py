@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.errors import UsageError
-from tensortap.frameworks.profiling import Timed, timed_spans
-from tensortap.model.spans import OVERHEAD
+from tensortap.times import Ledger, Spent, attribute, read_profile
+from tensortap.times.facts import facts_of
+from tensortap.times.json_stream import Progress
+from tensortap.times.table import Table, check_sort, table
 
-__all__ = ["ModuleTime", "ModuleTimes", "Spent", "module_times"]
-
-_NAME = re.compile(r"(forward|backward|recompute) (.+) \(([^()]+)\)")
-_SORTS = ("own", "total", "name", "order")
-
-
-@dataclass(slots=True)
-class Spent:
-    """What one module spent in one phase. Times in microseconds, memory in bytes: allocated less freed."""
-
-    pieces: int = 0
-    """Spans: one a call in forward; one a graph node in backward, and one for each node of its parts."""
-    total: float = 0.0
-    """With its parts, and with what annotating them costs."""
-    own: float = 0.0
-    """Without either."""
-    memory: int = 0
-    own_memory: int = 0
-    device: float = 0.0
-    """Time of the kernels on the device that were launched inside."""
-    device_memory: int = 0
+__all__ = ["ModuleTime", "ModuleTimes", "module_times"]
 
 
 @dataclass(slots=True)
 class ModuleTime:
+    """What one module spent in each phase. `(optimizer)`, `(no module)` and the like are rows, too."""
+
     module: str
     cls: str
     forward: Spent = field(default_factory=Spent)
     backward: Spent = field(default_factory=Spent)
     recompute: Spent = field(default_factory=Spent)
+    other: Spent = field(default_factory=Spent)
+    """What is neither of a module's phases: the optimizer's step, for example."""
 
     @property
     def calls(self) -> int:
@@ -50,48 +33,69 @@ class ModuleTime:
 
     @property
     def own(self) -> float:
-        return self.forward.own + self.backward.own + self.recompute.own
+        return sum(spent.own for spent in self._phases())
 
     @property
     def total(self) -> float:
-        """Recomputation runs inside backward and is in its total already."""
-        return self.forward.total + self.backward.total
+        return sum(spent.total for spent in self._phases())
+
+    @property
+    def device_own(self) -> float:
+        return sum(spent.device_own for spent in self._phases())
+
+    def _phases(self) -> tuple[Spent, ...]:
+        return self.forward, self.backward, self.recompute, self.other
 
 
-def module_times(prof: Any, *, sort: str = "own") -> ModuleTimes:
-    """Add up the spans of `tensortap.annotate` in a `torch.profiler.profile` that has stopped.
+def module_times(profile: Any, *, sort: str = "own", progress: Progress | None = None) -> ModuleTimes:
+    """Add up the spans of `tensortap.annotate` in a profile.
 
-    `sort`: "own" time (without a module's parts), "total", "name", or the "order" of the first call.
+    `profile` is a `torch.profiler.profile` or a `paddle.profiler.Profiler` that has stopped, or the path of a trace
+    that one of them has exported, gzipped or not. `sort` is a column of the table: "own" time (without a module's
+    parts), "total", "device_own", "calls", "module", the "order" of the first call, and others. `progress` is called
+    with the bytes read and the size of the file.
 
     >>> with tensortap.annotate(model), torch.profiler.profile(profile_memory=True) as prof:
     ...     model(x).sum().backward()
     >>> print(tensortap.module_times(prof))
     """
-    if sort not in _SORTS:
-        raise UsageError(f"sort: {sort!r} is none of {', '.join(_SORTS)}")
-    spans = timed_spans(prof, lambda name: name == OVERHEAD or _NAME.fullmatch(name) is not None)
-    if not spans:
-        raise UsageError(
-            "this profile has no spans of tensortap.annotate: wrap the model before the profiled block, "
-            "like `with tensortap.annotate(model), torch.profiler.profile() as prof:`"
-        )
-    rows = list(_added(spans))
-    if sort == "name":
-        rows.sort(key=lambda row: row.module)
-    elif sort != "order":
-        rows.sort(key=lambda row: -float(getattr(row, sort)))
-    return ModuleTimes(rows)
+    check_sort(sort)
+    return ModuleTimes(attribute(read_profile(profile, progress)), sort)
 
 
 class ModuleTimes:
-    """A row for each module. `str()` is a table."""
+    """Times of a whole profile. `str()` is a table."""
 
-    def __init__(self, rows: list[ModuleTime]) -> None:
-        self.rows = rows
+    def __init__(self, ledger: Ledger, sort: str = "own") -> None:
+        self.ledger = ledger
+        self._sort = sort
+        self.rows = self._modules()
+
+    def table(
+        self, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+    ) -> Table:
+        """Rows of one module, or one class, in one phase.
+
+        `depth=2` folds everything below two levels of names. `top` is the number of rows, None for all of them.
+        """
+        return table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for json.dumps."""
-        return {"modules": [{**asdict(row), "calls": row.calls} for row in self.rows]}
+        return facts_of(self.ledger, self.table())
+
+    def _modules(self) -> list[ModuleTime]:
+        rows: dict[tuple[str, str], ModuleTime] = {}
+        for (module, cls, phase), spent in self.ledger.spent(lambda at: (at.module, at.cls, at.phase)).items():
+            setattr(rows.setdefault((module, cls), ModuleTime(module, cls)), phase, spent)
+        order = {(row.module, row.cls): place for place, row in reversed(list(enumerate(self.table().rows)))}
+        return sorted(rows.values(), key=lambda row: self._key(row, order))
+
+    def _key(self, row: ModuleTime, order: dict[tuple[str, str], int]) -> float:
+        """A module has a row in each phase; sums are sorted as sums, all else by the first of these rows."""
+        if self._sort in ("own", "total", "device_own"):
+            return -float(getattr(row, self._sort))
+        return order.get((row.module, row.cls), len(order))
 
     def __str__(self) -> str:
         from tensortap.report.times_page import times_page  # loads rich; importing tensortap must not
@@ -102,38 +106,3 @@ class ModuleTimes:
 
     def __repr__(self) -> str:
         return f"<ModuleTimes of {len(self.rows)} modules>"
-
-
-def _added(spans: Iterable[Timed]) -> Iterable[ModuleTime]:
-    """Spans come in the order in which they began, an outer one before those inside it."""
-    rows: dict[tuple[str, str], ModuleTime] = {}
-    stacks: dict[int, list[tuple[Timed, Spent]]] = {}
-    for span in spans:
-        if span.name == OVERHEAD:
-            spent = Spent()  # taken off what encloses it, and shown nowhere
-        else:
-            phase, module, cls = _parts(span.name)
-            spent = getattr(rows.setdefault((module, cls), ModuleTime(module, cls)), phase)
-        stack = stacks.setdefault(span.thread, [])
-        while stack and stack[-1][0].end <= span.start:
-            stack.pop()
-        length = span.end - span.start
-        spent.pieces += 1
-        spent.own += length
-        spent.own_memory += span.memory
-        if stack:
-            stack[-1][1].own -= length
-            stack[-1][1].own_memory -= span.memory
-        if all(outer is not spent for _, outer in stack):  # inside itself it is counted once
-            spent.total += length
-            spent.memory += span.memory
-            spent.device += span.device_time
-            spent.device_memory += span.device_memory
-        stack.append((span, spent))
-    return rows.values()
-
-
-def _parts(name: str) -> tuple[str, str, str]:
-    found = _NAME.fullmatch(name)
-    assert found is not None  # only such names are taken
-    return found[1], found[2], found[3]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.profiling import Profiling
 
-__all__ = ["OVERHEAD", "Call", "Spans"]
-
-OVERHEAD = "tensortap looks for the graph nodes of a call"
-"""The span of our own work inside a module's forward, so that it is not taken for the module's."""
+__all__ = ["Call", "Spans"]
 
 
 @dataclass(eq=False)
@@ -41,8 +38,7 @@ class Call:
         return found[::-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Open:
+class _Open(NamedTuple):
     call: Call
     backward: bool
     token: object
@@ -68,10 +64,10 @@ class Spans:
         stack = self._stack()
         return stack[-1].call if stack else None
 
-    def open(self, call: Call, word: str | None, token: object) -> None:
-        """`word` begins the span's name; None: keep the place, show nothing."""
-        handle = None if word is None else self._profiling.begin(f"{word} {call.label}")
-        self._stack().append(_Open(call, word == "backward", token, handle))
+    def open(self, call: Call, name: str | None, token: object, *, backward: bool = False, light: bool = False) -> None:
+        """Open a span of this name; None keeps the place and shows nothing."""
+        handle = None if name is None else self._profiling.begin(name, light)
+        self._stack().append(_Open(call, backward, token, handle))
 
     def in_forward(self) -> bool:
         """Whether a module is running on this thread."""
@@ -80,12 +76,16 @@ class Spans:
     def in_backward(self, call: Call) -> bool:
         return any(entry.backward and entry.call is call for entry in self._stack())
 
-    def close(self, token: object) -> None:
-        """Close what was opened with `token`, and all above it: it was left open by an exception."""
+    def close(self, token: object) -> bool:
+        """Close what was opened with `token`, and all above it, which an exception left open. Return False if nothing
+        was.
+        """
         stack = self._stack()
         first = next((place for place, entry in enumerate(stack) if entry.token is token), None)
-        if first is not None:
-            self._close_from(first)
+        if first is None:
+            return False
+        self._close_from(first)
+        return True
 
     def leave(self, token: object) -> Call | None:
         """Close the innermost span of `token` and all above it. A module may be inside itself."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bundle", "bundle", "joined"]
 
-_ENTRY = "main.js"
+_COMMON_STYLES = ("page.css", "views.css")
 _IMPORT = re.compile(
     r'^import\s*\{(\s*[\w$]+(?:\s*,\s*[\w$]+)*\s*,?\s*)\}\s*from\s*"\./([\w-]+)\.js";?[ \t]*$', re.MULTILINE
 )
@@ -35,16 +35,19 @@ class Bundle:
 
 
 @cache
-def bundle() -> Bundle:
-    """Of the assets that come with the package."""
+def bundle(entry: str = "main") -> Bundle:
+    """The assets of the package that a page needs whose scripts start at `entry`.
+
+    The style sheet of the same name comes after the common ones. Only `main` needs what others wrote.
+    """
     folder = files("tensortap.report.html") / "assets"
-    vendor = _texts(folder / "vendor")
+    vendor = _texts(folder / "vendor") if entry == "main" else {}
     own = _texts(folder)
     modules = {name.removesuffix(".js"): text for name, text in own.items() if name.endswith(".js")}
-    styles = [text for source in (vendor, own) for name, text in source.items() if name.endswith(".css")]
+    styles = [text for name, text in vendor.items() if name.endswith(".css")]
+    styles += [own[name] for name in (*_COMMON_STYLES, f"{entry}.css") if name in own]
     scripts = [text for name, text in vendor.items() if name.endswith(".js")]
-    if _ENTRY in own:
-        scripts.append(joined(modules))
+    scripts.append(joined(modules, entry))
     for script in scripts:
         if found := _ENDS_SCRIPT.search(script):
             raise ValueError(f"a script has {found[0]!r} in it, which would end it within the page")

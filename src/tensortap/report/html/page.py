@@ -21,7 +21,7 @@ class Page:
     """A page before it is written."""
 
     kind: str
-    """comparison | run"""
+    """comparison | run | times"""
     title: str
     before: str
     """HTML above what scripts draw."""
@@ -30,10 +30,12 @@ class Page:
     head: Block
     blocks: Sequence[Block]
     """All others."""
+    entry: str = "main"
+    """The module that scripts start at."""
 
     def parts(self, served: bool = False) -> Iterator[str]:
         """The file, piece by piece. A served page leaves all blocks but the head to be asked for."""
-        assets = bundle()
+        assets = bundle(self.entry)
         yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(assets, served)}">\n'
         yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

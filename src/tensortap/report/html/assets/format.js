@@ -36,6 +36,20 @@ export function percent(value) {
   return share === 0 ? "0 %" : `${number(share * 100, 2)} %`;
 }
 
+/** Microseconds to three digits: 0.40 µs, 12.3 ms; "–" for none. */
+export function duration(value) {
+  if (!value) return "–";
+  const units = [
+    ["µs", 1],
+    ["ms", 1e3],
+    ["s", 1e6],
+  ];
+  const [unit, size] = units.find(([, length]) => Math.abs(value) / length < 999.5) ?? units[2];
+  const shown = value / size;
+  const length = Math.abs(shown);
+  return `${shown.toFixed(length < 9.995 ? 2 : length < 99.95 ? 1 : 0)} ${unit}`;
+}
+
 /** A power of ten for an axis: 10⁻⁵. */
 export function powerOfTen(value) {
   const exponent = Math.round(Math.log10(value));

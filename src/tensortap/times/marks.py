@@ -1,0 +1,135 @@
+"""The names of spans: those that `tensortap.annotate` writes, and those of the frameworks that have a meaning here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = [
+    "AFTER",
+    "ANNOTATING",
+    "BEFORE",
+    "CALIBRATION",
+    "IDLE",
+    "NO_MODULE",
+    "PHASES",
+    "Kind",
+    "Meaning",
+    "meaning_of",
+]
+
+BEFORE = "tensortap before"
+"""Covers the work of a hook up to the module span that follows it."""
+AFTER = "tensortap after"
+"""Covers the work of a hook since the module span that ended right before it."""
+CALIBRATION = "tensortap calibration"
+"""Encloses a few calls of a module that does nothing, which show what annotating a call costs."""
+IDLE = "tensortap (idle)"
+"""The span of such a call."""
+
+PHASES = ("forward", "backward", "recompute", "other")
+ANNOTATING = "(annotating)"
+NO_MODULE = "(no module)"
+
+_MODULE = re.compile(r"(forward|backward|recompute) (.+) \(([^()]+)\)")
+_MOMENT = re.compile(r"backward (begins|ends) (.+) \(([^()]+)\)")
+_NODE = "autograd::engine::evaluate_function: "
+_OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(.+)\.\1")
+_PADDLE_NODE = re.compile(r"Global_(\w+)")
+_PADDLE_CREATES = re.compile(r"(\w+) node_creation")
+
+
+class Kind(IntEnum):
+    """What a span stands for."""
+
+    MODULE = 0
+    BEFORE = 1
+    AFTER = 2
+    CALIBRATION = 3
+    NODE = 4
+    """A graph node that backward runs."""
+    NAMED = 5
+    """A row of its own: the optimizer, a data loader, AccumulateGrad."""
+    STEP = 6
+    """A step of the profiler."""
+    BEGINS = 7
+    """Gradient has reached the outputs of a module (paddle)."""
+    ENDS = 8
+    """The gradients of the module's inputs are complete (paddle)."""
+    CREATES = 9
+    """Forward creates a graph node (paddle)."""
+    BACKWARD = 10
+    """A whole call of backward (paddle)."""
+    IDLE = 11
+    """A call inside a calibration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the name of a span says."""
+
+    kind: Kind
+    phase: str = "other"
+    module: str = ""
+    """For a graph node, and for its creation, the type of the node."""
+    cls: str = ""
+
+
+def meaning_of(name: str) -> Meaning | None:
+    """Return what a span of this name stands for; None for an operator or anything else.
+
+    >>> meaning_of("forward layers.0.fc1 (Linear)")
+    Meaning(kind=<Kind.MODULE: 0>, phase='forward', module='layers.0.fc1', cls='Linear')
+    >>> meaning_of("Optimizer.step#AdamW.step").module
+    '(optimizer)'
+    """
+    if (plain := _PLAIN.get(name)) is not None:
+        return plain
+    if name.startswith(("forward ", "backward ", "recompute ")):
+        return _of_module(name)
+    if name.startswith(_NODE):
+        if name.endswith("AccumulateGrad"):
+            return _ACCUMULATES
+        return Meaning(Kind.NODE, "backward", name[len(_NODE) :])
+    if found := _OPTIMIZER.fullmatch(name):
+        return Meaning(Kind.NAMED, "other", "(optimizer)" if found[1] == "step" else "(zero_grad)", found[2])
+    if name.startswith("enumerate(DataLoader)#"):
+        return Meaning(Kind.NAMED, "other", "(data loader)", "DataLoader")
+    if name.startswith(("ProfilerStep#", "ProfileStep#")):
+        return Meaning(Kind.STEP)
+    return _of_paddle(name)
+
+
+_ACCUMULATES = Meaning(Kind.NAMED, "backward", "(AccumulateGrad)", "AccumulateGrad")
+_PLAIN = {
+    BEFORE: Meaning(Kind.BEFORE),
+    AFTER: Meaning(Kind.AFTER),
+    CALIBRATION: Meaning(Kind.CALIBRATION),
+    IDLE: Meaning(Kind.IDLE),
+    "Gradient Backward": Meaning(Kind.BACKWARD, "backward"),
+    "Optimization Step": Meaning(Kind.NAMED, "other", "(optimizer)", "Optimizer"),
+    "Global_GradNodeAccumulation": _ACCUMULATES,
+}
+
+
+def _of_module(name: str) -> Meaning | None:
+    if found := _MOMENT.fullmatch(name):
+        kind = Kind.BEGINS if found[1] == "begins" else Kind.ENDS
+        return Meaning(kind, "backward", found[2], found[3])
+    if found := _MODULE.fullmatch(name):
+        return Meaning(Kind.MODULE, found[1], found[2], found[3])
+    return None
+
+
+def _of_paddle(name: str) -> Meaning | None:
+    if found := _PADDLE_NODE.fullmatch(name):
+        return Meaning(Kind.NODE, "backward", _plain_type(found[1].removesuffix("GradNode")))
+    if found := _PADDLE_CREATES.fullmatch(name):
+        return Meaning(Kind.CREATES, "forward", _plain_type(found[1]))
+    return None
+
+
+def _plain_type(name: str) -> str:
+    """`layer_norm` creates a `LayerNormGradNode`, and `add_` an `AddGradNode`: the same word for each pair."""
+    return name.replace("_", "").lower()

@@ -1,0 +1,172 @@
+"""Real profiles of torch: what must hold of them however long anything took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
+
+from tensortap.bench.model import SIZES, Llama
+from tensortap.errors import UsageError
+from tensortap.model.annotate import annotate
+from tensortap.model.module_times import ModuleTimes, module_times
+from tensortap.times import Spent
+
+
+@dataclass(frozen=True)
+class Profiled:
+    live: ModuleTimes
+    exported: ModuleTimes
+
+    @property
+    def spent(self) -> dict[tuple[str, str], Spent]:
+        return self.live.ledger.spent(lambda place: (place.module, place.phase))
+
+
+def profiled(model: nn.Module, loss: Callable[[], torch.Tensor], folder: Path, steps: int = 2) -> Profiled:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with annotate(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        for _ in range(steps):
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    path = folder / "trace.json.gz"
+    live = module_times(prof)
+    prof.export_chrome_trace(str(path))
+    return Profiled(live, module_times(path))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    size = SIZES["llama-tiny"]
+    torch.manual_seed(0)
+    model = Llama(size)
+    words = torch.randint(0, size.words, (size.batch, size.length))
+    return profiled(model, lambda: model(words).float().square().mean(), tmp_path_factory.mktemp("llama"))
+
+
+def test_all_rows_together_are_the_span_of_the_profile(llama: Profiled) -> None:
+    ledger = llama.live.ledger
+    assert sum(spent.own for spent in llama.spent.values()) == pytest.approx(ledger.span / 1000)
+    assert all(spent.own >= 0 and spent.total >= spent.own for spent in llama.spent.values())
+
+
+def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
+    def rows(times: ModuleTimes) -> dict[tuple[str, str, str], tuple[int, float]]:
+        return {(row.module, row.cls, row.phase): (row.calls, row.memory) for row in times.table(sort="order").rows}
+
+    assert rows(llama.exported) == rows(llama.live)
+    for ours, theirs in zip(llama.live.table().rows, llama.exported.table().rows, strict=True):
+        assert ours.own == pytest.approx(theirs.own, abs=0.1)
+
+
+def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> None:
+    calls = {name: spent.pieces for name, spent in llama.spent.items()}
+    assert llama.live.ledger.steps == 2
+    assert calls["(root)", "forward"] == calls["layers.0.mlp.up_proj", "forward"] == 2
+    assert calls["(optimizer)", "other"] == calls["(zero_grad)", "other"] == 2
+    assert calls["(AccumulateGrad)", "backward"] == 2 * len(list(Llama(SIZES["llama-tiny"]).parameters()))
+    assert {phase for _, phase in calls} == {"forward", "backward", "other"}
+
+
+def test_totals_of_parts_are_in_the_total_of_the_whole(llama: Profiled) -> None:
+    spent = llama.spent
+    for phase in ("forward", "backward"):
+        inside = sum(each.own for name, each in spent.items() if name[0][0] != "(" and name[1] == phase)
+        root = spent["(root)", phase]
+        assert root.total == pytest.approx(inside + root.own)
+        for block in ("layers.0", "layers.1"):
+            parts = [each.own for name, each in spent.items() if name[0].startswith(block) and name[1] == phase]
+            assert spent[block, phase].total == pytest.approx(sum(parts))
+
+
+def test_a_container_whose_backward_is_all_of_its_parts_has_none_of_its_own(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 4)))
+    spent = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).spent
+    for name in ("(root)", "0", "1"):
+        assert spent[name, "backward"].own == 0 < spent[name, "backward"].total
+    assert spent["0.0", "backward"].own > 0
+
+
+class Blocks(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)])
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_a_phase_and_in_no_other(reentrant: bool, tmp_path: Path) -> None:
+    model = Blocks(reentrant)
+    found = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path)
+    spent = found.spent
+    assert sum(each.own for each in spent.values()) == pytest.approx(found.live.ledger.span / 1000)
+    for i in (0, 1):
+        again = spent[f"blocks.{i}", "recompute"]
+        assert again.pieces == 2
+        assert again.total == pytest.approx(again.own + sum(spent[f"blocks.{i}.{j}", "recompute"].own for j in (0, 1)))
+    assert ("first", "recompute") not in spent and ("(root)", "recompute") not in spent
+    (row,) = [row for row in found.live.rows if row.module == "blocks.0"]
+    assert row.total == pytest.approx(row.forward.total + row.backward.total + row.recompute.total)
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle:UserWarning")
+def test_each_cycle_of_a_schedule_is_calibrated() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    seen = []
+
+    def keep(prof: profile) -> None:
+        seen.append(sum(event.name() == "tensortap calibration" for event in prof.profiler.kineto_results.events()))
+
+    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
+    with annotate(model), profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=keep) as prof:
+        for _ in range(8):
+            model(torch.ones(1, 4))
+            prof.step()
+    assert seen == [1, 1]
+
+
+def test_global_hooks_of_the_user_see_only_the_model() -> None:
+    seen: list[str] = []
+    model = nn.Sequential(nn.Linear(4, 4))
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    try:
+        with annotate(model), profile(activities=[ProfilerActivity.CPU]) as prof:
+            model(torch.ones(1, 4))
+    finally:
+        handle.remove()
+    assert seen == ["Linear", "Sequential"]
+    assert module_times(prof).ledger.calls
+
+
+def test_the_table_fits_and_can_be_sorted(llama: Profiled) -> None:
+    text = str(llama.live)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "(no module)" in text and "layers.1.mlp.down_proj" in text
+    rows = llama.live.rows
+    assert [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        torch.ones(1)
+    with pytest.raises(UsageError, match=r"no spans of tensortap\.annotate"):
+        module_times(prof)
+    with pytest.raises(UsageError, match="sort: 'size' is none of own, total"):
+        module_times(prof, sort="size")
+    with pytest.raises(UsageError, match="holds no events"):
+        module_times(profile(activities=[ProfilerActivity.CPU]))
