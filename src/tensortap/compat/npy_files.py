@@ -81,20 +81,8 @@ class NpyFiles:
         self._written: list[Path] | None = []
         """What may have to be set aside; None once training has begun."""
         self._rank = framework.rank()
-        for folder in (self._folder(path, kind) for kind in (TENSORS, GRADS)):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                old = len(files_in(folder))
-            except OSError as error:
-                raise StoreWriteError(f"{folder} cannot be created: {error.strerror}") from error
-            if old:
-                _log.warning(
-                    "tensortap: %s holds %d files of an earlier run; those of the same names are replaced, "
-                    "the others stay",
-                    folder,
-                    old,
-                )
-        self._sidecar = SidecarWriter(path, self._rank, framework.name, framework.world())
+        self._sidecar: SidecarWriter | None = None
+        self._make_folders()
 
     @property
     def full(self) -> bool:
@@ -113,8 +101,32 @@ class NpyFiles:
         else:
             name = tensor_file(index, site.cls, self._layer_name(site), key.path, key.step)
         array = self._framework.host(tensor)
+        if self._sidecar is None:
+            self._sidecar = self._begin()
         self._sidecar.add(f"{kind}/{name}", Entry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
         self._save(self._folder(self._path, kind) / name, array)
+
+    def _begin(self) -> SidecarWriter:
+        """Look at the rank again, because the process group may have been created since the registration."""
+        if (rank := self._framework.rank()) != self._rank:
+            self._rank = rank
+            self._make_folders()
+        return SidecarWriter(self._path, rank, self._framework.name, self._framework.world())
+
+    def _make_folders(self) -> None:
+        for folder in (self._folder(self._path, kind) for kind in (TENSORS, GRADS)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                old = len(files_in(folder))
+            except OSError as error:
+                raise StoreWriteError(f"{folder} cannot be created: {error.strerror}") from error
+            if old:
+                _log.warning(
+                    "tensortap: %s holds %d files of an earlier run; those of the same names are replaced, "
+                    "the others stay",
+                    folder,
+                    old,
+                )
 
     def keep(self) -> None:
         """Remember no longer what was saved: nothing will be set aside."""
