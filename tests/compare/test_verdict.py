@@ -429,6 +429,20 @@ def test_without_inputs_a_record_may_be_as_far_off_as_the_outputs_before_it(tmp_
     assert alone.first is not None and alone.first.module == "norm"
 
 
+def test_a_bias_gradient_that_cancels_out_is_noise_also_where_what_it_sums_is_not_recorded(tmp_path: Path) -> None:
+    """As before a BatchNorm or in the keys of an attention: beside the weight's gradient there is nothing left."""
+    weight, noise = values(1, (32, 64)), values(2, (32,))
+
+    def run(name: str, bias: np.ndarray[Any, Any]) -> Path:
+        gradients = [("weight", weight), ("bias", bias.astype(np.float32))]
+        return write(tmp_path / name, [Seen("conv", array, "param_grad", path=path) for path, array in gradients])
+
+    cancelled = run("a", 1e-7 * noise)
+    assert tt.compare(cancelled, run("b", 1e-7 * values(3, (32,)))).verdict == "match"
+    assert tt.compare(cancelled, run("c", 1e-7 * noise + 1e-3)).verdict == "diverged"
+    assert tt.compare(run("d", noise), run("e", 1.01 * noise)).verdict == "diverged"
+
+
 def test_every_row_says_what_judged_it(runs: Runs) -> None:
     for row in runs.compared("output").rows:
         assert row["rule"]

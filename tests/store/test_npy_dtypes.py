@@ -239,3 +239,19 @@ def test_a_tree_without_a_sidecar_is_compared_by_the_names_of_files(kit: SavingK
         assert result.verdict == "match" and len(result) == 10 and not result.unmatched
     by_order = "paired with those of the reference by their order" in " ".join(result.notes)
     assert by_order == (kit.name == "paddle")
+
+
+def test_a_tree_of_torch_is_compared_with_a_tree_of_paddle(tmp_path: Path) -> None:
+    """Weights that lie the other way round are turned, as for captured runs."""
+    paddle = pytest.importorskip("paddle")
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    theirs = paddle.nn.Sequential(paddle.nn.Linear(6, 8), paddle.nn.GELU(), paddle.nn.Linear(8, 3))
+    tensortap.transfer(ours, theirs)
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    for model, batch, name in ((ours, torch.from_numpy(x), "torch"), (theirs, paddle.to_tensor(x), "paddle")):
+        register_saving_hook(model, tmp_path / name)
+        model(batch).square().mean().backward()
+        remove_saving_hook(model)
+    result = tensortap.compare(tmp_path / "torch", tmp_path / "paddle")
+    assert result.verdict == "match" and len(result) == 8 and not result.unmatched

@@ -248,7 +248,10 @@ class _Judge:
         if kind == "param_grad" and pairs.dimensions[row] <= 1:
             # A sum over all positions that may cancel out, as the gradient of a bias before a softmax or a BatchNorm
             # does: its rounding is as large as that of what is summed.
-            summed = max((self.l2[s] for s in sources if self.structure.kind[s] == "grad_output"), default=0.0)
+            summed = max((self.l2[s] for s in sources if self.structure.kind[s] == "grad_output"), default=None)
+            if summed is None and pairs.isolated is None:
+                summed = self._summed_unseen(row)
+            summed = summed or 0.0
             if self.l2[row] > 0 and self.base[row] * summed / self.l2[row] > allowed:
                 allowed, rule = self.base[row] * summed / self.l2[row], "rounding of what it sums"
             elif not self.l2[row] and summed:
@@ -263,6 +266,25 @@ class _Judge:
         if kind in ("output", "input") and (unseen := self._unseen_parameters(row)) > allowed:
             allowed, rule = unseen, UNSEEN_PARAMETERS
         return allowed, rule
+
+    def _summed_unseen(self, row: int) -> float:
+        """The size of what a bias's gradient sums, if it was not recorded: as its module's weight suggests.
+
+        Both are sums over the same positions. So their elements are of one size, unless those of the bias cancel out.
+        """
+        beside = self._weight_gradients.get((self.structure.scope[row], self.structure.module[row]), ())
+        elements = self.pairs.elements
+        largest = max((self.l2[other] / max(1, int(elements[other])) ** 0.5 for other in beside), default=0.0)
+        return float(_CANCELLED * largest * int(elements[row]) ** 0.5)
+
+    @cached_property
+    def _weight_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of gradients with several dimensions, by rank, step and micro step, and by module."""
+        found: dict[tuple[tuple[int, int, int], str], list[int]] = {}
+        for row, kind in enumerate(self.structure.kind):
+            if kind == "param_grad" and self.pairs.dimensions[row] > 1:
+                found.setdefault((self.structure.scope[row], self.structure.module[row]), []).append(row)
+        return found
 
     def _noise_behind(self, row: int, sources: Sequence[int]) -> float:
         """Of the gradients that moved a parameter. One that has none and moves all the same follows others, as an

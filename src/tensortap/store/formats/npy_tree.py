@@ -114,7 +114,9 @@ class NpyTree(Run):
         ranks = sorted({rank for kind in (TENSORS, GRADS) for rank in rank_folders(path / kind)})
         self._sidecars = {rank: read_sidecar(path, rank) for rank in ranks}
         world = max((sidecar.world for sidecar in self._sidecars.values()), default=0)
-        info = {"framework": "npy tree", "model": path.name, "format": "npy tree", "config": {}}
+        frameworks = {sidecar.framework for sidecar in self._sidecars.values()}
+        framework = frameworks.pop() if len(frameworks) == 1 else ""
+        info = {"framework": framework or "npy tree", "model": path.name, "format": "npy tree", "config": {}}
         super().__init__(path, {**info, "world": max(world, len(ranks))}, ranks)
         self._spans = _Files(path)
         self._summarize = summarize
