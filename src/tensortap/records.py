@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_FROZEN",
     "BAD",
+    "EXIT_CODES",
     "GRADIENT_KINDS",
     "KINDS",
     "PHASES",
@@ -49,6 +50,9 @@ Status = Literal["seen", "never called", "no gradient", "alias", "skipped"]
 
 PairStatus = Literal["equal", "close", "diverged", "nonfinite", "shape", "unjudged"]
 Verdict = Literal["match", "diverged", "incomparable"]
+
+EXIT_CODES: dict[str, int] = {"match": 0, "diverged": 1, "incomparable": 3}
+"""How a command ends, by the verdict. 2 is for what cannot be read or written."""
 
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)

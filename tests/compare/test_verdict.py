@@ -423,6 +423,41 @@ def test_what_came_in_may_go_on(tmp_path: Path) -> None:
     assert out["rel_l2"] <= out["tolerance"]
 
 
+def test_without_inputs_a_record_may_be_as_far_off_as_the_outputs_before_it(tmp_path: Path) -> None:
+    """As in runs of outputs alone, in which short and long dtypes take turns: what came in is not known exactly."""
+    noisy = np.random.default_rng(1).normal(0, 1, (64, 64)).astype(np.float32)
+
+    def run(name: str, half: float, norm: float, gradient: float) -> Path:
+        records = [
+            Seen("half", (noisy * (1 + half)).astype(np.float16)),
+            Seen("norm", noisy * np.float32(1 + norm), cls="LayerNorm"),
+            Seen("norm", noisy * np.float32(1 + gradient), "param_grad", path="weight", cls="LayerNorm"),
+        ]
+        return write(tmp_path / name, records)
+
+    reference = run("a", 0.0, 0.0, 0.0)
+    assert tt.compare(reference, run("right", 5e-4, 2e-3, 2e-3)).verdict == "match"
+    wrong = tt.compare(reference, run("wrong", 5e-4, 0.05, 0.05))
+    assert wrong.first is not None and wrong.first.module == "norm" and len(wrong.births) == 1
+    assert "its inputs were not recorded" in wrong.sentence
+    alone = tt.compare(reference, run("alone", 0.0, 2e-3, 2e-3))  # nothing before it is off
+    assert alone.first is not None and alone.first.module == "norm"
+
+
+def test_a_bias_gradient_that_cancels_out_is_noise_also_where_what_it_sums_is_not_recorded(tmp_path: Path) -> None:
+    """As before a BatchNorm or in the keys of an attention: beside the weight's gradient there is nothing left."""
+    weight, noise = values(1, (32, 64)), values(2, (32,))
+
+    def run(name: str, bias: np.ndarray[Any, Any]) -> Path:
+        gradients = [("weight", weight), ("bias", bias.astype(np.float32))]
+        return write(tmp_path / name, [Seen("conv", array, "param_grad", path=path) for path, array in gradients])
+
+    cancelled = run("a", 1e-7 * noise)
+    assert tt.compare(cancelled, run("b", 1e-7 * values(3, (32,)))).verdict == "match"
+    assert tt.compare(cancelled, run("c", 1e-7 * noise + 1e-3)).verdict == "diverged"
+    assert tt.compare(run("d", noise), run("e", 1.01 * noise)).verdict == "diverged"
+
+
 def test_every_row_says_what_judged_it(runs: Runs) -> None:
     for row in runs.compared("output").rows:
         assert row["rule"]

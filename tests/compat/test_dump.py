@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from torch import nn
 
 import tensortap as tt
 from support.tapping import hooks_on
-from tensortap.compat.dump import HookerAndDumper
-from tensortap.errors import RunNotFound
+from tensortap.compat.dump import HookerAndDumper, open_dump
+from tensortap.errors import RunNotFound, UsageError
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -301,6 +302,146 @@ def test_plain_hooks(tmp_path: Path) -> None:
         assert file["0002_Linear/grad_input0"].shape == (0,)
 
 
+# --- hooks placed by hand after the dump is finished -----------------------------------------------------------------
+def placed_by_hand(framework: str, dumper: HookerAndDumper) -> tuple[Any, Any]:
+    """A layer with the dumper's forward hook, and an input for it."""
+    if framework == "torch":
+        layer: Any = nn.Linear(2, 3)
+        layer.register_forward_hook(dumper.forward_hook_fn)
+        return layer, torch.ones(1, 2)
+    paddle = pytest.importorskip("paddle")
+    layer = paddle.nn.Linear(2, 3)
+    layer.register_forward_post_hook(dumper.forward_hook_fn)
+    return layer, paddle.ones([1, 2])
+
+
+both = pytest.mark.parametrize("framework", ["torch", "paddle"])
+
+
+@both
+def test_hooks_placed_by_hand_leave_a_finished_dump_alone(framework: str, tmp_path: Path) -> None:
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    layer, x = placed_by_hand(framework, dumper)
+    layer(x)
+    dumper.remove_hooks()
+    path = tmp_path / "0-epoch_0-step_dump.hdf5"
+    before = path.read_bytes()
+    with pytest.warns(RuntimeWarning, match="dump nothing more: remove_hooks has finished the dump") as told:
+        for _ in range(3):
+            layer(x)
+    assert len(told) == 1
+    assert path.read_bytes() == before
+    assert list(dumper.read_h5py_data()) == ["0000_Linear"]
+    dumper.remove_hooks()
+    assert path.read_bytes() == before
+
+
+@both
+def test_they_leave_the_dump_of_register_hooks_alone_too_and_write_into_the_next(
+    framework: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    layer, x = placed_by_hand(framework, dumper)
+    model = nn.Sequential(layer) if framework == "torch" else pytest.importorskip("paddle").nn.Sequential(layer)
+    with dumper.register_hooks(model, 0, 0) as handle:
+        model(x)
+    before = handle.path.read_bytes()
+    with pytest.warns(RuntimeWarning, match="dump nothing more"):
+        model(x)
+    assert handle.path.read_bytes() == before
+    with dumper.register_hooks(model, 0, 1) as handle:
+        model(x)
+    with h5py.File(handle.path, "r") as file:
+        assert len(file) == 2  # by the hook that was placed by hand, and by that of register_hooks
+    assert (tmp_path / "0-epoch_0-step_dump.hdf5").read_bytes() == before
+
+
+@both
+def test_they_never_replace_a_finished_dump_of_an_earlier_process(framework: str, tmp_path: Path) -> None:
+    path = tmp_path / "0-epoch_0-step_dump.hdf5"
+    with h5py.File(path, "w") as file:  # as another tool leaves it
+        file["018_Linear/feat_output"] = np.ones(3, np.float32)
+    before = path.read_bytes()
+    layer, x = placed_by_hand(framework, HookerAndDumper(f"{tmp_path}/"))
+    with pytest.warns(RuntimeWarning, match=r"0-epoch_0-step_dump.hdf5 is a finished dump"):
+        layer(x)
+    assert path.read_bytes() == before
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "0-epoch_0-step_dump.hdf5"
+    path.write_bytes(b"\x89HDF\r\n and no more")
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    layer, x = placed_by_hand("torch", dumper)
+    layer(x)
+    dumper.remove_hooks()
+    assert list(dumper.read_h5py_data()) == ["0000_Linear"]
+
+
+def test_register_hooks_finishes_what_hooks_by_hand_have_begun(tmp_path: Path, capsys: Capsys) -> None:
+    dumper = HookerAndDumper(f"{tmp_path}/")
+    layer, x = placed_by_hand("torch", dumper)
+    layer(x)
+    with pytest.raises(UsageError, match="another epoch or step"):
+        dumper.register_hooks(layer, 0, 0)
+    dumper.register_hooks(layer, 0, 1)
+    assert "finishing" in capsys.readouterr().out
+    dumper.remove_hooks()
+    with h5py.File(tmp_path / "0-epoch_0-step_dump.hdf5", "r") as file:
+        assert file.attrs["complete"] and list(file) == ["0000_Linear"]
+
+
+# --- names of groups -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("digits", [3, 4])
+def test_groups_are_found_with_three_digits_and_with_four(tmp_path: Path, digits: int) -> None:
+    path = tmp_path / "0-epoch_3-step_dump.hdf5"
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with h5py.File(path, "w") as file:
+        file[f"{18:0{digits}d}_BatchNorm2d/grad_input0"] = values
+        file[f"{19:0{digits}d}_BatchNorm2d/grad_input0"] = values + 1
+    contents = HookerAndDumper().read_h5py_data(path)
+    for name in ("018_BatchNorm2d", "0018_BatchNorm2d", "18_BatchNorm2d"):
+        with open_dump(path) as f:
+            data = f[f"{name}/grad_input0"]
+            assert (data.shape, data.dtype) == ((2, 3), np.float32)
+            assert np.array_equal(data[:], values) and np.array_equal(data.value, values)
+            assert np.array_equal(f[name]["grad_input0"].value, values)
+            assert name in f and f"{name}/grad_input0" in f and f.get(name) is not None
+            assert f"/{name}/grad_input0" in f
+        assert contents[name]["grad_input0"] == contents[f"{name}/grad_input0"] == ("float32", (2, 3))
+        assert name in contents and contents.get(f"{name}/grad_input0") is not None
+        (record,) = tt.open(path).records(module=name)
+        assert np.array_equal(tt.open(path).load(record), values)
+    assert len(contents) == 2
+    for name in ("020_BatchNorm2d", "018_Conv2d", "018_BatchNorm2d/feat_output", "nothing", "9" * 30 + "_x"):
+        assert name not in contents and contents.get(name) is None
+        with pytest.raises(KeyError):
+            contents[name]
+        with open_dump(path) as f:
+            assert name not in f and f.get(name) is None
+            with pytest.raises(KeyError):
+                f[name]
+
+
+def test_an_open_dump_works_as_the_document_of_the_first_dumper_shows(tmp_path: Path) -> None:
+    path = dump(resnet(), tmp_path)
+    with open_dump(path) as f:
+        for key in f:
+            assert f[key].name == f"/{key}"
+        seen: list[str] = []
+
+        def look(name: str) -> None:
+            dataset = f[name]
+            if isinstance(dataset, h5py.Dataset):
+                seen.append(f"{dataset.dtype} {dataset.shape} {dataset[:].size} {dataset.value.size}")
+
+        f.visit(look)
+        assert len(seen) > 100
+        assert isinstance(f, h5py.File) and all(isinstance(group, h5py.Group) for group in f.values())
+    with pytest.raises(RunNotFound):
+        open_dump(tmp_path / "nothing.hdf5")
+
+
 def test_hostile_class_names(tmp_path: Path) -> None:
     odd = type("a/../\x1b[2J%", (nn.ReLU,), {})
     path = dump(nn.Sequential(odd()), tmp_path, torch.ones(2), backward=False)
@@ -355,3 +496,11 @@ def test_paddle_tells_the_parts_of_a_split_apart(tmp_path: Path) -> None:
     dumper.remove_hooks()
     found = groups(handle.path, "backward")["mix"]
     assert np.all(found["grad_input0"] == 2) and np.all(found["grad_input1"] == 3)
+
+
+def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    page = (Path(tt.__file__).parents[2] / "docs" / "hdf5-dump.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for script in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(script, "hdf5-dump.md", "exec"), {})
+    assert "(4, 8, 6, 6) float32" in capsys.readouterr().out

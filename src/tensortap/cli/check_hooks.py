@@ -11,25 +11,36 @@ __all__ = ["check_hooks"]
 
 
 def check_hooks(
-    path_a: Annotated[Path, typer.Argument(metavar="A", help="One tree; results go below it.", show_default=False)],
-    path_b: Annotated[Path, typer.Argument(metavar="B", help="The other tree.", show_default=False)],
+    path_a: Annotated[
+        Path, typer.Argument(metavar="A", help="The reference; results go below it.", show_default=False)
+    ],
+    path_b: Annotated[Path, typer.Argument(metavar="B", help="The candidate.", show_default=False)],
     plot: Annotated[
         str | None, typer.Option(metavar="COLUMN", help='Draw a column, like "cosine similarity", on the terminal.')
     ] = None,
-    plot_out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="With --plot: a picture, too.")] = None,
+    plot_out: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="With --plot: draw it as a picture, too.")
+    ] = None,
+    plot_over: Annotated[
+        str,
+        typer.Option(
+            metavar="layers|steps", help="With --plot: the horizontal axis. `steps` draws one line for each layer."
+        ),
+    ] = "layers",
 ) -> None:
     """Compare what register_saving_hook saved in two runs.
 
     Cosine similarity, mean, std and variance of the files that both have go into a table for each rank, in
     A/tensors/compare_rst and A/grads/compare_rst. Where a call that only one side made has moved the numbers in the
-    names, files are paired by layer and micro step. Ends with 0 if anything was compared, 2 if something cannot be
-    read or written, 3 if there is nothing in common. For a verdict: tensortap compare A B.
+    names, files are paired by layer and micro step. The last line is the verdict of `tensortap compare A B`. Ends with
+    0 if the trees match, 1 if they diverge, 2 if something cannot be read or written, 3 if too little is in common.
 
     \b
     Example:
       tensortap check-hooks tmp_tensors tmp_tensors_0
       tensortap check-hooks tmp_tensors tmp_tensors_0 --plot cosine --plot-out cosine.png
+      tensortap check-hooks tmp_tensors tmp_tensors_0 --plot cosine --plot-over steps
     """
     from tensortap.compat import hook_result_checker
 
-    raise typer.Exit(hook_result_checker.run(path_a, path_b, plot, plot_out))
+    raise typer.Exit(hook_result_checker.run(path_a, path_b, plot, plot_out, plot_over))

@@ -30,9 +30,7 @@ from tensortap.cli.pairing import (
 if TYPE_CHECKING:
     from tensortap.records import Comparison
 
-__all__ = ["EXIT_CODES", "compare", "conclude", "details_meant", "outputs_meant"]
-
-EXIT_CODES = {"match": 0, "diverged": 1, "incomparable": 3}
+__all__ = ["compare", "conclude", "details_meant", "outputs_meant"]
 
 
 def compare(
@@ -120,6 +118,7 @@ def details_meant(outputs: Mapping[str, str]) -> int:
 # --- what comes out ------------------------------------------------------------------------------------------------
 def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, quiet: bool, exit_zero: bool) -> None:
     """The page, the reports and the exit code."""
+    from tensortap.records import EXIT_CODES
     from tensortap.report import output
 
     on_stdout = output.STDOUT in outputs.values()

@@ -83,7 +83,7 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: s
     """Writes the page; what was found, and the exit code for it."""
     import tensortap
     from tensortap.cli import screen
-    from tensortap.cli.compare import EXIT_CODES
+    from tensortap.records import EXIT_CODES
     from tensortap.report import comparison_html, output
     from tensortap.report.wording import clean
 

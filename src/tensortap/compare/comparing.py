@@ -21,6 +21,7 @@ from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
 from tensortap.records import KINDS, Comparison
+from tensortap.store.formats.npy_tree import with_common_names
 
 __all__ = ["open_comparison", "run_comparison"]
 
@@ -38,6 +39,8 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
     device = device_of(request)
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
+    if not renames and request.mapping is None:
+        reference, candidate = with_common_names(reference, candidate)
     plan = plan_of(reference, candidate, renames, request.mapping)
     matched = match(reference, candidate, renames, request, request.progress, device, plan)
     pairs = pairs_of(matched)

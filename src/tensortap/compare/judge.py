@@ -112,6 +112,10 @@ class _Judge:
         self.base: list[float] = pairs.base.tolist()
         self._summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
         self.wrong = [False] * count
+        self._worst_output: dict[tuple[int, int, int], int] = {}
+        """By rank, step and micro step, the output with the largest error of all that are right so far."""
+        self._passed = 0
+        """The records before this one are in `_worst_output`."""
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
         self._noise_of_gradients: dict[str | None, tuple[list[int], list[float]]] | None = None
@@ -149,9 +153,11 @@ class _Judge:
             sources.append(first)
         wrong = self.wrong
         lacking = self._lacking(row)
+        recorded = bool(sources)
         handed_on = any(wrong[source] for source in sources) or bool(lacking)
-        if not sources and self.pairs.isolated is None:
+        if not recorded and self.pairs.isolated is None:
             handed_on = handed_on or self._wrong_before(row)
+        sources += self._stand_in(row, sources)
         came_in = max((self.handed[s] for s in sources if not wrong[s] and self.error[s] == self.error[s]), default=0.0)
         if not handed_on or self.policy.fixed:
             self.tolerance[row], self.rule[row] = self._allowed(row, sources, came_in)
@@ -175,7 +181,22 @@ class _Judge:
         self._wrong_kinds.setdefault(spot, set()).add(kind)
         if not handed_on:
             self.born.append(row)
-            self.sources_error[row] = came_in if sources else float("nan")
+            self.sources_error[row] = came_in if recorded else float("nan")
+
+    def _stand_in(self, row: int, sources: Sequence[int]) -> list[int]:
+        """The worst right output before a record whose inputs were not recorded: its inputs may be as far off."""
+        kinds = self.structure.kind
+        for passed in range(self._passed, row):
+            if kinds[passed] == "output" and not self.wrong[passed] and self.error[passed] == self.error[passed]:
+                scope = self.structure.scope[passed]
+                if (worst := self._worst_output.get(scope)) is None or self.error[passed] > self.error[worst]:
+                    self._worst_output[scope] = passed
+        self._passed = max(self._passed, row)
+        outside = kinds[row] in ("param", "buffer") or (kinds[row] == "input" and not self.structure.module[row])
+        if outside or self.pairs.isolated is not None or any(kinds[source] in _FLOWING for source in sources):
+            return []
+        worst = self._worst_output.get(self.structure.scope[row])
+        return [] if worst is None else [worst]
 
     def _lacking(self, row: int) -> list[Spot]:
         """The calls that a gradient was made in without one at an output that the reference has."""

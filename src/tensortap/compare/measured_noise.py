@@ -15,6 +15,7 @@ from tensortap.compare.tolerance import Allowed, Policy
 from tensortap.errors import UsageError
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.store import Run
+from tensortap.store.formats.npy_tree import with_common_names
 from tensortap.store.noise_file import Noise, is_noise, read_noise
 
 __all__ = ["as_one", "check_noise", "noise_of"]
@@ -46,7 +47,8 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
             steps = _of_steps(noise, matched)
             worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
-        again = match(matched.reference.run, open_source(source, opened), Renames(), request, None, device)
+        _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
+        again = match(matched.reference.run, noisy, Renames(), request, None, device)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:

@@ -5,6 +5,7 @@
     loss = criterion(model(images), labels); loss.backward()
     dumper.remove_hooks()                       # dumps/0-epoch_3-step_dump.hdf5
     dumper.read_h5py_data()
+    open_dump("dumps/0-epoch_3-step_dump.hdf5")["018_BatchNorm2d/grad_input0"][:]
 
 A thin layer: capture watches the model, the store writes the file; `tensortap.open` and `tensortap compare` read it.
 """
@@ -12,29 +13,29 @@ A thin layer: capture watches the model, the store writes the file; `tensortap.o
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import h5py
-
 from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site
-from tensortap.compat.dump_file import Array, DumpFile, Seen, none, path_of
+from tensortap.compat.dump_file import Array, DumpFile, Seen, is_finished, path_of
+from tensortap.compat.dump_reading import Contents, open_dump, printed_contents
 from tensortap.compat.dump_sink import DumpSink
-from tensortap.errors import RunNotFound, RunUnreadable
+from tensortap.errors import RunNotFound, UsageError
 from tensortap.frameworks import framework_of, network_of
+from tensortap.frameworks.base import Framework
 from tensortap.records import shown
 from tensortap.report.wording import clean
 
-__all__ = ["DumpHandle", "HookerAndDumper"]
+__all__ = ["DumpHandle", "HookerAndDumper", "open_dump"]
 
 _KINDS = ("input", "output", "grad_output", "grad_input")
 _FEW = 8
-Contents = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 
 
 class HookerAndDumper:
@@ -50,6 +51,10 @@ class HookerAndDumper:
         self._observer: _DumpObserver | None = None
         self._by_hand: DumpFile | None = None
         self._last: Path | None = None
+        self._finished = False
+        """Whether `remove_hooks` has finished a file since hooks were registered."""
+        self._refused = False
+        """Whether hooks placed by hand were told that they dump nothing."""
 
     def register_hooks(self, model: Any, epoch: int = 0, step: int = 0, recursive: bool = True) -> DumpHandle:
         """Put hooks on every module below `model`; or on its direct children alone, if not `recursive`.
@@ -59,10 +64,15 @@ class HookerAndDumper:
         """
         model = network_of(model)
         framework = framework_of(model)  # asked first: a wrong argument must not end the dump that is being made
-        if self._observer is not None:
-            self._say(f"hooks were still registered: finishing {self._observer.path}")
-            self.remove_hooks()
         path = path_of(self.file_path, epoch, step, framework.rank())
+        if self._by_hand is not None and self._by_hand.path == path:
+            raise UsageError(
+                f"{path} is being written by hooks that were placed by hand: register with another epoch or step, "
+                "or choose another file_path"
+            )
+        if (open_file := self._open_file()) is not None:
+            self._say(f"hooks were still registered: finishing {open_file.path}")
+            self.remove_hooks()
         lonely = not framework.children(model)
 
         def wanted(name: str, module: Any) -> bool:
@@ -70,44 +80,48 @@ class HookerAndDumper:
 
         attributes = {"epoch": epoch, "step": step, "framework": framework.name, "model": type(model).__name__}
         self._observer = _DumpObserver(model, Selection("tensors", _KINDS, wanted), path, attributes, self)
-        self._last = path
+        self._last, self._finished = path, False
         self._say(_registered(self._observer.sites, type(model).__name__, self.is_screen_display))
         self._say(f"dumping to {path}")
         return DumpHandle(self, self._observer)
 
     def remove_hooks(self) -> None:
-        """Take all hooks off, finish the file and say where it is. Calling it twice does no harm."""
+        """Take all hooks off, finish the file and say where it is. Calling it twice does no harm.
+
+        Hooks that were placed by hand stay, but dump nothing more.
+        """
         if self._by_hand is not None:
-            file, self._by_hand = self._by_hand, None
+            file, self._by_hand, self._finished = self._by_hand, None, True
             file.close(True)
             self._closed(file)
         if self._observer is not None:
-            observer, self._observer = self._observer, None
+            observer, self._observer, self._finished = self._observer, None, True
             observer.close()
             self._told(observer)
 
     def read_h5py_data(self, path: str | os.PathLike[str] | None = None) -> Contents:
         """Print the groups and datasets of the last dump, or of the file at `path`, with dtype and shape.
 
-        Returns them too: {group: {dataset: (dtype, shape)}}.
+        Returns them too, as {group: {dataset: (dtype, shape)}}. Groups are found with any number of digits:
+        `contents["018_BatchNorm2d/grad_input0"]`. `open_dump` reads the values.
         """
         file = self._open_file() if path is None else None
         if file is not None:  # still being written: nobody else can open it
-            return self._print_contents(file.path, file.contents())
+            return printed_contents(file.path, file.contents())
         where = Path(path) if path is not None else self._last
-        if where is None or not where.exists():
-            raise RunNotFound(f"{where} does not exist." if where else "nothing was dumped yet: call register_hooks.")
-        try:
-            with h5py.File(where, "r") as contents:
-                return self._print_contents(where, contents)
-        except OSError as error:
-            raise RunUnreadable(f"{where} cannot be read as HDF5: {error}") from error
+        if where is None:
+            raise RunNotFound("nothing was dumped yet: call register_hooks.")
+        with open_dump(where) as contents:
+            return printed_contents(where, contents)
 
     # --- hooks for those who place them by hand ------------------------------------------------------------------
     def forward_hook_fn(self, module: Any, input: Any, output: Any) -> None:
-        """A plain forward hook: `module.register_forward_hook(dumper.forward_hook_fn)`. Called after the module, so
-        the inputs of one that works in place show what became of them. It writes into the file of `register_hooks`,
-        or else into that of epoch 0 and step 0 until `remove_hooks`."""
+        """A plain forward hook: `module.register_forward_hook(dumper.forward_hook_fn)`.
+
+        It runs after the module, so it sees the inputs of a module that works in place as they became. It writes into
+        the file of `register_hooks`, or else into that of epoch 0 and step 0. After `remove_hooks` it writes nothing,
+        and it never replaces a finished file.
+        """
         framework = framework_of(module)
 
         def leaf(value: Any) -> bool:
@@ -131,12 +145,9 @@ class HookerAndDumper:
 
     def _dump_by_hand(self, module: Any, phase: str, found: Sequence[tuple[str, list[tuple[str, Any]], bool]]) -> None:
         framework = framework_of(module)
-        file = self._open_file()
+        file = self._open_file() or self._begin_by_hand(framework)
         if file is None:
-            path = path_of(self.file_path, 0, 0, framework.rank())
-            file = self._by_hand = DumpFile(path, {"epoch": 0, "step": 0, "framework": framework.name}, self._detail)
-            self._last = path
-            self._say(f"dumping to {path}")
+            return
 
         def values(tensor: Any) -> Array | None:
             return None if tensor is None or framework.unreadable(tensor) else framework.host(tensor)
@@ -147,6 +158,25 @@ class HookerAndDumper:
             for place, (path, tensor) in enumerate(tensors)
         ]
         file.group(type(module).__name__, {"phase": phase}, datasets)
+
+    def _begin_by_hand(self, framework: Framework) -> DumpFile | None:
+        """Create the file of hooks that were placed by hand. None if there is to be none, with one warning."""
+        path = path_of(self.file_path, 0, 0, framework.rank())
+        if self._finished or is_finished(path):
+            if not self._refused:
+                self._refused = True
+                why = "remove_hooks has finished the dump" if self._finished else f"{path} is a finished dump"
+                warnings.warn(
+                    f"tensortap: hooks of HookerAndDumper that were placed by hand dump nothing more: {why}. Remove "
+                    "these hooks, call register_hooks for another step, or choose another file_path.",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+            return None
+        self._by_hand = DumpFile(path, {"epoch": 0, "step": 0, "framework": framework.name}, self._detail)
+        self._last = path
+        self._say(f"dumping to {path}")
+        return self._by_hand
 
     # --- the screen ----------------------------------------------------------------------------------------------
     def _say(self, text: str) -> None:
@@ -169,26 +199,6 @@ class HookerAndDumper:
 
     def _open_file(self) -> DumpFile | None:
         return self._observer.file if self._observer is not None else self._by_hand
-
-    def _print_contents(self, path: Path, contents: Any) -> Contents:
-        found: Contents = {}
-        print(path)
-        for name, group in contents.items():
-            if not isinstance(group, h5py.Group):
-                continue
-            module = group.attrs.get("module")
-            print(
-                clean(f"{name}" + (f"  {shown(module)} · {group.attrs.get('phase', '')}" if module is not None else ""))
-            )
-            found[name] = {}
-            for inner, dataset in group.items():
-                if isinstance(dataset, h5py.Dataset):
-                    dtype, shape = str(dataset.attrs.get("dtype", dataset.dtype)), tuple(dataset.shape or ())
-                    found[name][inner] = (dtype, shape)
-                    empty, same_as = dataset.attrs.get("none", False), str(dataset.attrs.get("same_as", ""))
-                    said = none(same_as) if empty else f"{dtype} {list(shape)}"
-                    print(clean(f"    {inner}  {said}"))
-        return found
 
 
 class DumpHandle:

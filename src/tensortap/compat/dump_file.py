@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy.typing as npt
 
 from tensortap import dtypes
@@ -15,7 +16,7 @@ from tensortap.errors import StoreWriteError
 from tensortap.report.wording import clean
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 
-__all__ = ["Array", "DumpFile", "Say", "Seen", "none", "path_of"]
+__all__ = ["Array", "DumpFile", "Say", "Seen", "is_finished", "none", "path_of"]
 
 Array = npt.NDArray[Any]
 Say = Callable[[str], None]
@@ -40,6 +41,17 @@ def path_of(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int 
     if isinstance(file_path, str):
         return Path(f"{file_path}{name}")
     return Path(file_path) / name
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a dump exists that nobody is still writing. Dumps of other tools do not say; they count as finished."""
+    if not path.exists():
+        return False
+    try:
+        with h5py.File(path, "r") as file:
+            return bool(file.attrs.get("complete", True))
+    except OSError:  # damaged, as a killed process may leave it
+        return False
 
 
 def none(same_as: str = "") -> str:

@@ -2,8 +2,8 @@
 
     python -m tensortap.compat.hook_result_checker --pathA tmp_tensors --pathB tmp_tensors_0
 
-Results go to {A}/tensors/compare_rst and {A}/grads/compare_rst, a table for each rank. The numbers come without a
-verdict; `tensortap compare A B` gives one.
+Results go to {A}/tensors/compare_rst and {A}/grads/compare_rst, a table for each rank. The verdict at the end, and the
+exit code, are those of `tensortap compare A B`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import tensortap
 from tensortap.compat import hook_results
 from tensortap.compat.hook_results import COLUMNS, RankResult
 from tensortap.errors import RunNotFound, TensortapError, UsageError
-from tensortap.report import plot
-from tensortap.store.formats.npy_names import GRADS, TENSORS, rank_folders
+from tensortap.records import EXIT_CODES, Comparison, shown
+from tensortap.report import comparison_page, plot, plot_picture
+from tensortap.report.wording import clean
+from tensortap.store.formats.npy_names import GRADS, TENSORS, NpyName, parse, rank_folders
 
 __all__ = ["check", "column_meant", "main", "run"]
 
 RESULTS = "compare_rst"
 UNREADABLE = 2
-NOTHING_COMMON = 3
 _TOLD = (
     "shape",
     "dtype",
@@ -48,8 +50,8 @@ _WORDS = {
     "paired by name": "paired by name although their running numbers differ",
 }
 
-Bars = Callable[[str, int], Callable[[], None]]
-"""Opens a bar of so many parts; call what it returns after each of them."""
+Bars = Callable[[str, int | None], Callable[[], None]]
+"""Opens a bar of so many parts; None if the number is not known. Call the result after each part."""
 
 
 def check(path_a: Path, path_b: Path, bars: Bars) -> list[RankResult]:
@@ -71,37 +73,44 @@ def check(path_a: Path, path_b: Path, bars: Bars) -> list[RankResult]:
     return results
 
 
-def run(path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | None = None) -> int:
-    """The whole command, screen and all. Returns the exit code: 0; 2 if a file could not be read; 3 if there was
-    nothing to compare."""
+def run(
+    path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | None = None, plot_over: str = "layers"
+) -> int:
+    """Run the whole command and print its results. Return the exit code.
+
+    0 if the trees match, 1 if they diverge, 2 if a file could not be read, 3 if too little could be compared.
+    """
     chosen = None if column is None else column_meant(column)
+    if plot_over not in plot_picture.OVER:
+        raise UsageError(f"--plot-over {plot_over!r} is unknown; there are {', '.join(plot_picture.OVER)}")
     if plot_out is not None:
         if chosen is None:
-            raise UsageError("--plot-out needs --plot COLUMN: which of the columns shall it show?")
-        plot.check(plot_out)
+            raise UsageError("--plot-out needs --plot COLUMN, which names the column to draw")
+        plot_picture.check(plot_out)
+    comparison: Comparison | None = None
+    failed = ""
     with _progress() as bars:
         results = check(path_a, path_b, bars)
+        compared = any(result.rows for result in results)
+        if compared:
+            try:
+                comparison = _compare(path_a, path_b, bars)
+            except TensortapError as error:  # the tables are written all the same
+                failed = str(error)
     screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for line in _summary(path_a, path_b, results):
         screen.print(line)
+    if chosen is not None and compared:
+        _plot(results, chosen, plot_out, plot_over, screen)
     unreadable = sum(result.count("unreadable") for result in results)
-    if not any(result.rows for result in results):
-        print(f"tensortap: {_nothing(path_a, path_b, results)}", file=sys.stderr)
-        return UNREADABLE if unreadable else NOTHING_COMMON
-    if chosen is not None:
-        series = [_series(result, chosen) for result in results if result.rows]
-        for lines in (plot.terminal(each, chosen, screen.width) for each in series):
-            screen.print("\n" + "\n".join(lines))
-        if plot_out is not None:
-            plot.png(plot_out, series, chosen)
-            screen.print(f"\n{plot_out}")
-    if unreadable:  # what was compared is right; but whoever asks for the exit code must not take it for all there is
-        told = (
-            f"{unreadable} could not be read: rank_N_notes.csv beside the results says which, of which side, and why."
-        )
-        print(f"tensortap: {told}", file=sys.stderr)
-        return UNREADABLE
-    return 0
+    if unreadable:
+        _say_error(f"{unreadable} could not be read: rank_N_notes.csv beside the results says which file, and why.")
+    if comparison is None:
+        _say_error(failed or _nothing(path_a, path_b, results))
+        return UNREADABLE if unreadable or failed else EXIT_CODES["incomparable"]
+    for text in comparison_page.headline(comparison.verdict, comparison.sentence, None):
+        screen.print(text)
+    return UNREADABLE if unreadable else EXIT_CODES[comparison.verdict]
 
 
 def column_meant(text: str) -> str:
@@ -122,23 +131,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tensortap.compat.hook_result_checker",
         description="Compare two trees of tensors that register_saving_hook has saved.",
+        epilog="Exit code: 0 if the trees match, 1 if they diverge, 2 if a file cannot be read, 3 if little is common. "
+        "Example: python -m tensortap.compat.hook_result_checker --pathA tmp_tensors --pathB tmp_tensors_0",
     )
-    parser.add_argument("--pathA", required=True, type=Path, help="one tree; the results are written below it")
-    parser.add_argument("--pathB", required=True, type=Path, help="the other tree")
+    parser.add_argument("--pathA", required=True, type=Path, help="the reference; the results are written below it")
+    parser.add_argument("--pathB", required=True, type=Path, help="the candidate")
     parser.add_argument("--plot", metavar="COLUMN", help="draw a column of the results on the terminal")
-    parser.add_argument("--plot-out", metavar="FILE.png", type=Path, help="and as a picture")
+    parser.add_argument("--plot-out", metavar="FILE.png", type=Path, help="draw it as a picture, too")
+    parser.add_argument("--plot-over", choices=plot_picture.OVER, default="layers", help="the horizontal axis")
     given = parser.parse_args(argv)
     try:
-        return run(given.pathA, given.pathB, given.plot, given.plot_out)
+        return run(given.pathA, given.pathB, given.plot, given.plot_out, given.plot_over)
     except TensortapError as error:
-        print(f"tensortap: {error}", file=sys.stderr)
-        return 2
+        _say_error(str(error))
+        return UNREADABLE
+
+
+def _say_error(text: str) -> None:
+    print(f"tensortap: {text}", file=sys.stderr)
+
+
+def _compare(path_a: Path, path_b: Path, bars: Bars) -> Comparison:
+    """Compare the trees as `tensortap compare` does."""
+    done = bars("verdict", None)
+    compare: Callable[..., Comparison] = tensortap.compare
+    comparison = compare(path_a, path_b)
+    done()
+    return comparison
+
+
+def _plot(results: Sequence[RankResult], column: str, picture: Path | None, over: str, screen: Console) -> None:
+    series = [_series(result, column) for result in results if result.rows]
+    draw = plot.terminal if over == "layers" else plot.terminal_of_layers
+    for each in series:
+        screen.print("\n" + "\n".join(map(clean, draw(each, column, screen.width))))
+    if picture is not None:
+        plot_picture.write(picture, series, column, over)
+        screen.print(f"\n{picture}")
+    screen.print()
 
 
 def _series(result: RankResult, column: str) -> plot.Series:
-    place = COLUMNS.index(column)
-    label = f"{result.kind} rank_{result.rank}"
-    return plot.Series(label, [str(row[0]) for row in result.rows], [float(row[place]) for row in result.rows])
+    at = COLUMNS.index(column)
+    files = [str(row[0]) for row in result.rows]
+    names = [parse(file) for file in files]
+    return plot.Series(
+        label=f"{result.kind} rank_{result.rank}",
+        names=files,
+        values=[float(row[at]) for row in result.rows],
+        layers=[file if name is None else _layer(name) for file, name in zip(files, names, strict=True)],
+        steps=[0 if name is None else name.micro for name in names],
+        panel=result.kind,
+        member=f"rank {result.rank}",
+    )
+
+
+def _layer(name: NpyName) -> str:
+    return shown(name.name) if name.path == "0" else f"{shown(name.name)} {name.path}"
 
 
 def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Iterator[str]:
@@ -179,9 +228,15 @@ def _progress() -> Iterator[Bars]:
     columns = (TextColumn("{task.description}"), BarColumn(32), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
 
-        def bar(label: str, parts: int) -> Callable[[], None]:
+        def bar(label: str, parts: int | None) -> Callable[[], None]:
             task = progress.add_task(label, total=parts)
-            return lambda: progress.advance(task)
+
+            def done() -> None:
+                progress.advance(task)
+                if parts is None:
+                    progress.update(task, total=1)
+
+            return done
 
         yield bar
 

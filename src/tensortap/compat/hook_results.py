@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
-from tensortap.errors import StoreWriteError
+from tensortap.errors import RunUnreadable, StoreWriteError
 from tensortap.kernels.pairs import Side, difference
 from tensortap.report import output
-from tensortap.store.formats.npy_names import NpyName, files_in
+from tensortap.store.formats.npy_file import read_npy
+from tensortap.store.formats.npy_pairs import pair_files
 
 __all__ = ["COLUMNS", "NOTE_COLUMNS", "Note", "RankResult", "Row", "compare_rank", "pairs_of", "write"]
 
@@ -45,8 +43,6 @@ NOTE_COLUMNS = ("tensor_name", "note", "A", "B")
 Row = tuple[Any, ...]
 """In the order of COLUMNS: the name, then numbers."""
 Pairs = list[tuple[str, str]]
-Files = Sequence[tuple[str, NpyName | None]]
-_COUNTER = re.compile(r"_[0-9]+(?=[._@]|$)")
 
 
 class Note(NamedTuple):
@@ -74,22 +70,11 @@ class RankResult:
 
 
 def pairs_of(folder_a: Path, folder_b: Path) -> tuple[Pairs, list[Note]]:
-    """The files that are held against each other, in A's order, and notes on the others and on names that differ.
-
-    Paddle numbers its layers over the whole process, so two models built in one process share no name. Where nothing at
-    all is common, files are paired that have the same index and the same name but for such numbers.
-    """
-    a, b = files_in(folder_a), files_in(folder_b)
-    pairs, how = _by_name(a, b), "paired by name"
-    if not {file for file, _ in a} & {file for file, _ in b}:
-        # By order only if that finds more: a layer called `conv_1` may have lost its neighbour, and is no `conv_2`.
-        by_order = _by_order(a, b)
-        if len(by_order) > len(pairs):
-            pairs, how = by_order, "paired by order"
+    """Return the files that are compared, in A's order, and notes on the others and on names that differ."""
+    pairs, how, only_a, only_b = pair_files(folder_a, folder_b)
     notes = [Note(ours, how, ours, theirs) for ours, theirs in pairs if ours != theirs]
-    paired_a, paired_b = {ours for ours, _ in pairs}, {theirs for _, theirs in pairs}
-    notes += [Note(file, "only in A") for file, _ in a if file not in paired_a]
-    notes += [Note(file, "only in B") for file, _ in b if file not in paired_b]
+    notes += [Note(file, "only in A") for file in only_a]
+    notes += [Note(file, "only in B") for file in only_b]
     return pairs, notes
 
 
@@ -123,55 +108,12 @@ def write(folder: Path, result: RankResult) -> Path:
     return path
 
 
-def _by_name(a: Files, b: Files) -> Pairs:
-    """Files of equal names; and those that are the n-th of the same layer, place and micro step on both sides.
-
-    The number in a name counts all files of the run: a call that only one side has, as of an expert that gets no
-    tokens, moves the numbers of all that follow.
-    """
-    in_b = {file for file, _ in b}
-    found = {file: file for file, _ in a if file in in_b}
-    calls_b = _calls(b)
-    for call, ours in _calls(a).items():
-        theirs = calls_b.get(call, [])
-        if len(ours) == len(theirs):  # equal numbers are chance if a layer is called again and again behind a gap
-            found.update(zip(ours, theirs, strict=True))
-            continue
-        same = {*ours} & {*theirs}
-        found.update((x, y) for x, y in zip(ours, theirs, strict=False) if x not in same and y not in same)
-    return [(file, found[file]) for file, _ in a if file in found]
-
-
-def _calls(files: Files) -> dict[NpyName, list[str]]:
-    """Files by what their names say, but for the running number."""
-    found: dict[NpyName, list[str]] = defaultdict(list)
-    for file, name in files:
-        if name is not None:
-            found[name._replace(number=0)].append(file)
-    return found
-
-
-def _by_order(a: Files, b: Files) -> Pairs:
-    waiting = {_without_counters(name): file for file, name in b if name is not None}
-    return [(file, waiting[key]) for file, name in a if name and (key := _without_counters(name)) in waiting]
-
-
-def _without_counters(name: NpyName) -> NpyName:
-    return name._replace(name=_COUNTER.sub("_#", name.name))
-
-
 def _load(path: Path) -> npt.NDArray[Any] | str:
-    """The tensor; or why it cannot be read, or not be measured."""
+    """Return the tensor, or the reason why it cannot be read or measured."""
     try:
-        with path.open("rb") as file:  # and not np.load, which takes an archive of arrays for a file of one
-            array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    try:
-        dtypes.name_of(array.dtype)
-    except KeyError:
-        return f"elements of dtype {array.dtype} cannot be compared; known are {', '.join(dtypes.NAMES)}"
-    return array
+        return read_npy(path)
+    except RunUnreadable as error:
+        return str(error)
 
 
 def _measure(result: RankResult, name: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:

@@ -19,7 +19,7 @@ from tensortap.report.pairs_table import STYLES, columns_of
 from tensortap.report.unmatched import UnmatchedGroup
 from tensortap.report.wording import born_in, clean, count, plural, rough, wrap
 
-__all__ = ["ComparisonPage", "build", "render"]
+__all__ = ["ComparisonPage", "build", "headline", "render"]
 
 _LABEL = 9
 _SCREEN = 23  # lines: the prompt wants one too
@@ -115,6 +115,13 @@ def render(page: ComparisonPage, width: int | None) -> list[Text]:
     return next(fitting, None) or _lines(page, width, _ROOMS[-1])
 
 
+def headline(verdict: str, sentence: str, width: int | None) -> list[Text]:
+    """The verdict as lines: its sign and its sentence."""
+    sign, style = _VERDICTS.get(verdict, ("?", "bold"))
+    parts = wrap(clean(sentence), None if width is None else width - 2)
+    return [Text(f"{' ' if at else sign} {part}", style) for at, part in enumerate(parts)]
+
+
 # --- the data ------------------------------------------------------------------------------------------------------
 def _chosen(comparison: Comparison, verbose: int) -> tuple[str, Sequence[int], int]:
     """Which rows to show, what they are, and which of them is in the middle."""
@@ -146,9 +153,7 @@ def _mapped(comparison: Comparison) -> list[str]:
 
 # --- the lines -----------------------------------------------------------------------------------------------------
 def _lines(page: ComparisonPage, width: int | None, room: _Room) -> list[Text]:
-    glyph, style = _VERDICTS.get(page.verdict, ("?", "bold"))
-    sentence = wrap(page.sentence, None if width is None else width - 2)
-    lines = [Text(f"{' ' if at else glyph} {part}", style) for at, part in enumerate(sentence)]
+    lines = headline(page.verdict, page.sentence, width)
     lines += [Text(), *_table(page, width, room.rows)]
     if page.detail:
         lines += _entry("there", page.detail, width)

@@ -1,23 +1,21 @@
-"""Draws a column of numbers: as a picture, or in dots on the terminal."""
+"""Draw a column of numbers in dots on the terminal. `plot_picture` draws the same as a picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
-from tensortap.errors import MissingDependency, UsageError
-from tensortap.report import output
+from tensortap.report.cutting import cut
+from tensortap.report.wording import plural
 
-__all__ = ["Series", "check", "png", "terminal"]
+__all__ = ["Series", "badness", "lines_of_layers", "terminal", "terminal_of_layers"]
 
-_FORMATS = (".png", ".pdf", ".svg")
-_LARGEST = 1e300  # matplotlib's margins need some room above
 _ROWS = 10
 _NARROWEST, _WIDEST = 30, 120
+_MOST_LAYERS = 20
+_LAYER = 32
+_BARS = "▁▂▃▄▅▆▇█"
 # A braille sign has 2 × 4 dots; the bit of each, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BLANK = 0x2800
@@ -30,40 +28,57 @@ class Series:
     label: str
     names: Sequence[str]
     values: Sequence[float]
+    layers: Sequence[str] = ()
+    """The layer of each number; the names if there are none."""
+    steps: Sequence[int] = ()
+    """The micro step of each number; 0 if there are none."""
+    panel: str = ""
+    """Series of the same panel share a picture."""
+    member: str = ""
+    """The name of the series among those of its panel."""
+
+    @property
+    def points(self) -> list[tuple[int, str, float]]:
+        """(micro step, layer, value) of each number. Further calls of a layer in a micro step have a number."""
+        calls: dict[tuple[int, str], int] = {}
+        found = []
+        for at, value in enumerate(self.values):
+            step, layer = self.steps[at] if self.steps else 0, (self.layers or self.names)[at]
+            calls[step, layer] = call = calls.get((step, layer), 0) + 1
+            found.append((step, layer if call == 1 else f"{layer} #{call}", value))
+        return found
 
 
-def check(path: Path) -> None:
-    """Fails now where `png` would fail after the work is done."""
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path}: a picture ends in {', '.join(_FORMATS)}")
-    if find_spec("matplotlib") is None:
-        raise MissingDependency("pictures are drawn by matplotlib: pip install 'tensortap[plot]'")
-    output.check(path)
+Line = list[tuple[int, float]]
+"""(micro step, value) of one layer."""
 
 
-def png(path: Path, series: Sequence[Series], title: str) -> None:
-    """A picture with one panel for each series; what is not finite is marked below the line."""
-    check(path)
-    figures = import_module("matplotlib.figure")  # not pyplot: no window system, no state of its own
-    figure = figures.Figure(figsize=(10, 3 * max(1, len(series))), layout="constrained")
-    axes = figure.subplots(max(1, len(series)), squeeze=False)[:, 0]
-    for axis, each in zip(axes, series, strict=False):
-        finite = [value if abs(value) < _LARGEST else math.nan for value in each.values]
-        axis.plot(range(len(finite)), finite, marker=".", linewidth=0.8)
-        lost = [place for place, value in enumerate(each.values) if not abs(value) < _LARGEST]
-        if lost:
-            axis.plot(lost, [0.02] * len(lost), "rx", transform=axis.get_xaxis_transform(), label="not finite")
-            axis.legend()
-        axis.set_title(f"{each.label}: {title}")
-        axis.set_xlabel("file, in order")
-        axis.ticklabel_format(axis="y", useOffset=False)  # a cosine of 0.99999 must not read as "0.0"
-        axis.grid(alpha=0.3)
-    with output.opened(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), metadata={})
+def lines_of_layers(series: Series) -> dict[str, Line]:
+    """The numbers of each layer over the micro steps, in the order in which the layers come first."""
+    found: dict[str, Line] = {}
+    for step, layer, value in series.points:
+        found.setdefault(layer, []).append((step, value))
+    return found
+
+
+def badness(column: str) -> Callable[[Sequence[float]], float]:
+    """How much the numbers of a layer deserve attention: a low cosine, a large difference, else a wide range."""
+
+    def of(values: Sequence[float]) -> float:
+        finite = [value for value in values if math.isfinite(value)]
+        if len(finite) < len(values):
+            return math.inf
+        if column == "cosine similarity":
+            return -min(finite)
+        if " - " in column:
+            return max(map(abs, finite))
+        return max(finite) / 2 - min(finite) / 2  # halved first: the range of the greatest numbers is infinite
+
+    return of
 
 
 def terminal(series: Series, title: str, width: int = 80) -> list[str]:
-    """Lines of text. Several values that fall into one column of dots show as the range that they span.
+    """All numbers in order, as lines of text. Values that share a column of dots show as the range that they span.
 
     >>> print("\\n".join(terminal(Series("tensors", ["a", "b"], [0.0, 1.0]), "meanA", 40)))   # doctest: +SKIP
     """
@@ -78,8 +93,8 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     columns = max(_NARROWEST, min(width, _WIDEST) - margin - 4)
     cells = min(columns, max(1, -(-len(series.values) // 2)))
     grid = _grid(series.values, low, high, cells)
-    for number, row in enumerate(grid):
-        label = labels[0] if number == 0 else labels[1] if number == len(grid) - 1 else ""
+    for line, row in enumerate(grid):
+        label = labels[0] if line == 0 else labels[1] if line == len(grid) - 1 else ""
         lines.append(f"{label:>{margin}} ┤{''.join(chr(_BLANK + bits) for bits in row)}")
     lines.append(f"{'':>{margin}} └{'─' * cells}")
     lowest = series.values.index(low)
@@ -87,6 +102,36 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     lines.append(f"lowest  {low:.9g} at {series.names[lowest]}")
     lines.append(f"highest {high:.9g} at {series.names[highest]}")
     return lines
+
+
+def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]:
+    """One line of text for each layer, its numbers over the micro steps as bars. The worst layers if there are many."""
+    layers = lines_of_layers(series)
+    bad = badness(title)
+    worst = sorted(layers, key=lambda layer: bad([value for _, value in layers[layer]]), reverse=True)[:_MOST_LAYERS]
+    chosen = [layer for layer in layers if layer in set(worst)]
+    finite = [value for layer in chosen for _, value in layers[layer] if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    names = cut(chosen, _LAYER)
+    margin = max(map(len, names), default=0)
+    room = max(8, min(width, _WIDEST) - margin - 32)
+    lines = [f"{series.label}: {title} over micro steps, {plural(len(layers), 'layer')}"]
+    lines.append(f"  {'':{margin}}  ▁ {low:.6g}  █ {high:.6g}")
+    for layer, name in zip(chosen, names, strict=True):
+        values = [value for _, value in layers[layer]]
+        shown = [values[at * len(values) // room] for at in range(room)] if len(values) > room else values
+        bars = "".join(_bar(value, low, high) for value in shown)
+        lines.append(f"  {name:{margin}}  {bars}  {values[0]:.6g} → {values[-1]:.6g}")
+    if len(chosen) < len(layers):
+        lines.append(f"  {len(layers) - len(chosen)} more layers differ less")
+    return lines
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return "×"
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+    return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
 
 
 def _grid(values: Sequence[float], low: float, high: float, cells: int) -> list[list[int]]:
@@ -98,7 +143,7 @@ def _grid(values: Sequence[float], low: float, high: float, cells: int) -> list[
         if not math.isfinite(value):
             continue
         x = place if len(values) <= across else place * across // len(values)
-        # Halved first: the span of the greatest numbers is no number.
+        # Halved first: the span of the greatest numbers is infinite.
         share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         y = down - 1 - round(share * (down - 1))
         top, bottom = spans.get(x, (y, y))

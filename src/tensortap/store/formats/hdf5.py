@@ -7,7 +7,7 @@ A dataset's identity is in attributes of its own, its group's or the file's. A f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,6 +96,13 @@ class Hdf5Run(Run):
         if skipped:
             found.append(f"{len(skipped)} datasets are no tensors that can be read: {', '.join(skipped[:3])}")
         return found
+
+    def records(self, *, rank: int | Collection[int] | None = None, **filters: Any) -> Iterator[Record]:
+        """The records that pass the filters. A module that is a group is found with any number of digits."""
+        module = filters.get("module")
+        if isinstance(module, str) and (group := _GROUP.fullmatch(module)) is not None and len(group[1]) < 10:
+            filters["module"] = [module, f"{int(group[1]):04d}_{group[2]}"]
+        return super().records(rank=rank, **filters)
 
     def _index(self, rank: int) -> Index:
         if rank not in self.ranks:

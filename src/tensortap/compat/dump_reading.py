@@ -1,0 +1,156 @@
+"""Read a dump back under the names that scripts use, however many digits the number of a group has.
+
+    with open_dump("0-epoch_3-step_dump.hdf5") as f:
+        f["018_BatchNorm2d/grad_input0"][:]         # also if the file calls the group 0018_BatchNorm2d
+
+The first dumper wrote four digits, and its document shows three.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+
+from tensortap.compat.dump_file import none
+from tensortap.errors import RunNotFound, RunUnreadable
+from tensortap.records import shown
+from tensortap.report.wording import clean
+
+__all__ = ["Contents", "DatasetInfo", "OpenDump", "open_dump", "printed_contents"]
+
+_GROUP = re.compile(r"/?([0-9]+)_(.*)", re.DOTALL)
+_MOST_DIGITS = 9
+
+
+class DatasetInfo(NamedTuple):
+    """What is known of a dataset without reading it."""
+
+    dtype: str
+    """Of the tensor; bfloat16 is stored as float32."""
+    shape: tuple[int, ...]
+
+
+class Contents(dict[str, Any]):
+    """The datasets of each group: `contents["0018_BatchNorm2d"]["grad_input0"]` is a `DatasetInfo`.
+
+    Groups are found with any number of digits, and `contents["018_BatchNorm2d/grad_input0"]` works like in h5py.
+    """
+
+    def __missing__(self, key: str) -> Any:
+        group, _, dataset = key.strip("/").partition("/")
+        for name in (group, *_other_digits(group)):
+            if dict.__contains__(self, name):
+                found = dict.__getitem__(self, name)
+                return found[dataset] if dataset else found
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]  # type: ignore[index]
+        except (KeyError, AttributeError):
+            return False
+        return True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
+def printed_contents(path: Path, file: Any) -> Contents:
+    """Print the groups and datasets of an open file, and return them."""
+    found = Contents()
+    print(path)
+    for name, group in file.items():
+        if not isinstance(group, h5py.Group):
+            continue
+        module = group.attrs.get("module")
+        print(clean(f"{name}" + (f"  {shown(module)} · {group.attrs.get('phase', '')}" if module is not None else "")))
+        found[name] = {}
+        for inner, dataset in group.items():
+            if isinstance(dataset, h5py.Dataset):
+                dtype, shape = str(dataset.attrs.get("dtype", dataset.dtype)), tuple(dataset.shape or ())
+                found[name][inner] = DatasetInfo(dtype, shape)
+                empty, same_as = dataset.attrs.get("none", False), str(dataset.attrs.get("same_as", ""))
+                print(clean(f"    {inner}  {none(same_as) if empty else f'{dtype} {list(shape)}'}"))
+    return found
+
+
+def open_dump(path: str | os.PathLike[str]) -> OpenDump:
+    """Open a dump for reading. The result is an `h5py.File` that finds groups with any number of digits.
+
+    Datasets also have `value`, which h5py dropped in version 3.
+
+    >>> with open_dump("dumps/0-epoch_3-step_dump.hdf5") as f:                         # doctest: +SKIP
+    ...     print(f["018_BatchNorm2d/grad_input0"][:])
+    """
+    if not Path(path).exists():
+        raise RunNotFound(f"{path} does not exist: there is no dump to open.")
+    try:
+        return OpenDump(path, "r")
+    except OSError as error:
+        raise RunUnreadable(f"{path} cannot be read as HDF5: {error}") from error
+
+
+class _Found:
+    """Looks names up. Goes before a class of h5py."""
+
+    def __getitem__(self, name: Any) -> Any:
+        known: Any = super()
+        found = known.__getitem__(self._stored(name))
+        if isinstance(found, h5py.Dataset):
+            return _Dataset(found.id)
+        return _Group(found.id) if isinstance(found, h5py.Group) else found
+
+    def __contains__(self, name: Any) -> bool:
+        known: Any = super()
+        return bool(known.__contains__(self._stored(name)))
+
+    def get(self, name: Any, *args: Any, **options: Any) -> Any:
+        known: Any = super()
+        return known.get(self._stored(name), *args, **options)
+
+    def _stored(self, name: Any) -> Any:
+        """The name as the file has it; the same if it has none of its spellings."""
+        known: Any = super()
+        return next((each for each in _spellings(name) if known.__contains__(each)), name)
+
+
+class OpenDump(_Found, h5py.File):  # type: ignore[misc]
+    """An open dump; `open_dump` makes one."""
+
+
+class _Group(_Found, h5py.Group):  # type: ignore[misc]
+    """A group of a dump."""
+
+
+class _Dataset(h5py.Dataset):  # type: ignore[misc]
+    """A dataset of a dump."""
+
+    @property
+    def value(self) -> Any:
+        """All values."""
+        return self[()]
+
+
+def _spellings(name: Any) -> Iterable[str]:
+    """A path in the file as given, then with other numbers of digits in its first part."""
+    if not isinstance(name, str):
+        return ()
+    group, slash, rest = name.lstrip("/").partition("/")
+    return (name, *(f"{other}{slash}{rest}" for other in _other_digits(group)))
+
+
+def _other_digits(group: str) -> list[str]:
+    """The name of a group with all other numbers of digits."""
+    if (found := _GROUP.fullmatch(group)) is None:
+        return []
+    number = int(found[1]) if len(found[1]) <= _MOST_DIGITS else -1
+    names = dict.fromkeys(f"{number:0{digits}d}_{found[2]}" for digits in range(1, _MOST_DIGITS + 1))
+    return [name for name in names if name != group and number >= 0]

@@ -1,0 +1,185 @@
+"""Write the tensors of a saving hook as .npy files, up to the limits that were asked for."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import dtypes
+from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.selection import Keep
+from tensortap.capture.tree import Site
+from tensortap.errors import StoreWriteError, UsageError
+from tensortap.frameworks.base import Framework
+from tensortap.records import Key, shown
+from tensortap.store.exports.plain import widen
+from tensortap.store.formats.npy_names import GRADS, TENSORS, files_in, grad_file, tensor_file
+from tensortap.store.formats.npy_sidecar import Entry, SidecarWriter, copy_sidecar
+
+__all__ = ["EVALUATION", "FileLimit", "NpyFiles"]
+
+EVALUATION = "evaluation"
+"""Folder of what was saved before training began; a tree of its own."""
+
+_log = logging.getLogger("tensortap")
+
+
+@dataclass(slots=True, eq=False)
+class FileLimit:
+    """Hands out the index of the next file until the limit is reached."""
+
+    name: str
+    limit: int
+    each_step: int | None
+    """A limit for each micro step, in place of the one for the whole run."""
+    count: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.each_step is not None:
+            self.limit, self.name = self.each_step, f"{self.name}_per_step"
+        if not isinstance(self.limit, int):
+            raise UsageError(f"{self.name} takes a whole number, not {self.limit!r}; a negative one means all")
+
+    @property
+    def reached(self) -> bool:
+        """Whether no further file will be written."""
+        return self.limit == 0 or (self.each_step is None and 0 < self.limit <= self.count)
+
+    def next(self, step: int) -> int | None:
+        """Return the next index of a micro step. None if the limit is reached."""
+        if self.each_step is not None and step != self.step:
+            self.step, self.count = step, 0
+        if 0 <= self.limit <= self.count:
+            return None
+        self.count += 1
+        return self.count - 1
+
+
+class NpyFiles:
+    """A sink that writes one file for each tensor.
+
+    `ignored` tells whether outputs of the forward that runs now are left out.
+    """
+
+    def __init__(self, framework: Framework, path: Path, tensors: FileLimit, grads: FileLimit) -> None:
+        self.where = str(path)
+        self.ignored: Callable[[], bool] = lambda: False
+        self.undo = ExitStack()
+        """Closed with the sink."""
+        self._framework = framework
+        self._path = path
+        self._limits = {TENSORS: tensors, GRADS: grads}
+        self._written: list[Path] | None = []
+        """What may have to be set aside; None once training has begun."""
+        self._rank = framework.rank()
+        self._sidecar: SidecarWriter | None = None
+        self._make_folders()
+
+    @property
+    def full(self) -> bool:
+        return all(limit.reached for limit in self._limits.values())
+
+    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        kind = GRADS if key.kind == "param_grad" else TENSORS
+        # With several forwards before a backward, a recomputation may repeat a call of an earlier micro step.
+        if kind == TENSORS and (self._framework.replaying() or self.ignored()):
+            return
+        index = self._limits[kind].next(key.step)
+        if index is None:
+            return
+        if kind == GRADS:
+            name = grad_file(index, self._parameter_name(site, key), key.step)
+        else:
+            name = tensor_file(index, site.cls, self._layer_name(site), key.path, key.step)
+        array = self._framework.host(tensor)
+        if self._sidecar is None:
+            self._sidecar = self._begin()
+        self._sidecar.add(f"{kind}/{name}", Entry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
+        self._save(self._folder(self._path, kind) / name, array)
+
+    def _begin(self) -> SidecarWriter:
+        """Look at the rank again, because the process group may have been created since the registration."""
+        if (rank := self._framework.rank()) != self._rank:
+            self._rank = rank
+            self._make_folders()
+        return SidecarWriter(self._path, rank, self._framework.name, self._framework.world())
+
+    def _make_folders(self) -> None:
+        for folder in (self._folder(self._path, kind) for kind in (TENSORS, GRADS)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                old = len(files_in(folder))
+            except OSError as error:
+                raise StoreWriteError(f"{folder} cannot be created: {error.strerror}") from error
+            if old:
+                _log.warning(
+                    "tensortap: %s holds %d files of an earlier run; those of the same names are replaced, "
+                    "the others stay",
+                    folder,
+                    old,
+                )
+
+    def keep(self) -> None:
+        """Remember no longer what was saved: nothing will be set aside."""
+        self._written = None
+
+    def set_aside(self) -> None:
+        """Move all that was saved so far to a tree of its own, and count from 0 again."""
+        if self._written:
+            tree = self._path / EVALUATION
+            _log.warning(
+                "tensortap: training begins; the %d files that evaluation has saved are now in %s",
+                len(self._written),
+                tree,
+            )
+            copy_sidecar(self._path, tree, self._rank)
+            for file in self._written:
+                target = tree / file.relative_to(self._path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+            self._written = []
+        for limit in self._limits.values():
+            limit.count = limit.step = 0
+
+    def end_step(self, step: int, book: CoverageBook) -> None:
+        pass  # every file is complete as soon as it exists
+
+    def close(self, status: str, reason: str, book: CoverageBook) -> None:
+        self.undo.close()
+        for row in book.rows():
+            if "is not recorded" in row.reason:
+                _log.warning("tensortap: %s: %s", shown(row.module), row.reason)
+
+    def _folder(self, tree: Path, kind: str) -> Path:
+        return tree / kind / f"rank_{self._rank}"
+
+    def _layer_name(self, site: Site) -> str:
+        return str(site.owner.full_name()) if self._framework.name == "paddle" else site.name
+
+    def _parameter_name(self, site: Site, key: Key) -> str:
+        if self._framework.name == "paddle":
+            return str(dict(self._framework.parameters(site.owner))[key.path].name)
+        return f"{site.name}.{key.path}" if site.name else key.path
+
+    def _save(self, file: Path, array: npt.NDArray[Any]) -> None:
+        """Write a file under its name only when it is complete. NumPy alone cannot read bfloat16 and float8."""
+        partial = self._path / f".{secrets.token_hex(6)}.partial"  # older checkers read all files of a rank's folder
+        try:
+            with partial.open("xb") as opened:
+                np.save(opened, np.asarray(widen(array), order="C"), allow_pickle=False)
+            partial.replace(file)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        if self._written is not None:
+            self._written.append(file)
