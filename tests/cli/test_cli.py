@@ -13,7 +13,7 @@ import tensortap
 from tensortap.cli import show
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ("show", "demo")
+VERBS = ("show", "demo", "times")
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
 

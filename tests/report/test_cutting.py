@@ -61,10 +61,15 @@ def test_a_table_cuts_its_names_together() -> None:
 
 
 def test_times_of_modules_with_long_names_drop_the_class_first() -> None:
-    spent = {"pieces": 3, "total": 123.0, "own": 123.0, "memory": 9980, "device": 0.0, "device_memory": 0}
-    phases = {"forward": spent, "backward": spent, "recompute": {**spent, "pieces": 0, "total": 0.0, "own": 0.0}}
-    rows = [{"module": name, "cls": "Linear", "calls": 3, **phases} for name in EXPERTS]
-    page = [line.plain for line in times_page({"modules": rows}, 80)]
+    numbers = {"calls": 3, "cpu_own": 123.0, "cpu_own_share": 0.01, "cpu_total": 123.0, "memory": 9980}
+    rows = [
+        {"module": name, "class": "Linear", "phase": phase, **numbers, "device_memory": 0}
+        for phase in ("forward", "backward")
+        for name in EXPERTS
+    ]
+    whole = {"framework": "torch", "span": 1e6, "steps": 3, "device": {"kernels": 0, "unlinked": 0}}
+    facts = {**whole, "by": "module", "rows": rows, "rows_left_out": 0}
+    page = [line.plain for line in times_page(facts, 80)]
     names = [line.split()[0] for line in page[3 : 3 + len(EXPERTS)]]
     assert len(set(names)) == len(EXPERTS)
     assert "experts.0.up" in names[0] and "memory" in page[2]
