@@ -33,7 +33,7 @@ ROOMS = {
     "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "view": COMMON | {"compare", "store", "report"},
-    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report"},
+    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report", "store"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ class Index:
             self.rows = _in_order(self._read(path))
         except (OSError, pa.ArrowException) as error:
             raise RunUnreadable(f"{path} cannot be read: {error}") from error
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
+        """Return the index of Arrow batches that are in memory already."""
+        index = cls.__new__(cls)
+        index.rank, index.lost, index.missing, index.complete = rank, 0, False, complete
+        index.rows = _in_order(pa.Table.from_batches(batches, schema=SCHEMA))
+        return index
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)

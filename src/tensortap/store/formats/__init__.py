@@ -19,8 +19,10 @@ __all__ = ["open_any"]
 def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) -> Run:
     """Open a run, or whatever else lies at `path` and can be read as one. `summarize` is for what has no summaries."""
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
+    from tensortap.store.formats.exported import is_export, open_export
     from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
     from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
+    from tensortap.store.formats.npz import is_npz, open_npz
     from tensortap.store.reader import open_run
 
     try:
@@ -28,6 +30,10 @@ def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) 
             return open_npy_tree(Path(path), summarize)
         if is_hdf5(Path(path)):
             return open_hdf5(Path(path), summarize)
+        if is_npz(Path(path)):
+            return open_npz(Path(path), summarize)
+        if is_export(Path(path)):
+            return open_export(Path(path), summarize)
         checkpoint = is_checkpoint(Path(path))
     except TensortapError:  # some of them are an OSError, too
         raise
