@@ -21,6 +21,7 @@ def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) 
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
     from tensortap.store.formats.exported import is_export, open_export
     from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
+    from tensortap.store.formats.hdf5_folder import is_hdf5_folder, open_hdf5_folder
     from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
     from tensortap.store.formats.npz import is_npz, open_npz
     from tensortap.store.reader import open_run
@@ -30,6 +31,8 @@ def open_any(path: str | os.PathLike[str], summarize: Callable[[Any], Summary]) 
             return open_npy_tree(Path(path), summarize)
         if is_hdf5(Path(path)):
             return open_hdf5(Path(path), summarize)
+        if is_hdf5_folder(Path(path)):
+            return open_hdf5_folder(Path(path), summarize)
         if is_npz(Path(path)):
             return open_npz(Path(path), summarize)
         if is_export(Path(path)):
