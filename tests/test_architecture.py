@@ -34,7 +34,7 @@ ROOMS = {
     "report": COMMON,
     "view": COMMON | {"compare", "store", "report"},
     "times": COMMON,
-    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report", "times"},
+    "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report", "store", "times"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it

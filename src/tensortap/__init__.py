@@ -39,8 +39,11 @@ __version__ = "0.1.0"
 
 
 def open(path: str | _os.PathLike[str] | Run) -> Run:
-    """Open a run lazily: records, tensors and coverage are read when asked for. A checkpoint opens as a run, too.
-    A run that is open already, such as one held in memory, is returned as it is.
+    """Open a run lazily: records, tensors and coverage are read when asked for.
+
+    path: the folder of a run; or a checkpoint, what `tensortap export` wrote, an .npz of one call of a module, an HDF5
+        dump or a folder of them, or a tree of .npy files. Nothing is unpickled.
+        A run that is open already, such as one held in memory, is returned as it is.
 
     >>> run = tensortap.open("runs/a")
     >>> for record in run.records(module="layers.0.*", kind="output"):

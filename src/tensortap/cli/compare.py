@@ -68,6 +68,7 @@ def compare(
     Example:
       tensortap compare runs/a runs/b
       tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
+      tensortap compare gpu.npz cpu.npz                       one module: is it wrong, or its inputs?
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
       tensortap compare runs/torch runs/paddle --map rules.toml
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"

@@ -13,7 +13,9 @@ __all__ = ["export"]
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a dump or a checkpoint.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run, a dump, an .npz or a checkpoint.", show_default=False)
+    ],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hdf5, npy, npz or safetensors.")],
     out: Annotated[
         Path, typer.Option("--out", metavar="PATH", help="File to write; for npy and safetensors a folder.")

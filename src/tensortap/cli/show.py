@@ -18,7 +18,10 @@ ROWS = 20
 
 
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run, a dump, an export, an .npz or a checkpoint.", show_default=False),
+    ],
     module: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')
     ] = None,

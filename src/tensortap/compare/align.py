@@ -15,8 +15,9 @@ import numpy.typing as npt
 from tensortap.compare.side import Names, Side
 from tensortap.errors import UsageError
 from tensortap.records import shown
+from tensortap.store import Run
 
-__all__ = ["Alignment", "Renames", "align", "suggest"]
+__all__ = ["Alignment", "Renames", "align", "one_module_each", "suggest"]
 
 Ints = npt.NDArray[np.int64]
 _MOST_RULES = 8
@@ -55,6 +56,12 @@ class Renames:
         for pattern, replacement in self.patterns:
             name = pattern.sub(replacement, name)
         return name
+
+
+def one_module_each(reference: Run, candidate: Run) -> Renames:
+    """Renames for two files of one call each: the module of the one is that of the other, whatever it is called."""
+    ours, theirs = reference.only_module, candidate.only_module
+    return Renames() if ours is None or theirs is None or ours == theirs else Renames(exact={theirs: ours})
 
 
 def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> None:

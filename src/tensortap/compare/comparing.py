@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tensortap.compare.align import Renames
+from tensortap.compare.align import Renames, one_module_each
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import judge
@@ -41,6 +41,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
     if not renames and request.mapping is None:
         reference, candidate = with_common_names(reference, candidate)
+    renames = renames or one_module_each(reference, candidate)
     plan = plan_of(reference, candidate, renames, request.mapping)
     matched = match(reference, candidate, renames, request, request.progress, device, plan)
     pairs = pairs_of(matched)

@@ -297,7 +297,8 @@ def _sentence(births: Sequence[Trouble], side: Side, status: Codes) -> str:
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])
-    what = f"{first.key.kind} {first.key.path} of {shown(first.key.module)} ({first.cls}) in step {first.key.step}"
+    cls = f" ({first.cls})" if first.cls else ""
+    what = f"{first.key.kind} {first.key.path} of {shown(first.key.module)}{cls} in step {first.key.step}"
     if first.status == "nonfinite":
         return f"NaN or Inf is born in {what}: it {first.text}."
     modules = len(np.unique(side.module.codes[status == TROUBLES.index(first.status)]))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.align import Renames
+from tensortap.compare.align import one_module_each
 from tensortap.compare.matching import Matched, errors_of, match
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.compare.tolerance import Allowed, Policy
@@ -48,7 +48,8 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
             worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
             continue
         _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
-        again = match(matched.reference.run, noisy, Renames(), request, None, device)
+        renames = one_module_each(matched.reference.run, noisy)
+        again = match(matched.reference.run, noisy, renames, request, None, device)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:

@@ -60,7 +60,7 @@ def parted(
     """
     key = first.key
     where = _where(first, several)
-    known = [first.cls] if first.container is None else []
+    known = [first.cls] if first.cls and first.container is None else []
     known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
     name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
     full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
@@ -174,7 +174,7 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     if first.status == "extra":
         return _gained(births, where)
     off = "" if tensors is None else _off(first, tensors)
-    name = shown(first.module) + (f" ({first.cls})" if first.container is None else "")
+    name = shown(first.module) + (f" ({first.cls})" if first.cls and first.container is None else "")
     if first.status == "missing":
         how = f"in {where}, {_never_comes(key)}"
     elif key.kind == "input" and first.container is None:

@@ -103,7 +103,7 @@ def save_gradients_and_inputs(
             path = free_path(path)
         if not quiet:
             _tell(name, type_of_output, entries)
-        write(path, entries.arrays)
+        write(path, entries, module=name, cls=type(module).__name__, framework=framework.name)
         if not quiet:
             print(f"saved {path}")
 

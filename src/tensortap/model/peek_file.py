@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.report import output
+from tensortap.store.exports.npz_file import CALL, NpzWriter
 
-__all__ = ["Entries", "free_path", "plain", "write"]
+__all__ = ["Entries", "free_path", "write"]
 
 Array = npt.NDArray[np.generic]
 
@@ -28,6 +29,8 @@ class Entries:
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
+        self.paths: dict[str, str] = {}
+        """The path of each array, by its name in the file."""
         self._first: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -42,19 +45,24 @@ class Entries:
             number += 1
             unique = f"{name}~{number}"
         self.arrays[unique] = array.copy()  # what is seen may be changed right after
+        self.paths[unique] = path
 
 
-def plain(array: Array) -> Array:
-    """As NumPy alone can read it: bfloat16 and float8 become float32, which holds each of their values."""
-    return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
+def write(path: Path, entries: Entries, *, module: str | None = None, cls: str = "", framework: str = "") -> None:
+    """Write the arrays of one call, whole or not at all.
 
-
-def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Whole or not at all. `dtypes` is a JSON text with the dtype that each tensor really had."""
-    names = json.dumps({name: dtypes.name_of(array.dtype) for name, array in arrays.items()})
-    entries: dict[str, Any] = {name: plain(array) for name, array in arrays.items()}
-    with output.opened(path) as file:
-        np.savez(file, dtypes=np.array(names), **entries)
+    `dtypes` is a JSON text with the dtype that each tensor had: bfloat16 and float8 become float32. The archive's
+    comment names the module and the paths, for `tensortap.open`.
+    """
+    about: dict[str, Any] = {"format": CALL, "version": 1, "class": cls, "framework": framework, "paths": entries.paths}
+    names = {name: dtypes.name_of(array.dtype) for name, array in entries.arrays.items()}
+    with (
+        output.opened(path) as file,
+        closing(NpzWriter(file, about if module is None else {**about, "module": module})) as archive,
+    ):
+        archive.add_text("dtypes", json.dumps(names))
+        for name, array in entries.arrays.items():
+            archive.add(name, array)
 
 
 def free_path(path: str | Path) -> Path:

@@ -77,6 +77,7 @@ class PeekSink:
         self._numbers: dict[tuple[int, int], int] = {}
         self._due: dict[int, set[tuple[str, str]]] = {}
         self._entries: dict[int, Entries] = {}
+        self._cls = ""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         number = self._number(key)
@@ -93,6 +94,7 @@ class PeekSink:
         else:
             due.discard((key.kind, key.path))
         if self._save is not None:
+            self._cls = site.cls
             self._entries.setdefault(number, Entries()).add(key.kind, key.path, array)
 
     def _print(self, array: Any, kind_of: str, number: int, key: Key, site: Site) -> None:
@@ -131,7 +133,8 @@ class PeekSink:
         for number in sorted(self._entries):
             if self._save is None or any(kind in wait_for for kind, _ in self._due[number]):
                 return
-            write(free_path(self._save), self._entries.pop(number).arrays)
+            entries = self._entries.pop(number)
+            write(free_path(self._save), entries, module=self.name, cls=self._cls, framework=self._framework.name)
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self.write()

@@ -55,7 +55,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         if not folder.exists():
             raise RunNotFound(f"{folder} does not exist: no run to open.")
         if not folder.is_dir():
-            raise RunUnreadable(f"{folder} is a file, neither the folder of a run nor a checkpoint that is known.")
+            raise RunUnreadable(
+                f"{folder} is a file of no known format. Open the folder of a run, an .npz or .hdf5 file, or a "
+                "checkpoint (.safetensors, or a state dict of torch)."
+            )
         ranks = sorted(int(m[1]) for entry in folder.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
         info = _run_info(folder, ranks)
     except PermissionError as error:
@@ -78,6 +81,8 @@ class Run:
     """Whether it exists in this process alone, so that no command can open it."""
     is_checkpoint = False
     """Whether it holds the state of a model, as of no particular step."""
+    only_module: str | None = None
+    """The module of a file of one call. Two such files are of one module each, whatever it is called in either."""
 
     def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
         self.path = path

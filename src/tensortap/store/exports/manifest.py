@@ -1,18 +1,28 @@
-"""The manifest of an export: which file and name holds which tensor. A CSV, for spreadsheets and scripts alike."""
+"""The manifest of an export: which file and name holds which tensor. A CSV, for spreadsheets and scripts alike.
+
+What is true of the whole export (`about`) is in a JSON object: `export.json` in a folder, the comment of an .npz.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tensortap.records import Key, Record
+from tensortap import dtypes
+from tensortap.errors import RunUnreadable
+from tensortap.records import KINDS, PHASES, Key, Record
 from tensortap.store.format import utf8
+from tensortap.store.reader import Run
 
-__all__ = ["COLUMNS", "MANIFEST", "Manifest", "is_manifest"]
+__all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Listed", "Manifest", "about", "is_manifest", "read_manifest"]
 
 MANIFEST = "manifest.csv"
+ABOUT = "export.json"
+EXPORT = "tensortap-export"
+_LARGEST = (1 << 63) - 1
 COLUMNS = ("file", "name", *Key._fields, "rank", "seq", "class", "dtype", "stored_dtype", "shape")
 
 
@@ -31,6 +41,65 @@ class Manifest:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Listed(NamedTuple):
+    """A row of a manifest."""
+
+    file: str
+    name: str
+    key: Key
+    rank: int
+    seq: int
+    cls: str
+    dtype: str
+    """Of the tensor."""
+    stored: str
+    """Of the array that the file holds."""
+    shape: tuple[int, ...]
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What is true of a whole export."""
+    said = {"framework": str(run.info.get("framework", "")), "model": str(run.info.get("model", ""))}
+    return {"format": EXPORT, "version": 1, "complete": run.finished, **said}
+
+
+def read_manifest(path: Path) -> Iterator[Listed]:
+    """The rows of a manifest. Raise RunUnreadable at one that cannot be true."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        try:
+            next(rows, None)
+            for row in rows:
+                yield _listed(row)
+        except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunUnreadable(f"{path}, line {rows.line_num}, is damaged: {reason}.") from error
+
+
+def _listed(row: list[str]) -> Listed:
+    if len(row) != len(COLUMNS):
+        raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
+    said = dict(zip(COLUMNS, row, strict=True))
+    step, micro, call = (_number(said[field]) for field in ("step", "micro", "call"))
+    key = Key(step, micro, said["phase"], said["module"], call, said["kind"], said["path"])
+    for word, known in ((key.kind, KINDS), (key.phase, PHASES), (said["dtype"], dtypes.NAMES)):
+        if word not in known:
+            raise ValueError(f"{word[:40]!r} is none of {', '.join(known)}")
+    shape = json.loads(said["shape"])
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{said['shape'][:40]!r} is no shape")
+    rank, seq = _number(said["rank"], least=0), _number(said["seq"])
+    names = said["class"], said["dtype"], said["stored_dtype"]
+    return Listed(said["file"], said["name"], key, rank, seq, *names, tuple(shape))
+
+
+def _number(text: str, least: int = -_LARGEST) -> int:
+    number = int(text)
+    if not least <= number <= _LARGEST:
+        raise ValueError(f"{text[:40]} is out of range")
+    return number
 
 
 def is_manifest(path: Path) -> bool:

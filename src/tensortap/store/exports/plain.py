@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tensortap import dtypes
 
-__all__ = ["narrow", "widen"]
+__all__ = ["narrow", "recorded", "widen"]
 
 Array = npt.NDArray[Any]
 
@@ -43,8 +43,33 @@ def narrow(array: Array, name: str) -> Array:
         wide = np.ascontiguousarray(array)
         narrowed = wide.astype(dtype).view(np.uint8)
         hidden = (wide.view(np.uint32) & np.uint32(0xFF)).astype(np.uint8)
-        return np.where(np.isnan(wide), hidden, narrowed).view(dtype).reshape(array.shape)
+        has_code = np.isnan(wide) & np.isnan(hidden.view(dtype))  # not if another program widened it
+        return np.where(has_code, hidden, narrowed).view(dtype).reshape(array.shape)
     return array.astype(dtype, copy=False)
+
+
+def recorded(array: Array, name: str) -> Array:
+    """The array in the dtype that was recorded of it. Raise ValueError if it cannot have had that dtype.
+
+    bfloat16 and fp8 may be stored as float32 (see `widen`), or as their bits: an unsigned integer or a void type of the
+    same size. Any other dtype is stored as it is.
+
+    >>> recorded(np.array([0x3F80], np.uint16), "bfloat16").astype(float)
+    array([1.])
+    """
+    dtype = dtypes.numpy_dtype(name)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype == dtype:
+        return array
+    if dtype.isbuiltin == 1:  # a type that every reader knows
+        raise ValueError(f"it holds {array.dtype}, although {name} was recorded")
+    if array.dtype.itemsize == dtype.itemsize and array.dtype.kind in "uV":
+        bits: Array = np.ascontiguousarray(array)
+        return bits.view(dtype).reshape(array.shape)
+    narrowed = narrow(array, name) if array.dtype == np.float32 else array
+    if narrowed is array or not np.array_equal(widen(narrowed), array, equal_nan=True):
+        raise ValueError(f"it holds {array.dtype} values that are no {name}, although {name} was recorded")
+    return narrowed
 
 
 def _values(name: str) -> npt.NDArray[np.float32]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import zipfile
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tensortap import dtypes
 from tensortap.records import Record, shown
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
-from tensortap.store.exports.manifest import MANIFEST, Manifest
+from tensortap.store.exports.manifest import ABOUT, MANIFEST, Manifest, about
 from tensortap.store.exports.names import Unique, folder_of, leaf_of, title_of
+from tensortap.store.exports.npz_file import NpzWriter
 from tensortap.store.exports.plain import widen
 from tensortap.store.format import rank_name
 from tensortap.store.header import Header, room_for
@@ -39,9 +39,8 @@ class NpyTree:
     """A folder: rank, step, module, and one .npy a tensor."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
-        path.mkdir()
         self._path = path
-        self._manifest = Manifest(path / MANIFEST)
+        self._manifest = _new_folder(path, run)
 
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
         unique = Unique()
@@ -63,33 +62,29 @@ class Npz:
     """One .npz; its manifest lies beside it, since whoever loads it expects arrays only."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
-        self._zip = zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True)
+        self._archive = NpzWriter(path, about(run))
         self._manifest = Manifest(path.with_name(path.name + MANIFEST))
-        self._name = path.name
 
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
         unique = Unique()
         for record in records:
             name = unique("/".join((*folder_of(record), leaf_of(record.key))))
-            array: npt.NDArray[Any] = widen(run.load(record))
-            with self._zip.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
-            self._manifest.add("", name, record, dtypes.name_of(array.dtype))
+            stored = self._archive.add(name, run.load(record))
+            self._manifest.add("", name, record, stored)
             advance(record)
 
     def close(self) -> None:
         self._manifest.close()
-        self._zip.close()
+        self._archive.close()
 
 
 class SafetensorsFolder:
     """A folder with one .safetensors a step: all dtypes as they are."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
-        path.mkdir()
         self._path = path
         self._several = len(ranks) > 1
-        self._manifest = Manifest(path / MANIFEST)
+        self._manifest = _new_folder(path, run)
 
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
         name = f"step_{records[0].key.step:06d}.safetensors"
@@ -121,8 +116,7 @@ class Hdf5:
         self._several = len(ranks) > 1
         self._unique: dict[str, Unique] = {}
         self._file = create_file(path)
-        said = {"framework": str(run.info.get("framework", "")), "model": str(run.info.get("model", ""))}
-        set_attributes(self._file, {"format": "tensortap-export", "version": 1, "complete": run.finished, **said})
+        set_attributes(self._file, about(run))
         self._file.attrs["ranks"] = np.array(ranks, np.int64)
 
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
@@ -141,6 +135,13 @@ class Hdf5:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _new_folder(path: Path, run: Run) -> Manifest:
+    """Make the folder of an export, and open its manifest."""
+    path.mkdir()
+    (path / ABOUT).write_text(json.dumps(about(run), indent=2) + "\n", encoding="utf-8")
+    return Manifest(path / MANIFEST)
 
 
 WRITERS: dict[str, Callable[[Path, Run, Sequence[int]], Writer]] = {

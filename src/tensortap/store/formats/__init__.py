@@ -22,8 +22,11 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
     `summarize` is for formats that have no summaries.
     """
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
+    from tensortap.store.formats.exported import is_export, open_export
     from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
+    from tensortap.store.formats.hdf5_folder import is_hdf5_folder, open_hdf5_folder
     from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
+    from tensortap.store.formats.npz import is_npz, open_npz
     from tensortap.store.reader import Run, open_run
 
     if isinstance(path, Run):
@@ -33,6 +36,12 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
             return open_npy_tree(Path(path), summarize)
         if is_hdf5(Path(path)):
             return open_hdf5(Path(path), summarize)
+        if is_hdf5_folder(Path(path)):
+            return open_hdf5_folder(Path(path), summarize)
+        if is_npz(Path(path)):
+            return open_npz(Path(path), summarize)
+        if is_export(Path(path)):
+            return open_export(Path(path), summarize)
         checkpoint = is_checkpoint(Path(path))
     except TensortapError:  # some of them are an OSError, too
         raise

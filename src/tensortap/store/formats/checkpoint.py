@@ -20,9 +20,10 @@ from tensortap import dtypes
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError
 from tensortap.records import Summary
 from tensortap.store.formats.arrays import ArrayRun
+from tensortap.store.formats.pickles import classes_in, is_pickle, is_torch_file, refused
 from tensortap.store.span import as_array
 
-__all__ = ["is_checkpoint", "open_checkpoint"]
+__all__ = ["is_checkpoint", "open_checkpoint", "safetensors_arrays"]
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Callable[[], Array]]
@@ -36,7 +37,7 @@ _LONGEST_HEADER = 100 << 20
 def is_checkpoint(path: Path) -> bool:
     if path.is_dir():
         return (path / _SHARDS).exists() or (path / _SINGLE).exists()
-    return path.suffix in (".safetensors", *_TORCH, *_PADDLE)
+    return path.suffix in (".safetensors", *_TORCH, *_PADDLE) or is_pickle(path)
 
 
 def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayRun:
@@ -54,7 +55,7 @@ def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayR
             arrays, notices = _folder(path)
             kind = "safetensors folder"
         elif path.suffix == ".safetensors":
-            arrays, kind = dict(_safetensors(path)), "safetensors"
+            arrays, kind = dict(safetensors_arrays(path)), "safetensors"
         else:
             arrays, kind = _torch(path), "torch"
     except TensortapError:
@@ -68,7 +69,7 @@ def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayR
 def _folder(path: Path) -> tuple[Arrays, list[str]]:
     """All that the shards hold, and what they should hold and do not."""
     if not (path / _SHARDS).exists():
-        return dict(_safetensors(path / _SINGLE)), []
+        return dict(safetensors_arrays(path / _SINGLE)), []
     try:
         places = json.loads((path / _SHARDS).read_text())["weight_map"]
         files = sorted(set(places.values()))
@@ -81,12 +82,12 @@ def _folder(path: Path) -> tuple[Arrays, list[str]]:
             raise RunUnreadable(f"{path / _SHARDS} names {name!r}, which is no file beside it.")
         if not (path / name).exists():
             raise RunUnreadable(f"{path / name} is missing, though {_SHARDS} names it.")
-        found.update(_safetensors(path / name))
+        found.update(safetensors_arrays(path / name))
     lost = sorted(map(str, places.keys() - found.keys()))
     return found, [f"{_SHARDS} names tensors that no file holds: {', '.join(lost[:5])}"] if lost else []
 
 
-def _safetensors(path: Path) -> Iterator[tuple[str, Callable[[], Array]]]:
+def safetensors_arrays(path: Path) -> Iterator[tuple[str, Callable[[], Array]]]:
     with path.open("rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
@@ -127,9 +128,13 @@ def _checked(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], i
 
 def _torch(path: Path) -> Arrays:
     """A state dict that torch itself reads, tensors only: anything else in the file is refused, not executed."""
+    if is_pickle(path) and not is_torch_file(path):
+        raise refused(path)
     try:
         torch = import_module("torch")
     except ImportError as error:
+        if is_torch_file(path) and classes_in(path):
+            raise refused(path) from error
         raise MissingDependency(f"{path} is torch's own format: pip install torch") from error
     try:
         with warnings.catch_warnings():
@@ -139,6 +144,8 @@ def _torch(path: Path) -> Arrays:
         raise
     except Exception as error:  # torch raises anything from RuntimeError to pickle's own
         reason = str(error).strip().partition(". ")[0].partition("\n")[0]
+        if is_torch_file(path):
+            raise refused(path, reason[:200]) from error
         raise RunUnreadable(
             f"{path} cannot be read as a state dict of tensors alone ({reason[:200] or 'it is damaged'}). "
             "Save model.state_dict(), not the model."

@@ -19,26 +19,43 @@ import numpy.typing as npt
 from tensortap import dtypes
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.records import Key, Location, Record, Summary
-from tensortap.store.exports.plain import narrow
+from tensortap.store.exports.plain import recorded
 from tensortap.store.format import encode
+from tensortap.store.formats.entries import unique_key
 from tensortap.store.reader import Run
 from tensortap.store.span import Spans
 from tensortap.store.table import Index
 
-__all__ = ["Hdf5Run", "is_hdf5", "open_hdf5"]
+__all__ = ["Hdf5Run", "dump_step", "is_hdf5", "open_hdf5"]
 
 Array = npt.NDArray[Any]
 _ENDINGS = (".hdf5", ".h5", ".hdf")
+_MAGIC = b"\x89HDF\r\n\x1a\n"
 _GROUP = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 _DATASET = re.compile(r"(feat_input|feat_output|grad_input|grad_output)([0-9]*)")
 _FILE = re.compile(r"([0-9]+)-epoch_([0-9]+)-step_dump")
 _KINDS = {"feat_input": "input", "feat_output": "output"}
+_EPOCH = 1_000_000
 _HERE = "file"
 _INSIDE = "dataset:"
 
 
 def is_hdf5(path: Path) -> bool:
-    return path.suffix in _ENDINGS and not path.is_dir()
+    """Whether a file is HDF5, by its ending or, if it has another one, by its content."""
+    if path.suffix in _ENDINGS or not path.is_file():
+        return path.suffix in _ENDINGS and not path.is_dir()
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def dump_step(epoch: Any, step: Any) -> int:
+    """The step that a dump counts as. Each epoch begins a million later: steps may count from 0 in every epoch.
+
+    >>> dump_step(0, 7), dump_step(2, 7)
+    (7, 2000007)
+    """
+    known = [number if type(number) is int and abs(number) < 1 << 31 else 0 for number in (epoch, step)]
+    return known[0] * _EPOCH + known[1]
 
 
 def open_hdf5(path: Path, summarize: Callable[[Array], Summary]) -> Hdf5Run:
@@ -112,7 +129,7 @@ class Hdf5Run(Run):
     @cached_property
     def _read(self) -> tuple[dict[int, Index], list[str]]:
         skipped: list[str] = []
-        step = self.info["step"] if isinstance(self.info.get("step"), int) else 0
+        step = dump_step(self.info.get("epoch"), self.info.get("step"))
         indexes = {}
         with _opened(self.path) as file:
             found = sorted(_datasets(file, step, skipped), key=lambda each: (each.order, each.place))
@@ -143,7 +160,7 @@ class Hdf5Run(Run):
             # where all elements are equal, as in a gradient of zeros.
             tensor = known.setdefault((dtype, array.shape, summary.digest), number)
             tensor = tensor if summary.min != summary.max else number
-            yield Record(_unique(key, used), rank, number, cls, dtype, array.shape, tensor, summary, location)
+            yield Record(unique_key(key, used), rank, number, cls, dtype, array.shape, tensor, summary, location)
             number += 1
 
 
@@ -248,16 +265,6 @@ def _values(dataset: Any) -> tuple[Array, bool]:
     stored = dataset.dtype
     array: Array = np.asarray(dataset[()])
     if said in dtypes.NAMES and dtypes.numpy_dtype(said) != stored:
-        return narrow(array, said), False
+        return recorded(array, said), False
     name = dtypes.name_of(stored)
     return array.astype(dtypes.numpy_dtype(name), copy=False), bool(stored.isnative)
-
-
-def _unique(key: Key, used: set[Key]) -> Key:
-    """A second backward through the same graph has the same key: its path gets a ~2, as in a run."""
-    path, number = key.path, 1
-    while key in used:
-        number += 1
-        key = key._replace(path=f"{path}~{number}")
-    used.add(key)
-    return key

@@ -1,0 +1,135 @@
+"""Pickles, recognised and refused: reading one can run any code. What it would load is found without running it."""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Generator, Iterator
+from itertools import islice
+from pathlib import Path
+
+from tensortap.errors import RunUnreadable
+
+__all__ = ["classes_in", "is_pickle", "is_torch_file", "refused"]
+
+_ENDINGS = (".pkl", ".pickle")
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""What torch wrote first before its files became zip archives: a pickle of a number."""
+_PROTOCOLS = (2, 3, 4, 5)
+_MOST_READ = 16 << 20
+_MOST_NAMES = 10_000
+_SHOWN = 3
+_TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_HARMLESS = ("collections.", "_codecs.", "builtins.", "__builtin__.")
+_OF_TENSORS = ("torch._", "torch.storage", *_HARMLESS)
+_OF_ARRAYS = ("numpy.", *_HARMLESS)
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, by its ending or by its content. A file of torch holds one."""
+    if not path.is_file():
+        return path.suffix in _ENDINGS and not path.is_dir()
+    with path.open("rb") as file:
+        head = file.read(2)
+    return path.suffix in _ENDINGS or _begins(head) or is_torch_file(path)
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether `torch.save` wrote a file, in today's form or in the one before."""
+    with path.open("rb") as file:
+        if file.read(len(_LEGACY)) == _LEGACY:
+            return True
+    return any(name.endswith("/data.pkl") for name in _members(path))
+
+
+def refused(path: Path, reason: str = "") -> RunUnreadable:
+    """The error for a pickle that is not read. `reason` is why its tensors could not be read without the rest."""
+    names = list(dict.fromkeys(islice(_names(path), _MOST_NAMES)))
+    advice = 'Save model.state_dict(), not the model: torch.save(model.state_dict(), "weights.pt")'
+    if any(name.endswith("/constants.pkl") for name in _members(path)):
+        what = "a TorchScript program"
+        advice = 'Save its state dict: torch.save(torch.jit.load(path).state_dict(), "weights.pt")'
+    elif names and all(name.startswith(_OF_ARRAYS) for name in names):
+        what, advice = "a pickle of NumPy arrays", 'Save them with numpy.savez("arrays.npz", **arrays)'
+    else:
+        what = _what(path, classes_in(path), reason)
+    return RunUnreadable(f"{path} is {what}. Reading it can run any code, so it is not read. {advice}.")
+
+
+def classes_in(path: Path) -> list[str]:
+    """Classes and functions that a pickle would load, beside those that tensors need."""
+    names = dict.fromkeys(islice(_names(path), _MOST_NAMES))
+    return [name for name in names if not name.startswith(_OF_TENSORS) and not _is_of_tensors(name)]
+
+
+def _what(path: Path, classes: list[str], reason: str) -> str:
+    kind = "a file of torch.save that holds more than tensors" if is_torch_file(path) else "a pickle"
+    if classes:
+        more = f" and {len(classes) - _SHOWN} more" if len(classes) > _SHOWN else ""
+        return f"{kind}: it would load {', '.join(name[:80] for name in classes[:_SHOWN])}{more}"
+    return f"{kind}: it cannot be read as a state dict of tensors alone ({reason})" if reason else kind
+
+
+def _begins(head: bytes) -> bool:
+    return len(head) == 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
+
+
+def _members(path: Path) -> list[str]:
+    try:
+        if not zipfile.is_zipfile(path):
+            return []
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return []
+
+
+def _bytes(path: Path) -> bytes:
+    """The instructions of a pickle, as far as they are looked at."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_READ)
+    member = next((name for name in _members(path) if name.endswith("/data.pkl")), None)
+    if member is None:
+        return data
+    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+        return stream.read(_MOST_READ)
+
+
+def _names(path: Path) -> Iterator[str]:
+    """The classes and functions that the pickles in a file name, in their order, until one cannot be parsed."""
+    try:
+        data = memoryview(_bytes(path))
+        while data:
+            used = yield from _names_in(bytes(data))
+            data = data[used:]
+    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError, NotImplementedError, RuntimeError):
+        return
+
+
+def _names_in(data: bytes) -> Generator[str, None, int]:
+    """The names in one pickle; returns how long it is."""
+    texts: list[str] = []
+    memo: dict[int, str] = {}
+    last, stored, end = "", 0, 0
+    for instruction, given, place in pickletools.genops(data):
+        name, argument, end = instruction.name, str(given), (place or 0) + 1
+        if name == "GLOBAL":
+            yield argument.replace(" ", ".")
+        elif name == "STACK_GLOBAL" and len(texts) >= 2:
+            yield ".".join(texts[-2:])
+        elif name in _TEXTS:
+            last = argument
+            texts = [*texts[-1:], last]
+        elif name in ("BINGET", "LONG_BINGET", "GET") and int(argument) in memo:
+            texts = [*texts[-1:], memo[int(argument)]]
+        elif name == "MEMOIZE":
+            memo[stored] = last
+            stored += 1
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            memo[int(argument)] = last
+    return end
+
+
+def _is_of_tensors(name: str) -> bool:
+    module, _, own = name.rpartition(".")
+    return module == "torch" and (own.endswith("Storage") or own in ("Size", "device", "Tensor") or own[:1].islower())
