@@ -44,7 +44,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
     structure = Structure(matched.reference, matched.alignment.reference)
     judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
-    say_what_is_known(judgement, matched.measures.bounded, matched.allowed)
+    say_what_is_known(judgement, matched.measures.bounded, matched.allowed, matched.repeated)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )

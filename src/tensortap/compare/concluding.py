@@ -204,6 +204,12 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
             notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
         notes += words_of(matched.plan)
+        if matched.repeated:
+            one = left.key(int(alignment.reference[matched.repeated[0]]))
+            notes.append(
+                f"the shapes of {len(matched.repeated):,} values differ in axes that one side repeats, as {one}: "
+                "compared as the other side would broadcast them"
+            )
         if len(matched.measures.bounded):
             notes.append(
                 'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from tensortap.compare.align import Alignment, Renames
 from tensortap.compare.judge import Judgement
 from tensortap.compare.outlines import outline_of
+from tensortap.compare.repeated import REPEATED
 from tensortap.compare.side import Ints, Side
 from tensortap.compare.translated import Translated
 from tensortap.mapping.outline import full_name
@@ -130,9 +131,14 @@ def _parts(reference: Side, candidate: Translated, alignment: Alignment) -> dict
     }
 
 
-def say_what_is_known(judgement: Judgement, bounded: Ints, allowed: Mapping[int, Allowance]) -> None:
-    """Nobody can say that tensors in another layout whose elements were not kept are right; and where more was allowed
-    than usual, why."""
+def say_what_is_known(
+    judgement: Judgement, bounded: Ints, allowed: Mapping[int, Allowance], repeated: Sequence[int] = ()
+) -> None:
+    """Explain pairs that a mapping affects: those that were allowed more than usual, and those that nobody can judge,
+    because their layout or shape differs and their elements were not kept."""
+    for pair in repeated:
+        if judgement.status[pair] == "unjudged":
+            judgement.rule[pair] = REPEATED
     for pair, more in allowed.items():
         if judgement.status[pair] == "close":
             judgement.rule[pair] = more.why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,6 +22,7 @@ from tensortap.compare.mapped import (
     without_ignored,
 )
 from tensortap.compare.metrics import Measures, estimate, prepare
+from tensortap.compare.repeated import measure_repeated, repeated_pairs
 from tensortap.compare.request import Request
 from tensortap.compare.side import Scope, Side
 from tensortap.compare.structure import Structure
@@ -49,6 +50,8 @@ class Matched:
     measures: Measures
     plan: Plan | None = None
     """How the candidate's names and layouts were mapped; None where they were not."""
+    repeated: Sequence[int] = ()
+    """Pairs whose shapes alone differ, because one side repeats a value that the other broadcasts."""
 
     @cached_property
     def allowed(self) -> dict[int, Allowance]:
@@ -116,11 +119,14 @@ def match(
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     measures = prepare(left, right, alignment)
-    open_pairs = measures.open
+    tolerances = (request.rtol, request.atol)
+    repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
+    for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
+        measures.take(pair, measure)
+    open_pairs = np.setdiff1d(measures.open, repeated)
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan)
-    tolerances = (request.rtol, request.atol)
+    found = Matched(left, right, alignment, measures, plan, repeated)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
     if stops:
         progress = None  # nobody knows how far it will go
