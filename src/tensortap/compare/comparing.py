@@ -15,7 +15,6 @@ from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_kno
 from tensortap.compare.matching import device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
-from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
@@ -42,7 +41,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     pairs = pairs_of(matched)
     noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
-    structure = Structure(matched.reference, matched.alignment.reference)
+    structure = matched.structure()
     judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
     say_what_is_known(judgement, matched.measures.bounded, matched.allowed, matched.repeated)
     closeups = Closeups(

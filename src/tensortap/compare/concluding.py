@@ -10,6 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.calls import remarks
+from tensortap.compare.fused import Fusion
 from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
@@ -22,6 +23,7 @@ __all__ = ["conclude"]
 
 _MOST_UNMATCHED = 10_000
 _LEAST_SHARE = 0.1
+_FEW = 3
 
 
 def conclude(
@@ -204,6 +206,7 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
             notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
         notes += words_of(matched.plan)
+        notes += _fused(matched.fusions.found)
         if matched.repeated:
             one = left.key(int(alignment.reference[matched.repeated[0]]))
             notes.append(
@@ -223,6 +226,13 @@ def _notes(matched: Matched, renames: Renames, verdict: str, births: list[Findin
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     said = {birth.module for birth in births[:1] if birth.arguments}
     return notes + remarks(matched.calls.first_of_modules, said)
+
+
+def _fused(found: Sequence[Fusion]) -> list[str]:
+    """Modules that include others, a line each for the first few."""
+    words = list(dict.fromkeys(fusion.words() for fusion in found))
+    more = [f"so it is with {len(words) - _FEW:,} more modules"] if len(words) > _FEW else []
+    return words[:_FEW] + more
 
 
 def _names_alone(matched: Matched) -> str:
@@ -245,6 +255,8 @@ def _unmatched(matched: Matched) -> list[Unmatched]:
         for row in rows[:_MOST_UNMATCHED].tolist():
             key = side.key(row)
             own = int(name == "candidate")
-            why = matched.plan.why(own, key.module, key.kind, key.path) if matched.plan is not None else ""
+            why = matched.fusions.why(own, key)
+            if not why and matched.plan is not None:
+                why = matched.plan.why(own, key.module, key.kind, key.path)
             found.append(Unmatched(name, key, int(side.rank[row]), side.cls[row], why))  # type: ignore[arg-type]
     return found
