@@ -26,10 +26,10 @@ X = np.random.default_rng(0).standard_normal((3, 6, 8)).astype(np.float32)
 class Fused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.mixed, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
 
     def forward(self, x: Any) -> Any:
-        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k, v = self.mixed(x).chunk(3, -1)
         return self.out(torch.softmax(q @ k.transpose(1, 2), -1) @ v)
 
 
@@ -45,12 +45,12 @@ class Apart(paddle.nn.Layer):
 
 RULES = """
 [[tensor]]
-torch = "qkv.weight"
+torch = "mixed.weight"
 paddle = ["q.weight", "k.weight", "v.weight"]
 permute = [1, 0]
 
 [[tensor]]
-torch = "qkv.bias"
+torch = "mixed.bias"
 paddle = ["q.bias", "k.bias", "v.bias"]
 """
 
@@ -70,8 +70,8 @@ def test_rules_join_what_is_apart(runs: tuple[Path, Path, Path]) -> None:
     result = tt.compare(ours, theirs, mapping=rules)
     assert result.verdict == "match", str(result)
     rows = {(row["module"], row["kind"], row["path"]): row for row in result.rows}
-    assert rows["qkv", "param_grad", "weight"]["layout"] == "joined (3 along axis 0), transposed"
-    assert rows["qkv", "param_grad", "weight"]["rel_l2"] < 1e-5
+    assert rows["mixed", "param_grad", "weight"]["layout"] == "joined (3 along axis 0), transposed"
+    assert rows["mixed", "param_grad", "weight"]["rel_l2"] < 1e-5
     back = tt.compare(theirs, ours, mapping=rules)
     assert back.verdict == "match", str(back)
     assert {"q", "k", "v"} <= {row["module"] for row in back.rows if row["layout"]}
@@ -80,7 +80,7 @@ def test_rules_join_what_is_apart(runs: tuple[Path, Path, Path]) -> None:
 def test_a_close_look_is_at_the_tensor_as_it_is_read(runs: tuple[Path, Path, Path]) -> None:
     result = tt.compare(*runs[:2], mapping=runs[2], kinds="param", details=100)
     rows = list(result.rows)
-    looks = {rows[look.row]["path"]: look for look in result.details if rows[look.row]["module"] == "qkv"}
+    looks = {rows[look.row]["path"]: look for look in result.details if rows[look.row]["module"] == "mixed"}
     for path, look in looks.items():
         ours, theirs = look.reference, look.candidate
         assert look.whole and look.histogram is not None and theirs is not None, path
@@ -99,7 +99,7 @@ def test_the_page_says_what_the_candidate_calls_it(runs: tuple[Path, Path, Path]
     page = ReadPage(out.read_text())
     rows = zip(*map(page.words, ("module", "kind", "path", "module_candidate", "layout")), strict=True)
     found = {row[:3]: row[3:] for row in rows}
-    assert found["qkv", "param", "weight"] == ("q", "joined (3 along axis 0), transposed")
+    assert found["mixed", "param", "weight"] == ("q", "joined (3 along axis 0), transposed")
     assert found["out", "output", "0"] == ("", "")
 
 
@@ -108,11 +108,11 @@ def test_the_command_takes_rules(runs: tuple[Path, Path, Path]) -> None:
     done = CliRunner().invoke(app, ["compare", ours, theirs, "--map", rules, "--json", "-"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert {"reference": "qkv.bias", "candidate": "q.bias + k.bias + v.bias", "how": "rule"}.items() <= next(
-        each for each in said["mapping"]["tensors"] if each["reference"] == "qkv.bias"
+    assert {"reference": "mixed.bias", "candidate": "q.bias + k.bias + v.bias", "how": "rule"}.items() <= next(
+        each for each in said["mapping"]["tensors"] if each["reference"] == "mixed.bias"
     ).items()
     page = CliRunner().invoke(app, ["compare", ours, theirs, "--map", rules, "-v"])
-    assert "q.bias + k.bias + v.bias → qkv.bias (joined (3 along axis 0), rule)" in page.output
+    assert "q.bias + k.bias + v.bias → mixed.bias (joined (3 along axis 0), rule)" in page.output
 
 
 def test_the_command_says_what_is_wrong_with_rules(runs: tuple[Path, Path, Path]) -> None:

@@ -102,9 +102,32 @@ def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
     assert np.array_equal(Paddle().host(again), host)
 
 
-def test_a_reproduction_is_a_torch_script(run: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="torch script"):
-        tt.replay(run, "stem", Net(), repro=tmp_path / "bug")
+def test_paddle_layers_that_keep_what_they_were_built_with() -> None:
+    """A layer is written as an expression only if that builds the same one."""
+    from tensortap.frameworks.paddle_player import PaddlePlayer
+
+    source = PaddlePlayer().plain_source
+    layers = (
+        nn.Linear(3, 4),
+        nn.Linear(3, 4, bias_attr=False),
+        nn.LayerNorm(4, epsilon=1e-3),
+        nn.Conv2D(3, 4, 3, stride=2, padding=1, groups=1, bias_attr=False),
+        nn.BatchNorm2D(3, momentum=0.5),
+        nn.GELU(approximate=True),
+        nn.Embedding(5, 4, padding_idx=1),
+        nn.Dropout(0.25),
+        nn.ReLU(),
+    )
+    for layer in layers:
+        code = source(layer)
+        assert code is not None, layer
+        assert repr(eval(code, {"paddle": paddle})) == repr(layer)
+    changed = nn.LayerNorm(4)
+    changed.forward = lambda x: x
+    moved = nn.LayerNorm(4)
+    moved._begin = 3
+    for layer in (changed, moved, nn.Sequential(nn.ReLU()), nn.MultiHeadAttention(4, 2), Block()):
+        assert source(layer) is None, layer
 
 
 def test_a_run_of_the_other_framework_is_refused(run: Any) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +14,10 @@ from torch import nn
 
 import tensortap as tt
 from support import zoo
+from support.reproductions import errors, run_script
 from support.tapping import tapped
 from tensortap.arguments import Told
 from tensortap.errors import UsageError
-from tensortap.records import Comparison
 
 MODEL = """
 import torch
@@ -54,29 +51,6 @@ def build():
 def halved(self, x):
     return torch.nn.functional.linear(x, self.weight, self.bias) * 1.001
 """
-
-
-def run_script(folder: Path) -> dict[str, float]:
-    """The relative errors it prints. tensortap cannot be imported there."""
-    code = "import sys, runpy; sys.modules['tensortap'] = None; sys.path.insert(0, '.'); runpy.run_path('repro.py')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line]
-    found = [re.fullmatch(r"(.+?) +relative error (\S+), greatest difference (\S+)", line) for line in lines]
-    assert all(found), lines
-    return {match[1]: float(match[2]) for match in found if match}
-
-
-def errors(result: Comparison, module: str) -> dict[str, float]:
-    """What the comparison has for the same: the module's own results, and all gradients of parameters."""
-    found = {}
-    for row in result.rows:
-        inside = row["module"][len(module) :].lstrip(".")
-        if row["kind"] == "param_grad":
-            found[f"param_grad {inside}.{row['path']}".replace(" .", " ")] = row["rel_l2"]
-        elif row["kind"] in ("output", "grad_input") and not inside:
-            found[f"{row['kind']} {row['path']}"] = row["rel_l2"]
-    return found
 
 
 @pytest.fixture

@@ -252,14 +252,6 @@ def test_a_whole_model_is_refused(tmp_path: Path, name: str) -> None:
         tt.open(save_torch(tmp_path / name, nn.Linear(2, 2)))
 
 
-def test_what_paddle_pickles_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    path = tmp_path / "model.pdparams"
-    path.write_bytes(pickle.dumps({"fc.weight": np.zeros(3)}))
-    with pytest.raises(RunUnreadable, match="is a pickle, which can run any code") as raised:
-        tt.open(path)
-    assert "safetensors.paddle.save_file" in str(raised.value)
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b"hello, world", bytes(100), b"PK\x03\x04" + bytes(60)])
 def test_what_is_no_file_of_torchs(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.pt"

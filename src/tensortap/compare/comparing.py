@@ -16,7 +16,6 @@ from tensortap.compare.matching import device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.ranks import unpaired_ranks
 from tensortap.compare.request import Request, open_source
-from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
@@ -47,7 +46,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     pairs = pairs_of(matched)
     noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
     policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
-    structure = Structure(matched.reference, matched.alignment.reference)
+    structure = matched.structure()
     judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
     explain(judgement, matched.allowed)
     closeups = Closeups(

@@ -10,6 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.calls import remarks
+from tensortap.compare.fused import Fusion
 from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
 from tensortap.compare.matching import Matched
@@ -25,6 +26,7 @@ __all__ = ["conclude"]
 
 _MOST_UNMATCHED = 10_000
 _LEAST_SHARE = 0.1
+_FEW = 3
 
 
 def conclude(
@@ -233,6 +235,13 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
         if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
             notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
         notes += words_of(matched.plan)
+        notes += _fused(matched.fusions.found)
+        if matched.repeated:
+            one = left.key(int(alignment.reference[matched.repeated[0]]))
+            notes.append(
+                f"the shapes of {len(matched.repeated):,} values differ in axes that one side repeats, as {one}: "
+                "compared as the other side would broadcast them"
+            )
         if OTHER_LAYOUT in matched.measures.limits.values():
             notes.append(
                 'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
@@ -259,6 +268,13 @@ def _limits(matched: Matched, judgement: Judgement) -> list[str]:
     ]
 
 
+def _fused(found: Sequence[Fusion]) -> list[str]:
+    """Modules that include others, a line each for the first few."""
+    words = list(dict.fromkeys(fusion.words() for fusion in found))
+    more = [f"so it is with {len(words) - _FEW:,} more modules"] if len(words) > _FEW else []
+    return words[:_FEW] + more
+
+
 def _names_alone(matched: Matched) -> str:
     """A module that only one side has, of each side; nothing if both have the same ones."""
     ours, theirs = matched.reference.module.words, matched.candidate.module.words
@@ -279,6 +295,8 @@ def _unmatched(matched: Matched) -> list[Unmatched]:
         for row in rows[:_MOST_UNMATCHED].tolist():
             key = side.key(row)
             own = int(name == "candidate")
-            why = matched.plan.why(own, key.module, key.kind, key.path) if matched.plan is not None else ""
+            why = matched.fusions.why(own, key)
+            if not why and matched.plan is not None:
+                why = matched.plan.why(own, key.module, key.kind, key.path)
             found.append(Unmatched(name, key, int(side.rank[row]), side.cls[row], why))  # type: ignore[arg-type]
     return found

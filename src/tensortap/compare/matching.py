@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Alignment, Renames, align
 from tensortap.compare.calls import OtherCalls
+from tensortap.compare.fused import Fusions, find_fusions
 from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.mapped import (
     Allowance,
@@ -23,6 +24,7 @@ from tensortap.compare.mapped import (
 )
 from tensortap.compare.metrics import Measures, estimate, prepare
 from tensortap.compare.range_ends import at_range_ends, beside_range_ends
+from tensortap.compare.repeated import REPEATED, measure_repeated, repeated_pairs
 from tensortap.compare.request import Request
 from tensortap.compare.side import Bools, Scope, Side
 from tensortap.compare.structure import Structure
@@ -50,6 +52,10 @@ class Matched:
     measures: Measures
     plan: Plan | None = None
     """How the candidate's names and layouts were mapped; None where they were not."""
+    repeated: Sequence[int] = ()
+    """Pairs whose shapes alone differ, because one side repeats a value that the other broadcasts."""
+    fusions: Fusions = field(default_factory=Fusions)
+    """Modules of one side that include what the other side has apart."""
 
     @cached_property
     def allowed(self) -> dict[int, Allowance]:
@@ -73,17 +79,30 @@ class Matched:
         """In which plain arguments the calls of the two sides differ."""
         return OtherCalls(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
+    def _class(self, pair: int) -> str:
+        """The class of the module that a pair is of."""
+        row = int(self.alignment.reference[pair])
+        key = self.fusions.key(self.reference.key(row))
+        if self.plan is None or key.module == self.reference.module[row]:
+            return self.reference.cls[row]
+        return self.plan.places.made.modules[key.module].cls
+
+    def structure(self) -> Structure:
+        """How the pairs hang together."""
+        return Structure(self.reference, self.alignment.reference, self.fusions.renamed)
+
     def case(self, judgement: Judgement, structure: Structure) -> Case:
         """What was judged, with what findings tell of a pair."""
         side, rows = self.reference, self.alignment.reference
         return Case(
             judgement,
             structure,
-            key=lambda pair: side.key(int(rows[pair])),
-            cls=lambda pair: side.cls[int(rows[pair])],
+            key=lambda pair: self.fusions.key(side.key(int(rows[pair]))),
+            cls=self._class,
             difference=self.measures.difference,
             theirs=self.names,
             others=self.calls.of,
+            maker=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
         )
 
 
@@ -113,20 +132,24 @@ def match(
     right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
     steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
+    fusions = Fusions()
     if plan is not None:
-        right, rename = (
-            Translated(right, plan, kinds_known=not (reference.is_checkpoint or candidate.is_checkpoint)),
-            None,
-        )
+        kinds_known = not (reference.is_checkpoint or candidate.is_checkpoint)
+        fusions = find_fusions(plan, left, right)
+        right, rename = Translated(right, plan, kinds_known, fusions), None
     alignment = align(left, right, rename, steps, _mapping(request.ranks))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     measures = prepare(left, right, alignment)
-    open_pairs = measures.open
+    tolerances = (request.rtol, request.atol)
+    repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
+    for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
+        measures.take(pair, measure)
+    measures.limits |= {pair: REPEATED for pair in repeated if pair not in measures.differences}
+    open_pairs = np.setdiff1d(measures.open, repeated)
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan)
-    tolerances = (request.rtol, request.atol)
+    found = Matched(left, right, alignment, measures, plan, repeated, fusions)
     stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
     if stops:
         progress = None  # nobody knows how far it will go
@@ -175,7 +198,7 @@ def _parted(matched: Matched, last: int, request: Request) -> bool:
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(request.rtol, request.atol, mapped=mapped)
-    born = judge(pairs_of(matched), Structure(side, rows), policy, moved_in(matched)).born
+    born = judge(pairs_of(matched), matched.structure(), policy, moved_in(matched)).born
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tensortap import dtypes
 from tensortap.compare.align import Alignment
 from tensortap.compare.side import Bools, Side
-from tensortap.kernels.pairs import difference
+from tensortap.kernels import difference
 from tensortap.records import Difference
 
 __all__ = ["at_range_ends", "beside_range_ends"]

@@ -9,7 +9,7 @@ which it went out is the very same tensor.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -49,10 +49,14 @@ class Call:
 
 
 class Structure:
-    """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs."""
+    """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs. `renamed` are
+    calls whose outputs count as those of another call, because the candidate has both in one."""
 
-    def __init__(self, side: Side, rows: Ints) -> None:
+    def __init__(
+        self, side: Side, rows: Ints, renamed: Mapping[tuple[str, int], tuple[str, int]] | None = None
+    ) -> None:
         self._side = side
+        self._renamed = renamed or {}
         self._rows = rows
         self._call_of: dict[int, Call] = {}
 
@@ -68,7 +72,15 @@ class Structure:
 
     @cached_property
     def module(self) -> list[str]:
-        return self._side.module.at(self._rows)
+        return [module for module, _ in self._modules_and_calls]
+
+    @cached_property
+    def _modules_and_calls(self) -> list[tuple[str, int]]:
+        found = list(zip(self._side.module.at(self._rows), self._side.call[self._rows].tolist(), strict=True))
+        if not self._renamed:
+            return found
+        kinds = zip(found, self.kind, strict=True)
+        return [self._renamed.get(call, call) if kind in ("output", "grad_output") else call for call, kind in kinds]
 
     @cached_property
     def path(self) -> list[str]:
@@ -82,8 +94,7 @@ class Structure:
 
     @cached_property
     def number(self) -> list[int]:
-        found: list[int] = self._side.call[self._rows].tolist()
-        return found
+        return [number for _, number in self._modules_and_calls]
 
     @cached_property
     def seq(self) -> list[int]:

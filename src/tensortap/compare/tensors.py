@@ -15,6 +15,7 @@ from tensortap.compare.device import OnDevice
 from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task, choose
 from tensortap.compare.side import Side
 from tensortap.dtypes import numpy_dtype
+from tensortap.kernels import difference
 from tensortap.kernels.pair_device import PairDevice
 from tensortap.kernels.pairs_reference import PairMeasure
 
@@ -105,10 +106,6 @@ def _in_memory(
     tolerances: Tolerances,
     told: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
-    if not left.size:
-        return
-    from tensortap.kernels.pairs import difference  # loads the compiler: not before two tensors are at hand
-
     done = 0
     for number, (ours, theirs) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
         arrays = reference.array(ours), candidate.array(theirs)

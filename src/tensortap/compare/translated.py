@@ -6,7 +6,8 @@ in several gives as many rows, and several that the reference has in one give on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tensortap.compare.fused import Fusions
 from tensortap.compare.side import Bools, Ints, Names, Side, hash_of_shape
 from tensortap.mapping.layouts import Reading, Shape
 from tensortap.mapping.outline import full_name
@@ -38,13 +40,16 @@ class _Target:
     reading: Reading | None = None
     added: tuple[tuple[str, Reading], ...] = ()
     """What the reference ties to it and the candidate has apart: the reference's gradient is the sum."""
+    call: int = -1
+    """The reference's call, if it has another number there."""
 
 
 class Translated(Side):
     """A side whose modules, kinds and paths are the reference's. Keys, classes and shapes stay its own."""
 
-    def __init__(self, own: Side, plan: Plan, kinds_known: bool = True) -> None:
+    def __init__(self, own: Side, plan: Plan, kinds_known: bool = True, fusions: Fusions | None = None) -> None:
         """Against a checkpoint, which does not know its buffers from its parameters, all are parameters."""
+        self._fusions = fusions or Fusions()
         self.run, self.ranks, self.own = own.run, own.ranks, own
         self._kinds_known = kinds_known
         self._made_by: dict[str, list[tuple[str, Reading]]] = {}
@@ -54,8 +59,8 @@ class Translated(Side):
         self._sums: dict[str, list[tuple[str, Reading]]] = {}
         for part, first in plan.ties[0].items():
             self._sums.setdefault(first, []).append((part, self._made_by[part][0][1]))
-        spots, codes = _spots(own)
-        targets = [self._targets(plan, *spot) for spot in spots]
+        spots, calls, codes = _spots(own, self._fusions.modules)
+        targets = [self._routed(plan, spot, call) for spot, call in zip(spots, calls, strict=True)]
         counts = np.array([len(each) for each in targets], np.int64)
         times = counts[codes] if len(codes) else np.empty(0, np.int64)
         self.origin = np.repeat(np.arange(len(own)), times)
@@ -71,10 +76,25 @@ class Translated(Side):
             _named([getattr(target, name) for target in flat], which) for name in ("module", "kind", "path")
         )
         self._parts = self._join(spots, codes)
+        if self._fusions.routes:
+            moved = np.array([target.call for target in flat], np.int64)[which]
+            self.call = np.where(moved >= 0, moved, own.call[self.origin])
 
     @staticmethod
     def _unplaced(module: str, kind: str, path: str) -> list[_Target]:
         return [_Target(_UNPLACED + module, kind, path)]
+
+    def _routed(self, plan: Plan, spot: tuple[str, str, str], call: int) -> list[_Target]:
+        """Where records belong, after what modules include that the reference has apart, or the other way round."""
+        module, kind, _ = spot
+        found = self._targets(plan, *spot)
+        key = (module, kind.removeprefix("grad_"), call)
+        if kind in STATE_KINDS or key not in self._fusions.routes or not found:
+            return found
+        route = self._fusions.routes[key]
+        if route is None:
+            return self._unplaced(*spot)
+        return [replace(target, module=route[0], call=route[1]) for target in found]
 
     def _targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
         if plan.ignored(1, module, kind, path.partition("~")[0]):
@@ -242,17 +262,20 @@ class Translated(Side):
         return found
 
 
-def _spots(side: Side) -> tuple[list[tuple[str, str, str]], Ints]:
-    """Every (module, kind, path) of a side, and for each row which of them it has."""
+def _spots(side: Side, by_call: Collection[str] = ()) -> tuple[list[tuple[str, str, str]], list[int], Ints]:
+    """Every (module, kind, path) of a side, with the call of modules that are told apart `by_call`, and for each row
+    which of them it has."""
     columns = [side.module, side.kind, side.path]
     if not len(side):
-        return [], np.empty(0, np.int64)
+        return [], [], np.empty(0, np.int64)
     whole = np.zeros(len(side), np.int64)
     for column in columns:
         whole = whole * len(column.words) + column.codes
+    calls = np.where(side.module.among(by_call), side.call, 0) if by_call else np.zeros(len(side), np.int64)
+    whole = whole * (int(calls.max()) + 1) + calls
     _, first, codes = np.unique(whole, return_index=True, return_inverse=True)
     spots = [(side.module[row], side.kind[row], side.path[row]) for row in first.tolist()]
-    return spots, codes.reshape(-1).astype(np.int64)
+    return spots, calls[first].tolist(), codes.reshape(-1).astype(np.int64)
 
 
 def _named(words: list[str], which: Ints) -> Names:

@@ -47,6 +47,8 @@ class Case:
     """The candidate's names of modules, where they differ."""
     others: Callable[[int], tuple[OtherArgument, ...]]
     """In which plain arguments the calls differ that a pair is of."""
+    maker: Callable[[int], str | None] = lambda pair: None
+    """The module that made an argument, where the code around it is known not to have."""
 
     def births(self) -> list[int]:
         """The earliest first."""
@@ -193,6 +195,8 @@ def findings(case: Case) -> dict[int, Finding]:
         at_root = structure.at_root(born) if structure.kind[born] == "grad_output" else None
         row = born if at_root is None else at_root
         place = place_of(row, structure, case.judgement)
+        if (maker := case.maker(row)) is not None:
+            place = Place(maker, True)
         if structure.kind[row] == "grad_output":
             # What a module sends back to the code around it is recorded only further on: that code is not to blame.
             module = case.blamed(row, place)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tensortap.frameworks.player import FLOATS
 
 __all__ = ["PaddlePlayer"]
 
+_PLAIN = (bool, int, float, str, type(None), tuple, list)
+_NAMES = ("training", "name", "_name", "_full_name", "_built")
 _BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
 
 
@@ -67,7 +70,47 @@ class PaddlePlayer:
             raise UsageError(f"paddle has no {told.kind} {told.text}") from error
 
     def plain_source(self, module: Any) -> str | None:
-        return None
+        """Built from the signature of the layer's class, and used only if that builds the same layer."""
+        kind = type(module)
+        if not kind.__module__.startswith("paddle.nn.layer.") or list(module.children()) or "forward" in vars(module):
+            return None
+        source = f"paddle.nn.{kind.__name__}({', '.join(_arguments(module))})"
+        try:
+            built = eval(source, {"paddle": paddle})
+        except Exception:
+            return None
+        same = [_settings(built) == _settings(module), _shapes(built) == _shapes(module)]
+        return source if type(built) is kind and all(same) else None
+
+
+def _arguments(layer: Any) -> Iterator[str]:
+    """What a layer of paddle's own was built with, as far as it kept that: as an attribute with or without a "_"."""
+    for name, parameter in list(inspect.signature(type(layer).__init__).parameters.items())[1:]:
+        value: Any
+        default: Any
+        if name.endswith("_attr"):
+            own = getattr(layer, name.removesuffix("_attr"), True)
+            default = None
+            value = False if own is None else None
+        elif name in ("in_features", "out_features") and isinstance(layer, paddle.nn.Linear):
+            value, default = int(layer.weight.shape[name == "out_features"]), parameter.empty
+        else:
+            value, default = vars(layer).get(name, vars(layer).get(f"_{name}", parameter.default)), parameter.default
+        if type(value) in _PLAIN and value != default:
+            yield f"{name}={value!r}"
+
+
+def _settings(layer: Any) -> dict[str, Any]:
+    """What a layer was told when it was built. Its name and its mode do not count."""
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if type(value) in _PLAIN and name not in _NAMES and not name.endswith("_attr")
+    }
+
+
+def _shapes(layer: Any) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]}
 
 
 def _gradient(made: list[Any], output: Any, sent: list[Any] | None = None) -> Any:

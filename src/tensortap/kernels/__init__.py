@@ -6,13 +6,16 @@ Importing this room costs nothing: the compiler behind `cpu` is loaded with the 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from tensortap.records import Summary
 
-__all__ = ["borrow_threads", "release", "summarize"]
+if TYPE_CHECKING:
+    from tensortap.kernels.pairs_reference import PairMeasure
+
+__all__ = ["borrow_threads", "difference", "release", "summarize"]
 
 
 def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
@@ -20,6 +23,20 @@ def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
     from tensortap.kernels import cpu
 
     return cpu.summarize(array, threads)
+
+
+def difference(
+    reference: npt.NDArray[Any],
+    candidate: npt.NDArray[Any],
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    size: float | None = None,
+) -> PairMeasure:
+    """How far two arrays are apart; see `pairs.difference`."""
+    from tensortap.kernels import pairs
+
+    return pairs.difference(reference, candidate, rtol=rtol, atol=atol, size=size)
 
 
 def borrow_threads(library: str | None, threads: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Reading", "Shape", "inverse", "same_elements"]
+__all__ = ["Reading", "Shape", "common_shape", "inverse", "same_elements"]
 
 Shape = tuple[int, ...]
 
@@ -23,6 +23,24 @@ def inverse(axes: Sequence[int]) -> tuple[int, ...]:
 def same_elements(left: Shape, right: Shape) -> bool:
     """Whether two shapes differ in axes of size one at most: the elements lie in the same order."""
     return [size for size in left if size != 1] == [size for size in right if size != 1]
+
+
+def common_shape(left: Shape, right: Shape) -> Shape | None:
+    """The shape at which two values are compared that differ in axes of size one alone; None if they differ otherwise.
+
+    >>> common_shape((1, 12), (2, 12)), common_shape((2, 1, 1, 8), (2, 8)), common_shape((2, 12), (12, 2))
+    ((2, 12), (2, 1, 1, 8), None)
+    """
+    if same_elements(left, right):
+        return max(left, right, key=len)
+    if prod(left) == 1 or prod(right) == 1:  # one number is no value that was repeated
+        return None
+    longer, shorter = sorted((left, right), key=len, reverse=True)
+    shorter = (1,) * (len(longer) - len(shorter)) + shorter
+    pairs = list(zip(longer, shorter, strict=True))
+    if any(one != other and 1 not in (one, other) for one, other in pairs):
+        return None
+    return tuple(max(sizes) for sizes in pairs) if prod(left) and prod(right) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tensortap.mapping.likeness import Likeness, Look
 from tensortap.mapping.outline import Outline, full_name
+from tensortap.mapping.packing import Packing
 from tensortap.mapping.patterns import translator
 from tensortap.mapping.rules import ClassRule, ModuleRule, Rules, Sides, side_of
 
@@ -50,17 +51,22 @@ class Places:
         self._looks = Look(made, rules, sides.made), Look(given, rules, sides.given)
         self._likeness = Likeness(*self._looks)
         self._waiting: list[str] = []
+        self.packing = Packing(made, given, rules, sides)
+        self._parted: set[str] = set()
+        self._packed: tuple[set[str], set[str]] = (set(), set())
         self._class_rules: dict[tuple[str, str], ClassRule | None] = {}
         if rename is not None:
             self._by_rename(rename)
         for rule in rules.modules:
             self._by_rule(rule)
         self._place("", "", "root")
-        while self._waiting:
-            self._below(self._waiting.pop(0))
+        self._descend()
+        if rules.structure:
+            self._only_ones()
+            self._part_containers()
         self._containers()
         for name in made.modules:
-            if name in given.modules:
+            if name in given.modules and name not in self._parted:
                 self._place(name, name, "same name")
         self.of_made = {name: self.of_made[name] for name in made.modules if name in self.of_made}
 
@@ -72,13 +78,13 @@ class Places:
         return self._class_rules[pair]
 
     def packed(self, made: str) -> tuple[set[str], set[str]]:
-        """Children of either side whose tensors are the other side's own: they are no modules over there."""
+        """Modules of either side whose tensors are the other side's own, or are packed otherwise there."""
         rule, around = self.class_rule(made), (made, self.of_made[made])
         found: tuple[set[str], set[str]] = (set(), set())
         for tensor in rule.tensors if rule is not None else ():
             names = [side_of(tensor.names, labels) or () for labels in (self.sides.made, self.sides.given)]
             for side, (own, others) in enumerate((names, names[::-1])):
-                if not any("." in name for name in others):
+                if len(own) != len(others) or not any("." in name for name in others):
                     found[side].update(full_name(around[side], n.rpartition(".")[0]) for n in own if "." in n)
         return found
 
@@ -110,19 +116,48 @@ class Places:
             return False
         if made in self.of_made or given in self.of_given:
             return False
+        if how == "structure":
+            made, given = self._at_one_depth(made, given)
         self.of_made[made], self.of_given[given], self.how[made] = given, made, how
         self._waiting.append(made)
         return True
 
     # --- what is found ---------------------------------------------------------------------------------------------
+    def _descend(self) -> None:
+        while self._waiting:
+            self._below(self._waiting.pop(0))
+
+    def related(self, made: str, given: str) -> bool:
+        """Whether two modules are, or are below, modules that belong together, and nothing placed lies in between."""
+        ours = [name for name in (made, *self.made.above(made), "") if name in self.of_made]
+        theirs = [self.of_given[name] for name in (given, *self.given.above(given), "") if name in self.of_given]
+        return ours[0] in theirs or theirs[0] in ours
+
+    def _only_ones(self) -> None:
+        """Modules with parameters that are left, where either side has but one with tensors of these shapes. So a
+        downsampling that is a list of its own finds the one that each stage holds."""
+        left = [
+            [name for name in outline.modules if name not in placed and name not in packed and look.own(name)]
+            for outline, placed, packed, look in zip(
+                (self.made, self.given), (self.of_made, self.of_given), self._packed, self._looks, strict=True
+            )
+        ]
+        alike = [Counter(look.own(name) for name in names) for look, names in zip(self._looks, left, strict=True)]
+        for ours in left[0]:
+            shapes = self._looks[0].own(ours)
+            if alike[0][shapes] == alike[1][shapes] == 1:
+                theirs = next(name for name in left[1] if self._looks[1].own(name) == shapes)
+                if self._likeness.may_be_same(ours, theirs) and self.related(ours, theirs):
+                    self._place(ours, theirs, "structure")
+        self._descend()
+
     def _below(self, made: str) -> None:
         if not self.rules.structure:
             return
         given = self.of_made[made]
-        packed = self.packed(made)
-        ours = [name for name in self.made.children(made) if name not in packed[0]]
-        theirs = [name for name in self.given.children(given) if name not in packed[1]]
-        self._level(ours, theirs)
+        for known, found in zip(self._packed, self.packed(made), strict=True):
+            known |= found
+        self._level(self.made.children(made), self.given.children(given))
 
     def _level(self, ours: Sequence[str], theirs: Sequence[str]) -> None:
         likeness = self._likeness
@@ -140,7 +175,10 @@ class Places:
             self._place(left.made[0], left.given[0], "elimination")
 
     def _open(self, ours: Sequence[str], theirs: Sequence[str]) -> _Open:
-        return _Open([n for n in ours if n not in self.of_made], [n for n in theirs if n not in self.of_given])
+        return _Open(
+            [name for name in ours if name not in self.of_made and name not in self._packed[0]],
+            [name for name in theirs if name not in self.of_given and name not in self._packed[1]],
+        )
 
     def _opened(self, left: _Open) -> _Open | None:
         """The largest container's children in its place, so that the sides meet at the same depth; None if all that is
@@ -168,6 +206,18 @@ class Places:
             if (found := next(same, None)) is not None:
                 self._place(ours, found, "same name" if ours == found else "structure")
         return self._open(left.made, left.given)
+
+    def _at_one_depth(self, made: str, given: str) -> tuple[str, str]:
+        """Of two modules and what each holds alone, those that own tensors of the same shapes: a list of one block is
+        not that block."""
+        ours, theirs = self._looks[0].single(made), self._looks[1].single(given)
+        wanted = self._looks[0].own(made) or self._looks[1].own(given)
+        for one in ours if wanted else ():
+            for other in theirs:
+                free = one not in self.of_made and other not in self.of_given
+                if free and self._looks[0].own(one) == self._looks[1].own(other) == wanted:
+                    return one, other
+        return made, given
 
     def _same_in_order(self, left: _Open) -> _Open:
         """Those of the same look in their order; names decide where that leaves a choice. Where both sides have but one
@@ -207,6 +257,21 @@ class Places:
                 j += 1
         return self._open(ours, theirs)
 
+    def _part_containers(self) -> None:
+        """Modules that only hold others do not belong together if what one holds was placed outside the other."""
+        for made, given in list(self.of_made.items()):
+            if self.how[made] not in ("structure", "elimination", "same name") or self.made.modules[made].tensors:
+                continue
+            for one, other, placed, outlines in (
+                (made, given, self.of_made, (self.made, self.given)),
+                (given, made, self.of_given, (self.given, self.made)),
+            ):
+                inside = [placed[leaf] for leaf in outlines[0].leaves(one) if leaf in placed and leaf != one]
+                if any(other not in (leaf, *outlines[1].above(leaf)) for leaf in inside if other):
+                    del self.of_made[made], self.of_given[given], self.how[made]
+                    self._parted.add(made)
+                    break
+
     def _containers(self) -> None:
         """Modules whose parts were all placed in one module of the other side belong together, too."""
         for name in reversed(list(self.made.modules)):
@@ -234,7 +299,7 @@ def class_rule(places: Places, made: str, given: str) -> ClassRule | None:
         either = [found or word == ("*",) for found, word in zip(listed, words, strict=True)]
         if any(listed) and all(either) and _has_tensors(places, rule, made, given):
             return rule
-    return None
+    return places.packing.rule(made, given)
 
 
 def _has_tensors(places: Places, rule: ClassRule, made: str, given: str) -> bool:

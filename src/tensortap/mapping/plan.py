@@ -124,7 +124,7 @@ class Plan:
         if around in placed:
             made = around if side == 0 else placed[around]
             if any(name == part or name.startswith(f"{part}.") for part in self.places.packed(made)[side]):
-                return f"the {other}'s {shown(placed[around])} holds its weights itself"
+                return f"the {other}'s {shown(placed[around])} packs its weights otherwise"
             rule = self.places.class_rule(made)
             if rule is not None and rule.whole:
                 return f"a part of {shown(around)}, which the {other} has in one"

@@ -47,6 +47,11 @@ def side_of(names: Mapping[str, T], labels: Sequence[str]) -> T | None:
     return next((names[label] for label in labels if label in names), None)
 
 
+def _chained(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
+    """One permutation after the other; an empty one changes nothing."""
+    return tuple(first[axis] for axis in then) if first and then else tuple(first or then)
+
+
 @dataclass(frozen=True)
 class ModuleRule:
     """Modules of the one side and of the other that are the same."""
@@ -104,7 +109,13 @@ class ClassRule:
     ignores: tuple[Ignore, ...] = ()
     whole: bool = False
     """What hangs below such a module is its own affair, and need not agree."""
+    like: str = ""
+    """The class that these are variants of: they do the same, and differ in the layout of their tensors."""
     where: str = ""
+
+    def permute_of(self, labels: Sequence[str], tensor: str) -> tuple[int, ...]:
+        """The permutation that the rule has for a tensor that a side calls so."""
+        return next((t.permute for t in self.tensors if side_of(t.names, labels) == (tensor,)), ())
 
     def names_class(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
         """Whether a class, or one that it inherits from, is among those that a side lists; a lone `*` lists none."""
@@ -142,8 +153,29 @@ class Rules:
         key = (labels[0], classes)
         if key not in self._canon:
             rule = next((rule for rule in self.classes if rule.names_class(labels, classes)), None)
-            self._canon[key] = (classes[-1] if rule is None else next(iter(rule.names.values()))[0]).lower()
+            word = classes[-1] if rule is None else rule.like or next(iter(rule.names.values()))[0]
+            self._canon[key] = word.lower()
         return self._canon[key]
+
+    def to_first(self, labels: Sequence[str], classes: Sequence[str], tensor: str) -> tuple[int, ...]:
+        """The axes of a class's tensor in the order in which the first side's usual class has them; empty if they lie
+        so already, or nothing is known of the class."""
+        rule = next((rule for rule in self.classes if rule.names_class(labels, classes)), None)
+        if rule is None:
+            return ()
+        if rule.like:
+            usual = next((each for each in self.classes if each.names_class(FIRST, (rule.like,))), None)
+            own, others = rule.permute_of(labels, tensor), () if usual is None else usual.permute_of(FIRST, tensor)
+            if labels[0] in FIRST:  # into the other side's layout, and from there into the usual one
+                return _chained(own, inverse(others))
+        return inverse(rule.permute_of(labels, tensor)) if labels[0] not in FIRST else ()
+
+    def outputs_axis(self, labels: Sequence[str], classes: Sequence[str]) -> int | None:
+        """The axis of a Linear's weight along which its outputs lie; None if the class is not known as one."""
+        if self.canonical(labels, tuple(classes)) != "linear":
+            return None
+        turn = self.to_first(labels, classes, "weight")
+        return turn[0] if turn else 0
 
     def opaque(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
         """Whether a class is known as a whole, so that what hangs below it need not agree."""

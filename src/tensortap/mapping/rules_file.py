@@ -198,10 +198,11 @@ def _class(entry: _Entry) -> ClassRule:
     values = tuple(_value(each, "KIND PATH") for each in entry.tables("value"))
     ignores = tuple(_ignore(each) for each in entry.tables("ignore"))
     whole = entry.take("whole", bool, False, "true or false")
+    like = entry.take("like", str, "", "the name of a class")
     entry.done()
     if any("*" in words for words in names.values()) and not tensors:
         raise UsageError(f"{entry.where}: '*' is any class that has the tensors named; expected tensor = [...]")
-    return ClassRule(names, tensors, values, ignores, whole, entry.where)
+    return ClassRule(names, tensors, values, ignores, whole, like, entry.where)
 
 
 def _check_wildcards(entry: _Entry, names: list[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.mapping.layouts import Reading, Shape, same_elements
-from tensortap.mapping.outline import Outline, full_name
+from tensortap.mapping.outline import Outline, Own, full_name
 from tensortap.mapping.patterns import matches, translator
 from tensortap.mapping.places import Places
 from tensortap.mapping.rules import TensorRule, permute_to, side_of
@@ -40,6 +40,8 @@ class Tensors:
         for made, given in self.places.of_made.items():
             self._by_name(made, given)
             self._by_shape(made, given)
+        if self.places.rules.structure:
+            self._only_ones()
         names = (full_name(name, own) for name, module in self.places.made.modules.items() for own in module.tensors)
         self.readings = {name: self.readings[name] for name in names if name in self.readings}
 
@@ -149,16 +151,42 @@ class Tensors:
             self._pair(full_name(made, own), full_name(given, own), "same name")
 
     def _by_shape(self, made: str, given: str) -> None:
-        """What is left of both, in its order, if shapes and numbers agree."""
-        ours = [n for n in self.places.made.modules[made].tensors if self._free(0, full_name(made, n))]
-        theirs = [n for n in self.places.given.modules[given].tensors if self._free(1, full_name(given, n))]
+        """What is left of both, in its order, if shapes and numbers agree. Tied tensors come with their first names."""
+        ours = [n for n in self.places.made.modules[made].tensors if self._open(0, full_name(made, n))]
+        theirs = [n for n in self.places.given.modules[given].tensors if self._open(1, full_name(given, n))]
         if len(ours) == len(theirs):
             for one, other in zip(ours, theirs, strict=True):
                 self._pair(full_name(made, one), full_name(given, other), "order")
 
+    def _only_ones(self) -> None:
+        """Tensors that are left below modules that belong together, where either side has but one of a shape there."""
+        left = [
+            [
+                (module.name, own, tensor)
+                for module in outline.modules.values()
+                for own, tensor in module.tensors.items()
+                if tensor.shape and not tensor.tied and self._open(side, full_name(module.name, own))
+            ]
+            for side, outline in enumerate((self.places.made, self.places.given))
+        ]
+
+        def fits(ours: tuple[str, str, Own], theirs: tuple[str, str, Own]) -> bool:
+            same = ours[2].shape == theirs[2].shape and ours[2].kind == theirs[2].kind
+            return same and self.places.related(ours[0], theirs[0])
+
+        for ours in left[0]:
+            found = [theirs for theirs in left[1] if fits(ours, theirs)]
+            if len(found) == 1 and sum(fits(other, found[0]) for other in left[0]) == 1:
+                self._pair(full_name(*ours[:2]), full_name(*found[0][:2]), "shape")
+
     def _free(self, side: int, name: str) -> bool:
         taken = self.readings.keys() if side == 0 else self._taken
         return name not in taken and name not in self.ignored[side] and name not in self.refused[side]
+
+    def _open(self, side: int, name: str) -> bool:
+        """Whether a tensor has no counterpart yet, under any of its names."""
+        outline, done = (self.places.made, self.readings.keys()) if side == 0 else (self.places.given, self._taken)
+        return self._free(side, name) and outline.tensor(name).tied not in done
 
     def _pair(self, ours: str, theirs: str, how: str) -> None:
         known = self._own(self.places.made, [ours])[0], self._own(self.places.given, [theirs])[0]

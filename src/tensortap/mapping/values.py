@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensortap.mapping.layouts import Shape
+from tensortap.mapping.layouts import Shape, common_shape
 from tensortap.mapping.patterns import matches, translator
 from tensortap.mapping.places import Places
 from tensortap.mapping.rules import ValueRule, permute_to, side_of
@@ -37,12 +37,19 @@ def pair_values(places: Places, made: Values, given: Values) -> dict[tuple[str, 
             flows |= {path: Flow(path, turned(left[path], right[path]), "same") for path in same}
             taken = {flow.path for flow in flows.values()}
             ours_left, theirs_left = [p for p in left if p not in taken], [p for p in right if p not in flows]
-            shapes_agree = [left[p] for p in ours_left] == [right[p] for p in theirs_left]
-            if shapes_agree:  # the same arguments under other names
+            ours_shapes, theirs_shapes = [left[p] for p in ours_left], [right[p] for p in theirs_left]
+            if _agree(ours_shapes, theirs_shapes):  # the same arguments under other names
                 pairs = zip(ours_left, theirs_left, strict=True)
                 flows |= {other: Flow(path, (), "order") for path, other in pairs}
             found |= {(theirs, kind, path): flow for path, flow in flows.items() if flow != (path, (), "same")}
     return found
+
+
+def _agree(made: list[Shape], given: list[Shape]) -> bool:
+    """Whether all shapes are the same, but for axes that one side may repeat."""
+    return len(made) == len(given) and all(
+        common_shape(left, right) is not None for left, right in zip(made, given, strict=True)
+    )
 
 
 def turned(made: Shape, given: Shape) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tensortap import dtypes
@@ -54,11 +54,14 @@ def transfer(
         source=f"{type(source_model).__name__} ({source.framework.name})",
         target=f"{type(target_model).__name__} ({target.framework.name})",
         modules=[Placed(given, made, found.places.how[made]) for made, given in found.places.of_made.items()],
-        left=[*_left(found)],
+        left=[each for each, saved in _left(found, ends[::-1]) if saved],
         ignored=[
-            LeftOut(role, name, why)
-            for side, role in enumerate(("target", "source"))
-            for name, why in found.tensors.ignored[side].items()
+            *(
+                LeftOut(role, name, why)
+                for side, role in enumerate(("target", "source"))
+                for name, why in found.tensors.ignored[side].items()
+            ),
+            *(replace(each, why="not saved with the model") for each, saved in _left(found, ends[::-1]) if not saved),
         ],
         unused=found.unused,
     )
@@ -125,10 +128,13 @@ class _End:
 
     def __init__(self, framework: Framework, model: Any) -> None:
         from tensortap.capture.tree import Tree
+        from tensortap.frameworks.registered import registered
         from tensortap.mapping.outline import Module, Outline, Own, full_name
 
         self.framework = framework
         self.tensors: dict[str, Any] = {}
+        self.unsaved: set[str] = set()
+        """Buffers that are computed when the model is built, and are no part of its state dict."""
         first: dict[int, str] = {}
         modules = []
         for site in Tree(framework, model).sites:
@@ -142,17 +148,19 @@ class _End:
                     self.tensors[full] = tensor
                     tied = first.setdefault(id(tensor), full)
                     own[name] = Own(_shape(framework, tensor), kind, tied if tied != full else "")
+            self.unsaved |= {
+                full_name(site.name, n) for n, _, how in registered(framework, site.owner) if not how.saved
+            }
             modules.append(Module(site.name, site.cls, own, base=site.base))
         self.outline: Outline = Outline(framework.name, modules)
 
 
-def _left(found: Plan) -> list[LeftOut]:
-    """Tensors that could not be placed. Modules without tensors do not matter to a transfer."""
-    return [
-        LeftOut(role, name, why.replace("candidate", "target").replace("reference", "source"))
-        for side, role in enumerate(("target", "source"))
-        for name, why in found.tensors.left(side)
-    ]
+def _left(found: Plan, ends: Sequence[_End]) -> Iterator[tuple[LeftOut, bool]]:
+    """Tensors that could not be placed, and whether a state dict has them. Modules without tensors do not matter."""
+    for side, (role, end) in enumerate(zip(("target", "source"), ends, strict=True)):
+        for name, why in found.tensors.left(side):
+            why = why.replace("candidate", "target").replace("reference", "source")
+            yield LeftOut(role, name, why), name not in end.unsaved
 
 
 def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:

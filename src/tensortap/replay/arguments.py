@@ -17,6 +17,7 @@ import numpy as np
 
 from tensortap.arguments import LEFT_OUT, Told, in_words
 from tensortap.errors import UsageError
+from tensortap.replay.dialects import TORCH
 
 __all__ = ["Arguments", "Slot", "arranged", "moved", "parts_of"]
 
@@ -56,11 +57,15 @@ class Arguments:
             name: _filled(each, value) for name, each in self.keywords.items()
         }
 
-    def written(self, variable: Callable[[str], str]) -> str:
-        """The arguments as one would write them for torch, with variables in place of the slots."""
+    def written(self, variable: Callable[[str], str], told: Callable[[Told], str] = TORCH.told) -> str:
+        """The arguments as source code, with variables in place of the slots. `told` writes dtypes and devices."""
+
+        def one(value: Any) -> str:
+            return _written(value, lambda each: variable(each.path) if isinstance(each, Slot) else told(each))
+
         return ", ".join(
-            [_written(value, variable) for value in self.positional]
-            + [_keyword(name, _written(value, variable)) for name, value in self.keywords.items()]
+            [one(value) for value in self.positional]
+            + [_keyword(name, one(value)) for name, value in self.keywords.items()]
         )
 
     @property
@@ -272,18 +277,16 @@ def _keyword(name: str, value: str) -> str:
     return f"{name}={value}" if proper else f"**{{{name!r}: {value}}}"
 
 
-def _written(value: Any, variable: Callable[[str], str]) -> str:
-    if isinstance(value, Slot):
-        return variable(value.path)
-    if isinstance(value, Told):
-        return f"torch.{value.text}" if value.kind == "dtype" else f"torch.device({value.text!r})"
+def _written(value: Any, filling: Callable[[Slot | Told], str]) -> str:
+    if isinstance(value, (Slot, Told)):
+        return filling(value)
     if isinstance(value, tuple):
-        inner = ", ".join(_written(each, variable) for each in value)
+        inner = ", ".join(_written(each, filling) for each in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, list):
-        return f"[{', '.join(_written(each, variable) for each in value)}]"
+        return f"[{', '.join(_written(each, filling) for each in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {_written(each, variable)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {_written(each, filling)}" for name, each in value.items()) + "}"
     if isinstance(value, np.generic):
         value = value.item()
     return repr(value) if type(value) is not float or np.isfinite(value) else f'float("{value}")'

@@ -23,6 +23,7 @@ from tensortap.kernels import summarize
 from tensortap.records import GRADIENT_KINDS, Comparison, Record, shown
 from tensortap.replay import repro
 from tensortap.replay.arguments import arranged, moved
+from tensortap.replay.dialects import dialect_of
 from tensortap.replay.excerpt import Excerpt, Place, copied, excerpt
 from tensortap.replay.sources import Source, function_of
 from tensortap.replay.state import homes_of, restore, state_of
@@ -232,14 +233,13 @@ class _Replay:
 
     def _write_repro(self, folder: Path, output: Any, gradients: Mapping[str, Any]) -> list[str]:
         """Write it, and say what it lacks."""
-        if self._framework.name != "torch":
-            raise UsageError("repro: a reproduction is a torch script, and this is a paddle model")
         model, implementation = self._request.model, self._request.implementation
         if self._source is None and not isinstance(model, str):
             raise UsageError('repro: give the model as "file.py:function", so that the script can build it, too')
         if callable(implementation):
             raise UsageError('repro: give the implementation as "file.py:function", so that the script can use it, too')
         case = repro.Case(
+            dialect=dialect_of(self._framework.name),
             part=self._part,
             arguments=self._arguments,
             state=self._state,

@@ -16,6 +16,7 @@ from tensortap import dtypes
 from tensortap.errors import StoreWriteError
 from tensortap.records import Record, shown
 from tensortap.replay.arguments import Arguments, parts_of
+from tensortap.replay.dialects import Dialect
 from tensortap.replay.excerpt import Excerpt
 from tensortap.replay.sources import Source
 from tensortap.store.header import Header, room_for
@@ -27,39 +28,24 @@ SCRIPT, TENSORS = "repro.py", "tensors.safetensors"
 _HEAD = '''\
 """{title}
 
-    python {script}        needs torch and safetensors
+    python {script}        needs {framework} and safetensors
 
 Recorded {versions}. What was recorded is in {tensors}.
 """
 
 from pathlib import Path
 {imports}
-recorded = load_file(Path(__file__).with_name("{tensors}"))
-
-
-def show(what, ours, theirs):
-    """How far a result is from the recorded one."""
-    if ours is None or ours.shape != theirs.shape:
-        print(f"{{what:32}} is {{None if ours is None else tuple(ours.shape)}}, recorded {{tuple(theirs.shape)}}")
-        return
-    ours, theirs = ours.detach().double().cpu(), theirs.double()
-    error = (ours - theirs).norm() / theirs.norm().clamp_min(1e-300)
-    print(f"{{what:32}} relative error {{error:.3e}}, greatest difference {{(ours - theirs).abs().max():.3e}}")
-
+{helpers}
 
 module = {module}
 '''
-_STATE = """\
-for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-    if f"state.{name}" in recorded:
-        tensor.data = recorded[f"state.{name}"].to(tensor.device)
-"""
 
 
 @dataclass(frozen=True)
 class Case:
     """What is to be reproduced."""
 
+    dialect: Dialect
     part: Excerpt
     arguments: Arguments
     state: Mapping[str, npt.NDArray[Any]]
@@ -140,7 +126,10 @@ def _write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 
 # --- the script ----------------------------------------------------------------------------------------------------
 def _lines(case: Case) -> Iterator[str]:
+    dialect = case.dialect
     yield _HEAD.format(
+        framework=dialect.name,
+        helpers=dialect.helpers.format(tensors=TENSORS),
         title=_harmless(_title(case)),
         script=SCRIPT,
         tensors=TENSORS,
@@ -149,14 +138,13 @@ def _lines(case: Case) -> Iterator[str]:
         module=case.source or _built(case),
     ).rstrip()
     if case.state:
-        yield _STATE.rstrip()
+        yield dialect.restore
     if case.implementation is not None:
         yield f"module.forward = MethodType({case.implementation.name}, module)"
     yield "module.train()" if case.training else "module.eval()"
-    move = [f'"{case.device}"'] if case.device else []
-    move += [f"torch.{case.dtype}"] if case.dtype else []
-    yield f"module.to({', '.join(move)})\n" if move else ""
-    yield from _call(case, move)
+    move = dialect.moved_module(case.device, case.dtype)
+    yield f"{move}\n" if move else ""
+    yield from _call(case)
     yield from _backward(case)
     yield ""
 
@@ -182,7 +170,7 @@ def _versions(case: Case) -> str:
 def _imports(case: Case) -> Iterator[str]:
     if case.implementation is not None:
         yield "from types import MethodType\n"
-    yield "\nimport torch\nfrom safetensors.torch import load_file\n"
+    yield f"\n{case.dialect.imports}\n"
     own = [(case.implementation, "implementation"), (case.model, "model")]
     lines = [f"from {name} import {source.name}  # a copy of {source.file.name}" for source, name in own if source]
     yield "".join(f"\n{line}" for line in lines) + ("\n" if lines else "")
@@ -190,18 +178,18 @@ def _imports(case: Case) -> Iterator[str]:
 
 def _built(case: Case) -> str:
     assert case.model is not None, "without an expression there is a file"
-    return f"{case.model.name}()" + (f".get_submodule({_quoted(case.attribute)})" if case.attribute else "")
+    model = f"{case.model.name}()"
+    return case.dialect.submodule(model, _quoted(case.attribute)) if case.attribute else model
 
 
-def _call(case: Case, move: list[str]) -> Iterator[str]:
+def _call(case: Case) -> Iterator[str]:
     inputs = case.part.of("input")
     variables = {path: f"x{at}" for at, path in enumerate(dict.fromkeys(_first(case, path) for path in inputs))}
     for path, variable in variables.items():
         record = inputs[path]
         floating = record.dtype.startswith(("float", "bfloat"))
-        moved = [word for word in move if floating or not word.startswith("torch.")]
-        tensor = _recorded("input", path) + (f".to({', '.join(moved)})" if moved else "")
-        yield f"{variable} = {tensor}.requires_grad_()" if floating else f"{variable} = {tensor}"
+        tensor = case.dialect.moved(_recorded("input", path), case.device, case.dtype if floating else None)
+        yield case.dialect.leaf(variable, tensor) if floating else f"{variable} = {tensor}"
 
     def used(path: str) -> str:
         first = _first(case, path)
@@ -213,7 +201,7 @@ def _call(case: Case, move: list[str]) -> Iterator[str]:
         for first in dict.fromkeys(_first(case, path) for path in shared):
             yield f"{variables[first]}_again = {used(first)}"
     written = case.arguments.written(
-        lambda path: f"{variables[_first(case, path)]}_again" if path in shared else used(path)
+        lambda path: f"{variables[_first(case, path)]}_again" if path in shared else used(path), case.dialect.told
     )
     yield f"output = module({written})\n"
     for path, record in case.part.of("output").items():
@@ -221,7 +209,7 @@ def _call(case: Case, move: list[str]) -> Iterator[str]:
         if record.location is not None:
             yield _show("output", path, reached)
         elif reached != "None":
-            norm = f"{reached}.double().norm().item()"
+            norm = case.dialect.norm(reached)
             yield f'print({_quoted(f"output {path}")}, "norm", {norm}, "recorded", float("{record.summary.l2}"))'
 
 
@@ -230,14 +218,14 @@ def _backward(case: Case) -> Iterator[str]:
     if not sent:
         return
     outputs = [_reached(case.output, path) for path in sent]
-    gradients = [f"{_recorded('grad_output', path)}.to({out})" for path, out in zip(sent, outputs, strict=True)]
-    yield f"\ntorch.autograd.backward([{', '.join(outputs)}], [{', '.join(gradients)}])"
+    gradients = [_recorded("grad_output", path) for path in sent]
+    yield "\n" + case.dialect.backward(outputs, gradients)
     inputs = list(dict.fromkeys(_first(case, path) for path in case.part.of("input")))
     for path in _kept(case, "grad_input"):
         variable = f"x{inputs.index(_first(case, path))}"
         yield _show("grad_input", path, f"{variable}.grad")
     for name in _parameter_gradients(case):
-        yield _show("param_grad", name, f"module.get_parameter({_quoted(name)}).grad")
+        yield _show("param_grad", name, f"{case.dialect.parameter(_quoted(name))}.grad")
 
 
 def _show(kind: str, path: str, ours: str) -> str:

@@ -64,8 +64,8 @@ def without_tied(framework: Framework, root: Any, module: Any, part: Excerpt) ->
 
 def attribute_of(root: Any, module: Any) -> str:
     """The module's name with all wrappers that stand around it."""
-    named = getattr(root, "named_modules", None)
-    return next((name for name, each in named() if each is module), "") if named is not None else ""
+    named = root.named_modules() if hasattr(root, "named_modules") else root.named_sublayers(include_self=True)
+    return next((name for name, each in named if each is module), "")
 
 
 def drops(framework: Framework, module: Any) -> bool:

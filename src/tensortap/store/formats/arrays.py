@@ -17,9 +17,11 @@ from tensortap.store.reader import Run
 from tensortap.store.span import Spans
 from tensortap.store.table import Index
 
-__all__ = ["ArrayRun"]
+__all__ = ["WRAPPERS", "ArrayRun"]
 
 Array = npt.NDArray[Any]
+WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+"""Keys under which training scripts put a state dict beside other things. They are no part of the tensors' names."""
 
 
 class _Bytes(Spans):

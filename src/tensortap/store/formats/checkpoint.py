@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors, one file or a folder of shards with its index, and torch's own. No pickle is executed."""
+"""Checkpoints: safetensors, one file or a folder of shards with its index, torch's and Paddle's own. No code is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import numpy.typing as npt
 from tensortap import dtypes
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError
 from tensortap.records import Summary
-from tensortap.store.formats.arrays import ArrayRun
+from tensortap.store.formats.arrays import WRAPPERS, ArrayRun
+from tensortap.store.formats.paddle_pickle import PADDLE_SUFFIXES, read_paddle
 from tensortap.store.formats.pickles import classes_in, is_pickle, is_torch_file, refused
 from tensortap.store.span import as_array
 
@@ -28,7 +29,6 @@ __all__ = ["is_checkpoint", "open_checkpoint", "safetensors_arrays"]
 Array = npt.NDArray[Any]
 Arrays = dict[str, Callable[[], Array]]
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-_PADDLE = (".pdparams", ".pdopt")
 _SHARDS = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LONGEST_HEADER = 100 << 20
@@ -37,18 +37,13 @@ _LONGEST_HEADER = 100 << 20
 def is_checkpoint(path: Path) -> bool:
     if path.is_dir():
         return (path / _SHARDS).exists() or (path / _SINGLE).exists()
-    return path.suffix in (".safetensors", *_TORCH, *_PADDLE) or is_pickle(path)
+    return path.suffix in (".safetensors", *_TORCH, *PADDLE_SUFFIXES) or is_pickle(path)
 
 
 def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayRun:
     """A checkpoint as a run that has parameters only."""
     if not path.exists():
         raise RunNotFound(f"{path} does not exist: no checkpoint to open.")
-    if path.suffix in _PADDLE:
-        raise RunUnreadable(
-            f"{path} is a pickle, which can run any code when it is read, so it is not. Load it with paddle.load where "
-            "you trust it, and save it again with safetensors.paddle.save_file."
-        )
     notices: list[str] = []
     try:
         if path.is_dir():
@@ -56,6 +51,9 @@ def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayR
             kind = "safetensors folder"
         elif path.suffix == ".safetensors":
             arrays, kind = dict(safetensors_arrays(path)), "safetensors"
+        elif path.suffix in PADDLE_SUFFIXES:
+            arrays, notices = read_paddle(path)
+            kind = "paddle"
         else:
             arrays, kind = _torch(path), "torch"
     except TensortapError:
@@ -165,7 +163,7 @@ def _tensors(value: Any, torch: Any, name: str = "") -> Iterator[tuple[str, Any]
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
-        for key in ("state_dict", "model", "model_state_dict", "module"):
+        for key in WRAPPERS:
             if not name and isinstance(value.get(key), Mapping):
                 yield from _tensors(value[key], torch)
                 return
