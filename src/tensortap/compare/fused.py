@@ -1,4 +1,4 @@
-"""Modules that do in one what the other side does in two, as paddle's `BatchNorm(act="relu")` and torch's norm and ReLU.
+"""Modules that do in one what the other side does in two: paddle's `BatchNorm(act="relu")`, torch's norm and ReLU.
 
 Nothing in a run says so, but values do. Where the outputs of two modules that belong together differ, and one is what
 comes out of the activation behind the other, the two are compared there. If that activation is a function and no
