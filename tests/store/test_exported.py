@@ -166,7 +166,7 @@ def test_a_manifest_cannot_name_files_elsewhere(run: Path, tmp_path: Path, file:
     rewrite(tree / "manifest.csv", file=file)
     opened = tt.open(tree)
     assert len(opened) == len(tt.open(run)) - 1
-    assert "1 tensors cannot be read" in opened.notices[0] and "no file of the export" in opened.notices[0]
+    assert "unreadable tensors (1)" in opened.notices[0] and "no file of the export" in opened.notices[0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_tensor_that_is_not_the_listed_one_is_left_out(run: Path, tmp_path: Pa
         path = exported(run, to, tmp_path / to)
         rewrite(tmp_path / to / manifest, **changes)
         opened = tt.open(path)
-        assert len(opened) == len(tt.open(run)) - 1 and "1 tensors cannot be read" in opened.notices[0]
+        assert len(opened) == len(tt.open(run)) - 1 and "unreadable tensors (1)" in opened.notices[0]
 
 
 def test_files_that_are_missing_or_damaged(run: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_files_that_are_missing_or_damaged(run: Path, tmp_path: Path) -> None:
     files[3].write_bytes(b"")
     opened = tt.open(tree)
     assert len(opened) == len(tt.open(run)) - 4
-    assert "4 tensors cannot be read" in opened.notices[0] and "and 1 more" in opened.notices[0]
+    assert "unreadable tensors (4)" in opened.notices[0] and "and 1 more" in opened.notices[0]
     assert len(tt.compare(run, tree).unmatched) == 4
 
 
@@ -240,7 +240,7 @@ def test_arrays_beside_the_listed_ones_are_reported(run: Path, tmp_path: Path) -
     path = exported(run, "npz", tmp_path / "out")
     np.savez(path, more=np.ones(3), **dict(np.load(path)))
     opened = tt.open(path)
-    assert "1 arrays are left out: the manifest does not list them: more" in opened.notices[0]
+    assert "does not list, and that are left out (1): more" in opened.notices[0]
     assert len(opened) == len(tt.open(run))
 
 

@@ -90,7 +90,7 @@ def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert run.ranks == [0, 1, 2] and run.info["world"] == 3 and len(run) == 3 * len(list(run.records(rank=1)))
     (tmp_path / "a/1-epoch_3-step_dump.rank2.hdf5").unlink()
     lacking = tt.open(tmp_path / "a")
-    assert "1 dumps are missing that other ranks or steps have: rank 2, step 1000003" in lacking.notices[0]
+    assert "missing dumps, of steps that other ranks have (1): rank 2, step 1000003" in lacking.notices[0]
 
 
 def test_dumps_of_older_tools(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_damaged_dump_does_not_hide_the_others(dumps: Path, tmp_path: Path) ->
     (folder / "0-epoch_4-step_dump.hdf5").write_bytes(b"no hdf5")
     run = tt.open(folder)
     assert run.steps == [3, 1_000_003] and not run.finished
-    assert "1 dumps cannot be read: 0-epoch_4-step_dump.hdf5" in run.notices[0]
+    assert "unreadable dumps (1): 0-epoch_4-step_dump.hdf5" in run.notices[0]
     for path in folder.iterdir():
         path.write_bytes(b"no hdf5")
     with pytest.raises(RunUnreadable, match="none of its 3 dumps can be read"):

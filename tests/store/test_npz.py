@@ -163,7 +163,7 @@ def test_orders_and_types_that_numpy_can_save(tmp_path: Path) -> None:
         assert [record.key.path for record in run] == ["columns", "big", "none", "one"]
         for record in run:
             assert np.array_equal(run.load(record), arrays[record.key.path])
-        assert "3 arrays cannot be read" in run.notices[0] and "only pickle can read" in run.notices[0]
+        assert "unreadable arrays (3)" in run.notices[0] and "only pickle can read" in run.notices[0]
 
 
 # --- damage and lies -------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def commands() -> Iterator[tuple[int, list[str]]]:
     yield 1, ["report", "a", "b", "-o", "page.html"]
     for to, out in (("hdf5", "a.hdf5"), ("npz", "a.npz"), ("npy", "a-npy"), ("safetensors", "a-safetensors")):
         yield 0, ["export", "a", "--to", to, "--out", out]
-    yield 0, ["compare", "a", "a.hdf5"]
+        yield 0, ["compare", "a", out]
 
 
 def main() -> int:

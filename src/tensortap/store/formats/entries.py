@@ -78,7 +78,7 @@ class EntriesRun(Run):
     def notices(self) -> list[str]:
         found = [] if self._complete else ["the run was not finished when it was written here"]
         unreadable = [each for rank in self.ranks if self._index(rank) for each in self._unreadable[rank]]
-        return found + self._known + few_notices("tensors cannot be read", unreadable)
+        return found + self._known + few_notices("unreadable tensors", unreadable)
 
     def _index(self, rank: int) -> Index:
         if rank not in self.ranks:
@@ -163,8 +163,8 @@ def backward_or_forward(kind: str) -> str:
 
 
 def few_notices(what: str, each: Sequence[str]) -> list[str]:
-    """One notice about many things of a kind: how many, and the first of them."""
+    """One notice about many things of a kind, or none: how many there are, and the first of them."""
     if not each:
         return []
     more = f"; and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""
-    return [f"{len(each)} {what}: {'; '.join(islice(each, _SHOWN))}{more}"]
+    return [f"{what} ({len(each)}): {'; '.join(islice(each, _SHOWN))}{more}"]

@@ -37,6 +37,8 @@ _FILES = "rank_*/step_*/*/micro_*.npy"
 _PHASES = {"state": 0, "forward": 1, "backward": 2}
 _LOST = "its manifest is missing: names come from the files, and bfloat16 and fp8 count as the float32 that they became"
 
+_UNORDERED = "modules are in the order of their names: the order in which they ran is lost with the manifest"
+
 
 def is_export(path: Path) -> bool:
     """Whether a folder is an export of .npy or .safetensors files."""
@@ -53,7 +55,7 @@ def open_export(path: Path, summarize: Summarize) -> EntriesRun:
         return _run(path, entries, about, summarize, [])
     names = sorted(file.relative_to(path).as_posix().removesuffix(".npy") for file in path.glob(_FILES))
     entries, notices = named_entries(names, lambda name: _npy(path, f"{name}.npy"))
-    return _run(path, entries, about, summarize, notices)
+    return _run(path, entries, about, summarize, [*notices, _UNORDERED])
 
 
 def listed_entries(rows: Iterable[Listed], load: Callable[[Listed], Loaded]) -> list[Entry]:

@@ -94,8 +94,8 @@ class Hdf5Folder(Run):
         have = {(part.rank, part.step) for part in self._parts}
         wanted = ((rank, step) for rank in self.ranks for step in self.steps)
         missing = [f"rank {rank}, step {step}" for rank, step in wanted if (rank, step) not in have]
-        found = few_notices("dumps cannot be read", self._damaged)
-        found += few_notices("dumps are missing that other ranks or steps have", missing)
+        found = few_notices("unreadable dumps", self._damaged)
+        found += few_notices("missing dumps, of steps that other ranks have", missing)
         return found + [f"{part.name}: {notice}" for part in self._parts for notice in part.run.notices]
 
     @cached_property

@@ -40,7 +40,7 @@ def _export(path: Path, archive: NpzArchive, rows: list[Listed], summarize: Summ
         entries = listed_entries(rows, lambda row: archive.load(row.name))
         listed = {row.name for row in rows}
         unlisted = [name for name in archive.names if name not in listed]
-        notices = few_notices("arrays are left out: the manifest does not list them", unlisted)
+        notices = few_notices("arrays that the manifest does not list, and that are left out", unlisted)
     else:
         entries, notices = named_entries(archive.names, archive.load)
     info = {**export_info(path, about), "world": len({entry.rank for entry in entries}) or 1}
@@ -52,7 +52,7 @@ def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> ArrayR
     reasons = {name: _why_not(archive, name) for name in archive.names}
     readable = {name: partial(_array, archive, name) for name, reason in reasons.items() if not reason}
     unreadable = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
-    notices = few_notices("arrays cannot be read", unreadable)
+    notices = few_notices("unreadable arrays", unreadable)
     if not readable:
         raise RunUnreadable(f"{path}: {notices[0]}.")
     info = {"framework": "npz", "model": path.name, "format": "npz", "config": {"kind": "named arrays"}, "world": 1}
