@@ -268,21 +268,23 @@ class _Judge:
         return allowed, rule
 
     def _summed_unseen(self, row: int) -> float:
-        """The size of what a bias's gradient sums, if it was not recorded: as its module's weight suggests.
+        """The size of what the gradient of a bias or a scale sums, if it was not recorded and cancels out.
 
-        Both are sums over the same positions. So their elements are of one size, unless those of the bias cancel out.
+        The gradients of a module's parameters are sums over the same positions. So their elements are of one size, and
+        one that is much smaller than the others has cancelled out.
         """
-        beside = self._weight_gradients.get((self.structure.scope[row], self.structure.module[row]), ())
+        beside = self._gradients_beside.get((self.structure.scope[row], self.structure.module[row]), ())
         elements = self.pairs.elements
         largest = max((self.l2[other] / max(1, int(elements[other])) ** 0.5 for other in beside), default=0.0)
-        return float(_CANCELLED * largest * int(elements[row]) ** 0.5)
+        size = float(largest * int(elements[row]) ** 0.5)
+        return _CANCELLED * size if size > _CANCELLED * self.l2[row] else 0.0
 
     @cached_property
-    def _weight_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
-        """Rows of gradients with several dimensions, by rank, step and micro step, and by module."""
+    def _gradients_beside(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of the gradients of a module's parameters, by rank, step and micro step, and by module."""
         found: dict[tuple[tuple[int, int, int], str], list[int]] = {}
         for row, kind in enumerate(self.structure.kind):
-            if kind == "param_grad" and self.pairs.dimensions[row] > 1:
+            if kind == "param_grad":
                 found.setdefault((self.structure.scope[row], self.structure.module[row]), []).append(row)
         return found
 
