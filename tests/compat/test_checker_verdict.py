@@ -82,3 +82,12 @@ def test_too_little_in_common_is_said_although_there_is_a_table(tmp_path: Path, 
     assert main(["--pathA", str(tmp_path / "a"), "--pathB", str(tmp_path / "b")]) == 3
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("tensors rank_0: 1 compared") and said[-1].startswith("∅")
+
+
+def test_a_bfloat16_tree_beside_a_float32_tree_is_noted(tmp_path: Path) -> None:
+    """On disk both are float32."""
+    kit = kit_of("torch")
+    a, b = save(kit, tmp_path / "a", dtype="bfloat16"), save(kit, tmp_path / "b")
+    assert main(["--pathA", str(a), "--pathB", str(b)]) == 0
+    notes = (a / "tensors/compare_rst/rank_0_notes.csv").read_text().splitlines()
+    assert len(notes) == 5 and all(line.endswith(",dtype,bfloat16,float32") for line in notes[1:])

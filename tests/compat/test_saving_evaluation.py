@@ -67,6 +67,18 @@ def test_each_of_the_two_makes_a_forward_evaluation(kit: SavingKit, tmp_path: Pa
     assert micro_steps(tmp_path / "t") == [0, 0, 0, 1, 1, 1]
 
 
+def test_inference_mode_is_evaluation(tmp_path: Path) -> None:
+    import torch
+
+    kit = kit_of("torch")
+    model = registered(kit, tmp_path / "t")
+    kit.train(model)
+    with torch.inference_mode():
+        model(kit.batch(7))
+    kit.train(model, first=1)
+    assert micro_steps(tmp_path / "t") == [0, 0, 0, 1, 1, 1]
+
+
 def test_gradients_that_come_after_an_evaluation_belong_to_the_training_forward(kit: SavingKit, tmp_path: Path) -> None:
     """As where a second, detached forward makes the target of the loss."""
     model = registered(kit, tmp_path / "t")

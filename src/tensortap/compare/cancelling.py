@@ -85,8 +85,8 @@ class SummedGradients:
         structure = self._structure
         own = structure.own_gradients.get((structure.scope[row], structure.module[row]), ())
         weights = [r for r in own if self._dimensions[r] > 1]
-        if not weights:
-            return 0.0
+        if not weights:  # a norm: its scale is multiplied with values of size one
+            return max((self._l2[r] for r in own if r != row), default=0.0)
         inputs = [r for call in structure.users_of_own(row) for r in call.of("input")]
         spread = max((float(self._std[r]) for r in inputs if self._base[r] and self._std[r] > 0), default=1.0)
         weight = max(weights, key=lambda r: self._l2[r])

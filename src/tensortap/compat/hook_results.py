@@ -22,6 +22,7 @@ from tensortap.kernels.pairs import Side, difference
 from tensortap.report import output
 from tensortap.store.formats.npy_file import read_npy
 from tensortap.store.formats.npy_pairs import pair_files
+from tensortap.store.formats.npy_sidecar import read_sidecar
 
 __all__ = ["COLUMNS", "NOTE_COLUMNS", "Note", "RankResult", "Row", "compare_rank", "pairs_of", "write"]
 
@@ -82,6 +83,7 @@ def compare_rank(
     result: RankResult, folder_a: Path, folder_b: Path, pairs: Pairs, done: Callable[[], None]
 ) -> RankResult:
     """Measure every pair; `done` is called after each."""
+    dtypes_a, dtypes_b = (_recorded_dtypes(folder, result.rank) for folder in (folder_a, folder_b))
     for name_a, name_b in pairs:
         a, b = _load(folder_a / name_a), _load(folder_b / name_b)
         if isinstance(a, str) or isinstance(b, str):
@@ -92,6 +94,9 @@ def compare_rank(
             result.notes.append(Note(name_a, "complex", str(a.dtype), str(b.dtype)))
         else:
             _measure(result, name_a, a, b)
+            ours, theirs = dtypes_a.get(name_a, str(a.dtype)), dtypes_b.get(name_b, str(b.dtype))
+            if ours != theirs:
+                result.notes.append(Note(name_a, "dtype", ours, theirs))
         done()
     return result
 
@@ -106,6 +111,13 @@ def write(folder: Path, result: RankResult) -> Path:
     _write_csv(path, COLUMNS, result.rows)
     _write_csv(folder / f"rank_{result.rank}_notes.csv", NOTE_COLUMNS, result.notes)
     return path
+
+
+def _recorded_dtypes(folder: Path, rank: int) -> dict[str, str]:
+    """The dtypes that the tensors of a rank's folder had in the model, as far as they were recorded."""
+    tree, kind = folder.parent.parent, folder.parent.name
+    entries = read_sidecar(tree, rank).entries.items()
+    return {file.removeprefix(f"{kind}/"): entry.dtype for file, entry in entries if file.startswith(f"{kind}/")}
 
 
 def _load(path: Path) -> npt.NDArray[Any] | str:
@@ -123,8 +135,6 @@ def _measure(result: RankResult, name: str, a: npt.NDArray[Any], b: npt.NDArray[
     cosine = measure.difference.cosine if finite else math.nan
     numbers = zip(_moments(a, sides[0]), _moments(b, sides[1]), strict=True)
     result.rows.append((name, cosine, *(value for x, y in numbers for value in (x, y, x - y))))
-    if a.dtype != b.dtype:
-        result.notes.append(Note(name, "dtype", str(a.dtype), str(b.dtype)))
     if not finite:
         result.notes.append(Note(name, "not finite", *(f"{s.nan} nan, {s.inf} inf" for s in sides)))
     elif not all(side.l2 for side in sides):

@@ -4,7 +4,7 @@
     ...                                     # train as usual
     remove_saving_hook(model)               # or let the process end
 
-`store.formats.npy_names` says how the files are called, `hook_result_checker` compares two such trees.
+`store.formats.npy_names` defines the names of the files, `hook_result_checker` compares two such trees.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ def register_saving_hook(
     max_saved_tensors_per_step: int | None = None,
     max_saved_grads_per_step: int | None = None,
 ) -> Any:
-    """Save what the layers of these classes put out, and their parameters' gradients, below `path`. Returns the model.
+    """Save the outputs of layers, and the gradients of their parameters, below `path`. Return the model.
 
-    target_class_names: one class name or several; None is every class.
-    max_saved_tensors, max_saved_grads: how many files of each to write in the whole run; a negative number is all of
+    target_class_names: the class of the layers, by name, or several; None is every class.
+    max_saved_tensors, max_saved_grads: how many files of each to write in the whole run. A negative number is all of
         them, 0 is none.
-    max_saved_tensors_per_step, max_saved_grads_per_step: the same for each micro step, in place of the one above it:
-        the count, and with it the index in the files' names, starts again with every forward of the model.
+    max_saved_tensors_per_step, max_saved_grads_per_step: the same for each micro step, in place of the limit for the
+        run. The index in the names of the files starts again at 0 with every micro step.
 
-    Nothing in the training changes. If the disk is full, saving stops with a warning and training goes on.
+    Training stays the same bit for bit. Evaluation between training steps is neither counted nor saved. If the disk is
+    full, saving stops with a warning and training goes on.
 
     >>> model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear"], max_saved_tensors=100)
     """
@@ -74,7 +75,7 @@ register_hook = register_saving_hook
 
 
 def remove_saving_hook(model: Any) -> int:
-    """Take the saving hooks of a model off. Returns how many registrations there were.
+    """Remove the saving hooks of a model. Return how many registrations there were.
 
     >>> remove_saving_hook(model)
     1
