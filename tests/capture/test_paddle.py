@@ -152,6 +152,29 @@ def test_training_is_unchanged(tmp_path: Path, keep: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(plain, tapped_run, strict=True))
 
 
+@pytest.mark.parametrize(("name", "channels", "size"), [("LeNet", 1, 28), ("shufflenet_v2_x0_25", 3, 32)])
+def test_training_of_paddles_own_models_is_unchanged(run_path: Path, name: str, channels: int, size: int) -> None:
+    def train(path: Path | None) -> list[bytes]:
+        paddle.seed(5)
+        model = getattr(paddle.vision.models, name)(num_classes=3)
+        optimizer = paddle.optimizer.Momentum(learning_rate=0.01, parameters=model.parameters())
+        tap = path and tt.capture(model, path, kinds=ALL_KINDS, optimizer=optimizer)
+        found = []
+        for seed in range(2):
+            images = np.random.default_rng(seed).standard_normal((2, channels, size, size))
+            loss = loss_of(model(paddle.to_tensor(images, dtype="float32")))
+            loss.backward()
+            found += [loss.numpy(), *(p.grad.numpy() for p in model.parameters() if p.grad is not None)]
+            optimizer.step()
+            optimizer.clear_grad()
+        if tap:
+            tap.close()
+            assert {row.status for row in tap.coverage} == {"seen"}
+        return [array.tobytes() for array in [*found, *(value.numpy() for value in model.state_dict().values())]]
+
+    assert train(None) == train(run_path)
+
+
 def test_grad_input_is_the_layers_own_share(run_path: Path) -> None:
     paddle.seed(0)
     model, x = Residual(), batch()
