@@ -167,7 +167,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tensors gone": (_gone("rank_0/*.safetensors"), "is missing: the tensors in it cannot be loaded"),
     "not an index": (_not_an_index, "it has not the columns of an index"),
     "not there": (lambda path: (_emptied(path), path.rmdir()), "does not exist: no run to open."),
-    "a file": (lambda path: (_emptied(path), path.rmdir(), path.write_text("")), "is a file, neither"),
+    "a file": (lambda path: (_emptied(path), path.rmdir(), path.write_text("")), "is a file of no known format"),
 }
 
 
