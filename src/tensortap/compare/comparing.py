@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import NamedTuple
 
 from tensortap.compare.align import Renames
+from tensortap.compare.certainty import Doubts, judge_certain
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
-from tensortap.compare.judge import judge
+from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import frameworks_differ, plan_of, say_what_is_known
-from tensortap.compare.matching import device_of, match, moved_in, pairs_of
+from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
+from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
+from tensortap.mapping.plan import Plan
 from tensortap.records import KINDS, Comparison
 
 __all__ = ["open_comparison", "run_comparison"]
+
+
+class _Judged(NamedTuple):
+    """Two runs after judging."""
+
+    matched: Matched
+    pairs: Pairs
+    policy: Policy
+    structure: Structure
+    judgement: Judgement
+    doubts: Doubts
 
 
 def run_comparison(request: Request) -> Comparison:
@@ -37,12 +52,23 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     device = device_of(request)
     reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
     plan = plan_of(reference, candidate, renames, request.mapping)
-    matched = match(reference, candidate, renames, request, request.progress, device, plan)
-    pairs = pairs_of(matched)
-    noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
-    policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
-    structure = matched.structure()
-    judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
+
+    def judged(plan: Plan | None) -> _Judged:
+        matched = match(reference, candidate, renames, request, request.progress, device, plan)
+        pairs = pairs_of(matched)
+        noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
+        policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
+        structure = matched.structure()
+        moved, deprived = moved_in(matched), without_gradient(matched, structure)
+        judgement, doubts = judge_certain(
+            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, deprived)
+        )
+        return _Judged(matched, pairs, policy, structure, judgement, doubts)
+
+    found = judged(plan)
+    if found.doubts.modules and not found.judgement.born and (known := found.matched.paired_by_state(found.doubts)):
+        found = judged(plan_of(reference, candidate, renames, request.mapping, known))
+    matched, pairs, policy, structure, judgement, doubts = found
     say_what_is_known(judgement, matched.measures.bounded, matched.allowed, matched.repeated)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
@@ -50,7 +76,9 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     case = matched.case(judgement, structure)
     missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
     born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
-    comparison = replace(conclude(matched, judgement, born, policy, renames, missing, gained), options=request.options)
+    comparison = replace(
+        conclude(matched, judgement, born, policy, renames, missing, gained, doubts=doubts), options=request.options
+    )
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
         details = list(closeups.details(chosen, request.details, request.progress))

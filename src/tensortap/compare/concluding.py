@@ -10,6 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.calls import remarks
+from tensortap.compare.certainty import NO_DOUBTS, Doubts
 from tensortap.compare.fused import Fusion
 from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
@@ -35,6 +36,7 @@ def conclude(
     missing: Mapping[int, Finding],
     extra: Mapping[tuple[int, float], Finding],
     isolated: bool = False,
+    doubts: Doubts = NO_DOUBTS,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
@@ -54,13 +56,18 @@ def conclude(
     verdict: Verdict = "diverged" if births else "match"
     if pairs < _LEAST_SHARE * max(1, min(len(left), len(right))) or not pairs:
         verdict = "incomparable"
+    guessed = [doubts.words(matched.plan)] if matched.plan is not None and doubts.modules else []
+    said = _sentence(verdict, births, born, matched, judgement, counts, isolated)
+    if verdict == "match" and doubts.undecided:
+        verdict, said = "incomparable", sentence.undecided(guessed[0])
+        guessed = []
     first = births[0] if births and verdict == "diverged" else None
-    notes = _notes(matched, renames, verdict, births)
+    notes = [*guessed, *_notes(matched, renames, verdict, births)]
     return Comparison(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=_sentence(verdict, births, born, matched, judgement, counts, isolated),
+        sentence=said,
         first=first,
         births=births,
         counts=dict(counts),
