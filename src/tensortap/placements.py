@@ -16,7 +16,7 @@ class Placed:
     reference: str
     candidate: str
     how: str
-    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination."""
+    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination, values."""
     change: str = ""
     """What has to be done to the candidate's to read it as the reference's."""
 

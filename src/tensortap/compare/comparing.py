@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import NamedTuple
 
 from tensortap.compare.align import Renames, one_module_each
+from tensortap.compare.certainty import Doubts, judge_certain
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
-from tensortap.compare.judge import judge
+from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import explain, frameworks_differ, plan_of
-from tensortap.compare.matching import device_of, match, moved_in, pairs_of
+from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
 from tensortap.compare.measured_noise import as_one, noise_of
 from tensortap.compare.ranks import unpaired_ranks
 from tensortap.compare.request import Request, open_source
+from tensortap.compare.structure import Structure
 from tensortap.compare.tolerance import Policy
 from tensortap.compare.verdict import findings, whatever_is_wrong
 from tensortap.errors import UsageError
+from tensortap.mapping.plan import Plan
 from tensortap.records import KINDS, Comparison
 from tensortap.store.formats.npy_tree import with_common_names
 
 __all__ = ["open_comparison", "run_comparison"]
+
+
+class _Judged(NamedTuple):
+    """Two runs after judging."""
+
+    matched: Matched
+    pairs: Pairs
+    policy: Policy
+    structure: Structure
+    judgement: Judgement
+    doubts: Doubts
 
 
 def run_comparison(request: Request) -> Comparison:
@@ -42,12 +57,23 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
     plan = plan_of(reference, candidate, renames, request.mapping)
-    matched = match(reference, candidate, renames, request, request.progress, device, plan)
-    pairs = pairs_of(matched)
-    noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
-    policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
-    structure = matched.structure()
-    judgement = judge(pairs, structure, policy, moved_in(matched), without_gradient(matched, structure))
+
+    def judged(plan: Plan | None) -> _Judged:
+        matched = match(reference, candidate, renames, request, request.progress, device, plan)
+        pairs = pairs_of(matched)
+        noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
+        policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
+        structure = matched.structure()
+        moved, deprived = moved_in(matched), without_gradient(matched, structure)
+        judgement, doubts = judge_certain(
+            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, deprived)
+        )
+        return _Judged(matched, pairs, policy, structure, judgement, doubts)
+
+    found = judged(plan)
+    if found.doubts.modules and not found.judgement.born and (known := found.matched.paired_by_state(found.doubts)):
+        found = judged(plan_of(reference, candidate, renames, request.mapping, known))
+    matched, pairs, policy, structure, judgement, doubts = found
     explain(judgement, matched.allowed)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
@@ -56,7 +82,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
     born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
     unpaired = unpaired_ranks(matched, request.ranks)
-    comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired)
+    comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired, doubts=doubts)
     comparison = replace(comparison, options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)

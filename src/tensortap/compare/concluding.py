@@ -10,6 +10,7 @@ import numpy as np
 from tensortap.compare import sentence
 from tensortap.compare.align import Renames, suggest
 from tensortap.compare.calls import remarks
+from tensortap.compare.certainty import NO_DOUBTS, Doubts
 from tensortap.compare.fused import Fusion
 from tensortap.compare.judge import UNSEEN_PARAMETERS, Judgement
 from tensortap.compare.mapped import frameworks_differ, words_of
@@ -39,6 +40,7 @@ def conclude(
     extra: Mapping[tuple[int, float], Finding],
     unpaired: UnpairedRanks,
     isolated: bool = False,
+    doubts: Doubts = NO_DOUBTS,
 ) -> Comparison:
     """The comparison, from what was judged and the births by their pair, the earliest first.
 
@@ -63,17 +65,23 @@ def conclude(
     too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
     if too_few or not judged:
         verdict = "incomparable"
+    guessed = [doubts.words(matched.plan)] if matched.plan is not None and doubts.modules else []
+    if too_few:
+        said = sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
+    elif not judged:
+        said = sentence.none_judged(pairs)
+    else:
+        said = _sentence(births, born, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
+    if verdict == "match" and doubts.undecided:
+        verdict, said = "incomparable", sentence.undecided(guessed[0])
+        guessed = []
     first = births[0] if births and verdict == "diverged" else None
-    notes = ([unpaired.note()] if unpaired else []) + _notes(matched, judgement, renames, births)
+    notes = [*guessed, *([unpaired.note()] if unpaired else []), *_notes(matched, judgement, renames, births)]
     return Comparison(
         reference=str(left.run.path),
         candidate=str(right.run.path),
         verdict=verdict,
-        sentence=sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
-        if too_few
-        else _sentence(births, born, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
-        if judged
-        else sentence.none_judged(pairs),
+        sentence=said,
         first=first,
         births=births,
         counts=dict(counts),

@@ -1,8 +1,9 @@
-"""Modules that do in one what the other side does in two: paddle's `BatchNorm(act="relu")`, torch's norm and ReLU.
+"""Modules that do in one what the other side does in two: paddle's `BatchNorm(act="relu")` is a norm and a ReLU.
 
 Nothing in a run says so, but values do. Where the outputs of two modules that belong together differ, and one is what
 comes out of the activation behind the other, the two are compared there. If that activation is a function and no
-module, its result is what the next module is given, and that is compared anyway.
+module, its result is what the next module is given, and that is compared anyway; if there is no next module either, the
+values have to be those of a known activation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.activations import activation_between
 from tensortap.compare.side import Ints, Side
 from tensortap.mapping.plan import Plan
 from tensortap.records import Key, shown
@@ -49,8 +51,10 @@ class Fusion(NamedTuple):
         ours, theirs = shown(self.reference[0]), shown(self.candidate[0])
         one, other = (ours, theirs) if self.side == 0 else (theirs, ours)
         what = f"what follows {other}" if self.activation is None else shown(self.activation[0])
-        where = "there" if self.activation is not None else "where the next module is given it"
-        return f"{one} of the {_ROLES[self.side]} includes {what} of the {_ROLES[1 - self.side]}: compared {where}"
+        text = f"{one} of the {_ROLES[self.side]} includes {what} of the {_ROLES[1 - self.side]}"
+        if self.activation is not None:
+            return f"{text}: compared there"
+        return text + ("" if self.handed is None else ": compared where the next module is given it")
 
 
 @dataclass
@@ -181,11 +185,11 @@ class _Finder:
             return
         ours, theirs = self.flows[0].outputs.get(made, {}), self.flows[1].outputs.get(given, {})
         for call in sorted(ours.keys() & theirs.keys()):
-            apart = self._apart(ours[call], theirs[call])
-            if apart is None or apart <= _APART:
+            if (apart := self._apart(ours[call], theirs[call])) is None:
                 continue
             for side in (1, 0):
-                if (fusion := self._behind(side, (made, given), call, apart)) is not None:
+                found = self._behind if apart > _APART else self._passed_by
+                if (fusion := found(side, (made, given), call, apart)) is not None:
                     yield fusion
                     break
 
@@ -200,19 +204,53 @@ class _Finder:
         """The fusion, if a side's output is what the other side has behind its own."""
         whole, other = self.flows[side], self.flows[1 - side]
         rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
-        outlines = self._plan.places.made, self._plan.places.given
-        for module, number, _ in other.users.get(int(other.side.tensor_id[rows[1]]), ()):
-            plain = not outlines[1 - side].children(module) and not outlines[1 - side].modules[module].tensors
-            after = other.outputs.get(module, {}).get(number)
-            if plain and after is not None and self._nearer(side, rows[0], after, apart):
-                return Fusion(side, (names[0], call), (names[1], call), (module, number))
+        for activation, after in self._activations(1 - side, rows[1]):
+            if self._nearer(side, rows[0], after, apart):
+                return Fusion(side, (names[0], call), (names[1], call), activation)
         placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
         for module, number, path in whole.users.get(int(whole.side.tensor_id[rows[0]]), ()):
             given = other.inputs.get((placed.get(module, "\0"), number, path))
             if given is not None and self._nearer(side, rows[0], given, apart):
                 made = module if side == 0 else placed[module]
                 return Fusion(side, (names[0], call), (names[1], call), None, (made, number, path))
+        if self._is_activation(side, *rows):
+            return Fusion(side, (names[0], call), (names[1], call), None)
         return None
+
+    def _passed_by(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
+        """The same where an activation changes nothing, as a ReLU of what is positive: then it shows in what the next
+        module is given, a tensor of the module itself on one side and of the activation on the other."""
+        whole, other = self.flows[side], self.flows[1 - side]
+        rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
+        placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
+        users = whole.users.get(int(whole.side.tensor_id[rows[0]]), ())
+        given = [other.inputs.get((placed.get(module, "\0"), number, path)) for module, number, path in users]
+        tensors = {int(other.side.tensor_id[row]) for row in given if row is not None}
+        for activation, after in self._activations(1 - side, rows[1]):
+            if int(other.side.tensor_id[after]) in tensors:
+                return Fusion(side, (names[0], call), (names[1], call), activation)
+        return None
+
+    def _activations(self, side: int, row: int) -> Iterator[tuple[Call, int]]:
+        """Modules without weights that a side gives an output to, with the rows of what they return."""
+        flow, outline = self.flows[side], (self._plan.places.made, self._plan.places.given)[side]
+        for module, number, _ in flow.users.get(int(flow.side.tensor_id[row]), ()):
+            plain = not outline.children(module) and not outline.modules[module].tensors
+            after = flow.outputs.get(module, {}).get(number)
+            if plain and after is not None:
+                yield (module, number), after
+
+    def _is_activation(self, side: int, row: int, other: int) -> bool:
+        """Whether a side's output is the activation of the other's. It must go to no module with weights, whose input
+        would have shown that."""
+        whole, apart = self.flows[side], self.flows[1 - side]
+        outline = (self._plan.places.made, self._plan.places.given)[side]
+        users = [name for name, _, _ in whole.users.get(int(whole.side.tensor_id[row]), ())]
+        if any(outline.modules[name].tensors for name in users):
+            return False
+        if not whole.side.kept[row] or not apart.side.kept[other]:
+            return False
+        return activation_between(apart.side.array(other), whole.side.array(row)) is not None
 
     def _nearer(self, side: int, row: int, other: int, apart: float) -> bool:
         found = self._apart(*((row, other) if side == 0 else (other, row)))

@@ -49,13 +49,15 @@ def plan_of(
     candidate: Run,
     renames: Renames,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
+    known: Mapping[str, str] | None = None,
 ) -> Plan | None:
-    """Who belongs to whom; None if both runs speak the same language and nobody says otherwise."""
+    """Who belongs to whom; None if both runs speak the same language and nobody says otherwise. `known` is what values
+    have shown of the candidate's modules."""
     rules = None if mapping is None else read_rules(mapping)
     if rules is None and not frameworks_differ(reference, candidate):
         return None
     (made, our_values), (given, their_values) = outline_of(reference), outline_of(candidate)
-    return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values))
+    return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known)
 
 
 def reference_name(plan: Plan, module: str) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align import Alignment, Renames, align
 from tensortap.compare.calls import OtherCalls
+from tensortap.compare.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
 from tensortap.compare.fused import Fusions, find_fusions
 from tensortap.compare.judge import Judgement, Pairs, judge
 from tensortap.compare.mapped import (
@@ -86,6 +87,18 @@ class Matched:
         if self.plan is None or key.module == self.reference.module[row]:
             return self.reference.cls[row]
         return self.plan.places.made.modules[key.module].cls
+
+    def levels(self) -> Levels:
+        """How certain it is that the records of each pair belong together."""
+        if self.plan is None:
+            return np.full(len(self.alignment.reference), CERTAIN, np.int8)
+        return levels(self.reference, self.candidate, self.alignment, self.measures, self.plan)
+
+    def paired_by_state(self, doubts: Doubts) -> dict[str, str]:
+        """Modules that were paired wrongly, as their parameters show: the candidate's names and the reference's."""
+        if self.plan is None or not isinstance(self.candidate, Translated):
+            return {}
+        return paired_by_state(self.reference, self.candidate.own, self.plan, doubts.modules)
 
     def structure(self) -> Structure:
         """How the pairs hang together."""
@@ -198,7 +211,9 @@ def _parted(matched: Matched, last: int, request: Request) -> bool:
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(request.rtol, request.atol, mapped=mapped)
+    known = matched.levels()
     born = judge(pairs_of(matched), matched.structure(), policy, moved_in(matched)).born
+    born = [row for row in born if known[row] == CERTAIN]
 
     def when(pair: int) -> tuple[int, int]:
         return int(side.step[rows[pair]]), int(side.seq[rows[pair]])

@@ -23,6 +23,7 @@ __all__ = [
     "other_steps",
     "parted",
     "too_little",
+    "undecided",
     "unseen_parameters",
 ]
 
@@ -328,6 +329,11 @@ def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -
         f"{begin}of {reference:,} records of the reference and {candidate:,} of the candidate "
         f"only {pairs:,} have the same identity."
     )
+
+
+def undecided(guessed: str) -> str:
+    """That nobody can tell, because all that differs was guessed to belong together."""
+    return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 
 
 def _number(value: float) -> str:

@@ -8,7 +8,7 @@ once more a level deeper, so that `layer1.0` finds `stages.0.blocks.0`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tensortap.mapping.likeness import Likeness, Look
@@ -40,13 +40,17 @@ class Places:
         rules: Rules,
         sides: Sides,
         rename: Callable[[str], str] | None = None,
+        known: Mapping[str, str] | None = None,
     ) -> None:
+        """`known` are modules of the given side that values have shown to be modules of the made one."""
         self.made, self.given = made, given
         self.rules, self.sides = rules, sides
         self.of_made: dict[str, str] = {}
         self.of_given: dict[str, str] = {}
         self.how: dict[str, str] = {}
         """By the name on the side that is made."""
+        self.alike: dict[str, list[str]] = {}
+        """Modules that were placed by their look and order, with all that look the same; both sides have as many."""
         self.unused: list[ModuleRule] = []
         self._looks = Look(made, rules, sides.made), Look(given, rules, sides.given)
         self._likeness = Likeness(*self._looks)
@@ -55,6 +59,8 @@ class Places:
         self._parted: set[str] = set()
         self._packed: tuple[set[str], set[str]] = (set(), set())
         self._class_rules: dict[tuple[str, str], ClassRule | None] = {}
+        for name, other in (known or {}).items():
+            self._place(other, name, "values")
         if rename is not None:
             self._by_rename(rename)
         for rule in rules.modules:
@@ -223,6 +229,7 @@ class Places:
         """Those of the same look in their order; names decide where that leaves a choice. Where both sides have but one
         of a look, it needs no order."""
         looks = self._likeness.looks(0, left.made) & self._likeness.looks(1, left.given)
+        self._note_alike(left)
         once = [Counter(look.items(name) for name in names) for look, names in zip(self._looks, left, strict=True)]
         for ours in left.made:
             item = self._looks[0].items(ours)
@@ -236,6 +243,19 @@ class Places:
         ]
         self._in_order(_Open(*alike), lambda m, g: self._likeness.same(m, g) * (1 + _NAME * (_last(m) == _last(g))))
         return self._open(left.made, left.given)
+
+    def _note_alike(self, left: _Open) -> None:
+        groups: list[dict[object, list[str]]] = [{}, {}]
+        for side, (names, look) in enumerate(zip(left, self._looks, strict=True)):
+            for name in names:
+                groups[side].setdefault(look.items(name), []).append(name)
+        for items, names in groups[0].items():
+            if len(names) == len(groups[1].get(items, ())):
+                self.alike.update(dict.fromkeys(names, names))
+
+    def look_the_same(self, made: str) -> bool:
+        """Whether a module and its counterpart look the same in everything but names."""
+        return self._likeness.same(made, self.of_made[made])
 
     def _in_order(self, left: _Open, worth: Callable[[str, str], float]) -> _Open:
         """The pairs worth most together of which none crosses another."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -140,15 +140,17 @@ def plan(
     roles: tuple[str, str] = _ROLES,
     rename: Callable[[str], str] | None = None,
     values: tuple[Values, Values] | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Plan:
     """Place the given outline's modules, tensors and values in the made one. `roles` are what rules may call them
-    beside their frameworks; the rules that ship are added where the frameworks differ."""
+    beside their frameworks; the rules that ship are added where the frameworks differ. `known` are modules of the given
+    side that values have shown to be modules of the made one."""
     sides = Sides((made.framework, roles[0]), (given.framework, roles[1]))
     if made.framework == given.framework:
         sides = Sides((roles[0],), (roles[1],))
     table = rules or Rules()
     if made.framework != given.framework:
         table = table + shipped_rules()
-    places = Places(made, given, table, sides, rename)
+    places = Places(made, given, table, sides, rename, known)
     flows = pair_values(places, *values) if values is not None else {}
     return Plan(places, Tensors(places), flows, values or ({}, {}))
