@@ -17,9 +17,9 @@ from typing import Any
 from rich.text import Text
 
 from tensortap.bench import Options, measure
-from tensortap.report import table
-from tensortap.report.bench_page import bench_page, rate, signed
-from tensortap.report.times_page import duration
+from tensortap.report.terminal import table
+from tensortap.report.terminal.bench import bench_page, rate, signed
+from tensortap.report.terminal.times import duration
 
 
 def main() -> None:

@@ -28,15 +28,15 @@ import numpy as np
 import numpy.typing as npt
 
 import tensortap
-from tensortap import dtypes
-from tensortap.compare.device import OnDevice
-from tensortap.compare.engine import Serial, Span, Task
+from tensortap.compare.measure.device import OnDevice
+from tensortap.compare.measure.engine import Serial, Span, Task
+from tensortap.core import dtypes
+from tensortap.core.machine import cores
+from tensortap.core.records import Key, Record, Summary
 from tensortap.frameworks import pair_device
 from tensortap.kernels import summarize
-from tensortap.kernels.pair_device import PairDevice
-from tensortap.kernels.sketch_pairs import sketch_differences
-from tensortap.machine import cores
-from tensortap.records import Key, Record, Summary
+from tensortap.kernels.pairs.device import PairDevice
+from tensortap.kernels.pairs.sketches import sketch_differences
 from tensortap.store import RunWriter, open_run
 
 TENSOR = 64 << 20  # bytes

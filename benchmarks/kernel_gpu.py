@@ -13,7 +13,7 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tensortap.frameworks.torch_cuda import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
 
 SHAPES = [(2048,), (2048, 2048), (4, 2048, 2048), (4, 2048, 5632), (4, 2048, 32000), (8, 4096, 16384)]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tensortap.compare.columns import SCHEMA
-from tensortap.records import Comparison, Difference, Finding, Key
-from tensortap.report import comparison_html
+from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.records import Comparison, Difference, Finding, Key
+from tensortap.report.html import comparison as comparison_html
 
 RANKS = 4
 LAYERS = 80

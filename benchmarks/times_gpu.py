@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from tensortap.bench.model import SIZES, Llama
-from tensortap.model.module_times import ModuleTimes
+from tensortap.model.profile.module_times import ModuleTimes
 
 STEPS = 3
 ALLOWED = 1e-3
@@ -111,7 +111,7 @@ def _table(times: ModuleTimes) -> str:
 
 
 def _write_page(times: ModuleTimes, html: str) -> None:
-    from tensortap.report import times_html
+    from tensortap.report.html import times as times_html
     from tensortap.times.icicle import icicle_of
 
     with Path(html).open("wb") as file:

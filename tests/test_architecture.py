@@ -13,35 +13,30 @@ import pytest
 import tensortap
 
 SOURCE = Path(tensortap.__file__).parent
-COMMON = {"errors", "records", "arguments", "details", "placements", "dtypes", "machine", "sending"}
+COMMON = {"errors", "core"}
 ROOMS = {
     "errors": set(),
-    "arguments": set(),
-    "records": {"arguments", "details", "placements"},
-    "details": {"records"},
-    "placements": set(),
-    "dtypes": set(),
-    "machine": set(),
-    "sending": set(),
+    "core": {"errors"},
     "kernels": COMMON,
     "frameworks": COMMON | {"kernels"},
     "store": COMMON,
     "capture": COMMON | {"kernels", "frameworks", "store"},
     "mapping": COMMON,
     "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
+    "health": COMMON | {"kernels", "store", "compare"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
-    "view": COMMON | {"compare", "store", "report"},
+    "view": COMMON | {"compare", "health", "store", "report"},
     "times": COMMON,
     "model": COMMON | {"kernels", "frameworks", "capture", "mapping", "report", "store", "times"},
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
+    "cli": COMMON | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "records", "model", "replay"},
+    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "core", "model", "replay"},
 }
 
 

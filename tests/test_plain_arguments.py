@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.arguments import LEFT_OUT, Told, all_in_words, as_json, in_words, read, written
+from tensortap.core.arguments import LEFT_OUT, Told, all_in_words, as_json, in_words, read, written
 
 
 def again(value: Any) -> Any:

@@ -9,11 +9,11 @@ from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
 from tensortap.isolate import check, noise
-from tensortap.model.annotate import annotate
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
-from tensortap.model.module_times import module_times
 from tensortap.model.peek import peek
+from tensortap.model.profile.annotate import annotate
+from tensortap.model.profile.module_times import module_times
 from tensortap.model.transfer import transfer
 from tensortap.replay import replay
 

@@ -27,7 +27,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tensortap.capture.tap import Tap
-    from tensortap.records import Comparison
+    from tensortap.core.records import Comparison
     from tensortap.store import Run
 
 __all__ = ["assert_runs_match", "tensortap_capture"]
@@ -52,7 +52,7 @@ def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, 
     __tracebackhide__ = True
     import tensortap
     from tensortap.compare.request import noise_sources
-    from tensortap.report.assertion import message
+    from tensortap.report.terminal.assertion import message
 
     result: Comparison = tensortap.compare(reference, candidate, **options)
     if result.verdict != "match":

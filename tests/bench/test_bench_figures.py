@@ -20,9 +20,9 @@ from tensortap.bench.model import SIZES, Llama  # noqa: E402
 from tensortap.bench.trainer import Trainer, is_leaf  # noqa: E402
 from tensortap.bench.verdict import Floor, floors, limit  # noqa: E402
 from tensortap.bench.writing import warm_page_cache  # noqa: E402
+from tensortap.core.machine import memory as machine_memory  # noqa: E402
 from tensortap.errors import MissingDependency, UsageError  # noqa: E402
-from tensortap.machine import memory as machine_memory  # noqa: E402
-from tensortap.report.bench_page import bench_page  # noqa: E402
+from tensortap.report.terminal.bench import bench_page  # noqa: E402
 
 SHORT = {"device": "cpu", "model": "llama-tiny", "rounds": 2, "steps": 2}
 

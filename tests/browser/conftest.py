@@ -23,7 +23,7 @@ import torch
 import tensortap as tt
 from support import comparisons, pages
 from tensortap.cli import main
-from tensortap.report import comparison_html
+from tensortap.report.html import comparison as comparison_html
 
 SWITCHES = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -10,8 +10,8 @@ import pytest
 from reading import column, count_said
 
 from support import comparisons
-from tensortap.records import Comparison, Key, Unmatched
-from tensortap.report import comparison_html
+from tensortap.core.records import Comparison, Key, Unmatched
+from tensortap.report.html import comparison as comparison_html
 
 
 def nothing() -> Comparison:

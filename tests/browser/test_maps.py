@@ -9,7 +9,7 @@ import pytest
 from reading import column, count_said, hash_of
 
 from support import comparisons
-from tensortap.report import comparison_html
+from tensortap.report.html import comparison as comparison_html
 
 HEAT, GRADIENTS, TILES = ".heat-panel", "#panel-gradients", "#tensor .error-map"
 # Which row and column the focus is in, and what is said of it.

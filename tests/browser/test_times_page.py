@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.traces import ENGINE, Trace
-from tensortap.report import times_html
+from tensortap.report.html import times as times_html
 from tensortap.times.facts import facts_of
 from tensortap.times.icicle import icicle_of
 from tensortap.times.table import table

@@ -9,7 +9,7 @@ import pytest
 from reading import column, count_said, hash_of
 
 from support import comparisons
-from tensortap.report import comparison_html
+from tensortap.report.html import comparison as comparison_html
 
 MIDDLE = "layers.25000"
 # Modules from the top down that can be seen, at least a part of each.

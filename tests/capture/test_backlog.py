@@ -15,7 +15,7 @@ import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeWorkshop, Forever, nothing
 from tensortap.capture import recorder
-from tensortap.frameworks.torch_backlog import Backlog
+from tensortap.frameworks.torch.cuda.backlog import Backlog
 
 OUTPUT_BYTES = 4 * 8 * 4
 

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on, tapped
-from tensortap.arguments import Told
 from tensortap.capture.flatten import open_arguments
+from tensortap.core.arguments import Told
 
 
 class Takes(nn.Module):

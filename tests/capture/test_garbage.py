@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tensortap as tt
-from tensortap.capture import garbage
 from tensortap.capture import tap as taps
+from tensortap.capture.deferred import garbage
 from tensortap.capture.tap import Tap
 
 torch = pytest.importorskip("torch")

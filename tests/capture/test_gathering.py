@@ -17,7 +17,7 @@ import tensortap as tt
 from support import fake_gpu, zoo
 from support.fake_gpu import FakeWorkshop
 from support.tapping import ALL_KINDS, everything
-from tensortap.capture import steadiness
+from tensortap.capture.deferred import read_order as steadiness
 
 OUTPUT_BYTES = 4 * 8 * 4
 

@@ -13,8 +13,8 @@ import torch
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
-from tensortap.frameworks import torch_cuda
-from tensortap.frameworks.torch_sending import CudaSending
+from tensortap.frameworks.torch.cuda import reader as torch_cuda
+from tensortap.frameworks.torch.cuda.host_copies import CudaSending
 from tensortap.kernels import summarize
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -18,13 +18,8 @@ from support.tapping import ALL_KINDS
 from tensortap.capture import tap as tap_module
 from tensortap.errors import CaptureError, UsageError
 from tensortap.pytest_plugin import assert_runs_match
-from tensortap.report import (
-    comparison_csv,
-    comparison_html,
-    comparison_json,
-    comparison_junit,
-    comparison_markdown,
-)
+from tensortap.report.files import comparison_csv, comparison_json, comparison_junit, comparison_markdown
+from tensortap.report.html import comparison as comparison_html
 from tensortap.store.memory import RECORD_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")

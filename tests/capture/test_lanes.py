@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeWorkshop, nothing
-from tensortap.capture import steadiness
+from tensortap.capture.deferred import read_order as steadiness
 from tensortap.capture.recorder import Recorder
-from tensortap.frameworks import torch_lane
-from tensortap.frameworks.torch import Torch
+from tensortap.frameworks.torch.cuda import lane as torch_lane
+from tensortap.frameworks.torch.framework import Torch
 from tensortap.kernels import summarize
-from tensortap.kernels.gpu import MOST_TOGETHER, PARTIAL_BYTES, _pieces
-from tensortap.kernels.layout import FLAT
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, _pieces
+from tensortap.kernels.cuda.layout import FLAT
 
 Step = Callable[[nn.Module, int, Any], None]
 

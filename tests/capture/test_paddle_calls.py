@@ -15,7 +15,7 @@ from support.tapping import coverage, values
 
 paddle = pytest.importorskip("paddle")
 nn = paddle.nn
-paddle_calls = pytest.importorskip("tensortap.frameworks.paddle_calls")
+paddle_calls = pytest.importorskip("tensortap.frameworks.paddle.calls")
 
 
 @pytest.fixture(params=["always called", "not called when raising"], autouse=True)

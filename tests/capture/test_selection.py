@@ -14,7 +14,7 @@ import tensortap as tt
 from support import zoo
 from support.tapping import tapped
 from tensortap.errors import UsageError
-from tensortap.report.html.environment import settings
+from tensortap.report.html.data.environment import settings
 
 
 def net() -> nn.Module:

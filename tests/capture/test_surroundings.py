@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensortap
-from tensortap.capture.surroundings import surroundings
+from tensortap.capture.environment import surroundings
 
 
 def _captured(path: Path) -> dict[str, object]:
@@ -32,7 +32,7 @@ def test_switches_and_variables_are_recorded(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_switch_that_torch_will_not_tell_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensortap.frameworks import torch_environment
+    from tensortap.frameworks.torch import environment as torch_environment
 
     def refuse() -> str:
         raise RuntimeError("two ways to set it disagree")

@@ -14,7 +14,7 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
-from tensortap.records import KINDS
+from tensortap.core.records import KINDS
 
 
 class WithDropout(nn.Module):

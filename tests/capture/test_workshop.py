@@ -21,10 +21,10 @@ from support import fake_gpu, zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
 from tensortap.errors import CaptureError
 from tensortap.frameworks.base import Collected, Identity
-from tensortap.frameworks.torch import Torch
-from tensortap.frameworks.torch_memory import StorageWatch
-from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.kernels.results import RESULT, columns
+from tensortap.frameworks.torch.framework import Torch
+from tensortap.frameworks.torch.memory import StorageWatch
+from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.store import memory
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensortap.cli import main
-from tensortap.records import Coverage, Key, Record, Summary
+from tensortap.core.records import Coverage, Key, Record, Summary
 from tensortap.store import RunWriter
 
 MODULES = ("", "layers.0.fc1", "layers.0.fc2", "layers.1.fc1")

@@ -186,7 +186,7 @@ def test_parquet_to_stdout(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: 
 def test_a_report_that_fails_ends_with_2_and_leaves_the_others(
     capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensortap.report import comparison_csv
+    from tensortap.report.files import comparison_csv
 
     def full(result: object, file: Any) -> None:
         file.write(b"half of it")

@@ -102,7 +102,7 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(capsys: Capsys, args
 
 
 def test_a_page_that_fails_half_way_leaves_the_old_one(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensortap.report.html.blocks import Block
+    from tensortap.report.html.data.blocks import Block
 
     Path("page.html").write_text("the old one")
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Comparison, Key, Record
 from tensortap.kernels import summarize
-from tensortap.records import Comparison, Key, Record
 from tensortap.store import RunWriter
 
 Array = npt.NDArray[Any]

@@ -12,8 +12,8 @@ import pytest
 from made_runs import Seen, chain, rows, sides, values, write
 
 import tensortap as tt
+from tensortap.core.records import Comparison
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
-from tensortap.records import Comparison
 
 
 def compared(tmp_path: Path, reference: Sequence[Seen], candidate: Sequence[Seen], **options: Any) -> Comparison:

@@ -13,7 +13,7 @@ from made_runs import Seen, values, write
 from torch import nn
 
 import tensortap as tt
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 DEFAULT = ("input", "output", "grad_output", "param_grad")
 WITHOUT = ("input", "output", "param_grad")

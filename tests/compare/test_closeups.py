@@ -11,13 +11,13 @@ import pytest
 from made_runs import Seen, chain, values, write
 
 import tensortap as tt
-from tensortap.compare import closeups as closeups_module
-from tensortap.compare.closeups import Closeups, worth_a_look
 from tensortap.compare.comparing import open_comparison
+from tensortap.compare.details import pairs as closeups_module
+from tensortap.compare.details.pairs import Closeups, worth_a_look
 from tensortap.compare.request import Request
-from tensortap.details import Window
+from tensortap.core.details import Window
+from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
-from tensortap.records import Comparison
 
 Opened = tuple[Comparison, Closeups]
 

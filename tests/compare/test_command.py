@@ -17,7 +17,7 @@ from made_runs import Seen, chain, values, write
 
 import tensortap as tt
 from tensortap.cli import main
-from tensortap.compare.columns import SCHEMA
+from tensortap.compare.say.columns import SCHEMA
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -17,13 +17,13 @@ from test_engine import arrays as of_many_kinds
 from test_engine import write as write_file
 
 import tensortap as tt
-from tensortap import dtypes
-from tensortap.compare.device import OnDevice
-from tensortap.compare.engine import Serial, Task
+from tensortap.compare.measure.device import OnDevice
+from tensortap.compare.measure.engine import Serial, Task
+from tensortap.core import dtypes
 from tensortap.errors import MissingDependency, RunUnreadable, UsageError
-from tensortap.frameworks.torch_pairs import TorchPairs
+from tensortap.frameworks.torch.pairs import TorchPairs
 from tensortap.kernels import summarize
-from tensortap.kernels.pairs import PairMeasure
+from tensortap.kernels.pairs.cpu import PairMeasure
 
 GPU = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -240,7 +240,7 @@ def test_a_device_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.
             tt.compare(run, run, device=name)
     with pytest.raises(UsageError, match="workers measure on the CPU"):
         tt.compare(run, run, device="cuda", workers=2)
-    monkeypatch.delitem(sys.modules, "tensortap.frameworks.torch_pairs")
+    monkeypatch.delitem(sys.modules, "tensortap.frameworks.torch.pairs")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match="needs torch, which is not installed"):
         tt.compare(run, run, device="cuda")

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
-from tensortap.compare import engine
-from tensortap.compare.engine import Engine, ProcessPool, Serial, Span, Task
+from tensortap.compare.measure import engine
+from tensortap.compare.measure.engine import Engine, ProcessPool, Serial, Span, Task
+from tensortap.core import dtypes
 from tensortap.errors import RunUnreadable, UsageError
-from tensortap.kernels import pairs, summarize
+from tensortap.kernels import summarize
+from tensortap.kernels.pairs import cpu as pairs
 
 Array = npt.NDArray[Any]
 
@@ -149,7 +150,7 @@ def test_workers_do_not_run_the_main_script_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from tensortap.compare.engine import ProcessPool, Span, Task\n"
+        "from tensortap.compare.measure.engine import ProcessPool, Span, Task\n"
         "print('started')\n"
         f"span = {span!r}\n"
         "(_, measure), = ProcessPool(1).run([Task(span, span)])\n"

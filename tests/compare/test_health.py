@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from made_runs import Seen, values, write
 
-from tensortap.compare import run_closeups
-from tensortap.compare.health import examine
-from tensortap.records import Examination
+from tensortap.compare.details import records as run_closeups
+from tensortap.core.records import Examination
+from tensortap.health.examination import examine
 
 
 def run(path: Path, seen: list[Seen], **options: Any) -> Examination:

@@ -11,8 +11,8 @@ import pytest
 from made_runs import Array, Seen, chain, values, write
 
 import tensortap as tt
-from tensortap import dtypes
-from tensortap.records import Comparison
+from tensortap.core import dtypes
+from tensortap.core.records import Comparison
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 USUAL = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}

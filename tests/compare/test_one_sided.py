@@ -15,7 +15,7 @@ from made_runs import Seen, values, write
 from torch import nn
 
 import tensortap as tt
-from tensortap.report import comparison_html
+from tensortap.report.html import comparison as comparison_html
 
 DEFAULT = ("input", "output", "grad_output", "param_grad")
 ALL = (*DEFAULT, "grad_input", "param", "buffer")

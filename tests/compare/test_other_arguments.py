@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import tensortap as tt
-from tensortap.arguments import ABSENT, TENSOR, OtherArgument
 from tensortap.cli import main
-from tensortap.compare.sentence import other_arguments
-from tensortap.records import Comparison
-from tensortap.report import comparison_html, comparison_json, comparison_junit, comparison_markdown
+from tensortap.compare.say.sentence import other_arguments
+from tensortap.core.arguments import ABSENT, TENSOR, OtherArgument
+from tensortap.core.records import Comparison
+from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
+from tensortap.report.html import comparison as comparison_html
 
 KINDS = ("input", "output", "grad_output", "param_grad")
 

@@ -17,7 +17,9 @@ from torch import nn
 import tensortap as tt
 from tensortap.cli import main
 from tensortap.pytest_plugin import assert_runs_match
-from tensortap.report import comparison_html, comparison_json, comparison_junit, comparison_markdown, comparison_page
+from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
+from tensortap.report.html import comparison as comparison_html
+from tensortap.report.terminal import comparison as comparison_page
 
 ALL = (0, 1)
 

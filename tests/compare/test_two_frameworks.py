@@ -9,7 +9,7 @@ import pytest
 
 import tensortap as tt
 from support.mirror import copy_weights, paddle_model, tokens, torch_model
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 KINDS = ("input", "output", "grad_output", "param", "param_grad", "buffer")
 pytest.importorskip("paddle")

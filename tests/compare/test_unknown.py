@@ -14,8 +14,10 @@ import pytest
 from made_runs import Seen, rows, values, write
 
 import tensortap as tt
-from tensortap.records import Comparison
-from tensortap.report import assertion, comparison_html, comparison_json
+from tensortap.core.records import Comparison
+from tensortap.report.files import comparison_json
+from tensortap.report.html import comparison as comparison_html
+from tensortap.report.terminal import assertion
 
 Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16

@@ -15,7 +15,7 @@ from trained_runs import KINDS, Change, Net, does, train
 
 import tensortap as tt
 from tensortap.compare import matching
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 INTERNALS = re.compile(r"_|None|nan|Key\(|dtype|\b(pair|row|seq|kind|sketch|birth|container|call)\b")
 

@@ -20,7 +20,7 @@ from support.tapping import hooks_on
 from tensortap.compat import saving_hook
 from tensortap.compat.saving_hook import register_hook, register_saving_hook, remove_saving_hook
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.store.formats.npy_names import files_in, grad_file, parse, tensor_file
+from tensortap.store.formats.npy.names import files_in, grad_file, parse, tensor_file
 
 
 class Net(nn.Module):

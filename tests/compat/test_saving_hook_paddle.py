@@ -10,7 +10,7 @@ import pytest
 
 from tensortap.compat.hook_result_checker import main
 from tensortap.compat.saving_hook import register_saving_hook, remove_saving_hook
-from tensortap.store.formats.npy_names import files_in
+from tensortap.store.formats.npy.names import files_in
 
 paddle = pytest.importorskip("paddle")
 nn = paddle.nn

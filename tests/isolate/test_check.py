@@ -478,15 +478,15 @@ def test_every_report_takes_the_result(run_path: Path, tmp_path: Path) -> None:
     import io
     import json
 
-    from tensortap.report import (
+    from tensortap.report.files import (
         comparison_csv,
-        comparison_html,
         comparison_json,
         comparison_junit,
         comparison_markdown,
-        comparison_page,
         comparison_parquet,
     )
+    from tensortap.report.html import comparison as comparison_html
+    from tensortap.report.terminal import comparison as comparison_page
 
     result = checked(scaled(built(), "gated.up"), captured(run_path))
     for writer in (comparison_csv, comparison_json, comparison_junit, comparison_markdown, comparison_parquet):

@@ -13,8 +13,8 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
+from tensortap.core.records import Key
 from tensortap.isolate.perturbation import Perturbation
-from tensortap.records import Key
 from tensortap.store.noise_file import read_noise
 
 EPSILON = 2.0**-7

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.details import Window
-from tensortap.kernels import closeup
-from tensortap.kernels.closeup import Folded, histogram_of, look, map_of, ulps_apart
-from tensortap.kernels.pairs_reference import measure
-from tensortap.kernels.reference import components
+from tensortap.core.details import Window
+from tensortap.kernels.pairs import details as closeup
+from tensortap.kernels.pairs.details import Folded, histogram_of, look, map_of, ulps_apart
+from tensortap.kernels.pairs.reference import measure
+from tensortap.kernels.summary.reference import components
 
 FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
 DTYPES = (*FLOATS, np.complex64, np.int64, np.int8, np.bool_)

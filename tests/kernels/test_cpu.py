@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Summary
 from tensortap.errors import UsageError
-from tensortap.kernels import cpu, reference
-from tensortap.records import Summary
+from tensortap.kernels.summary import cpu, reference
 
 Array = npt.NDArray[Any]
 CHUNK = 256 * 1024

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
-from tensortap.kernels import reference
+from tensortap.core import dtypes
+from tensortap.kernels.summary import reference
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)

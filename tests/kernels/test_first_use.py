@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 
-from tensortap.kernels import compiling, cpu, summarize
+from tensortap.kernels import compiling, summarize
+from tensortap.kernels.summary import cpu
 
 COMPILING = "compiling its CPU kernel"
 USE = "import numpy as np; from tensortap.kernels import cpu; print(cpu.summarize(np.ones(3, np.float32)).l1)"
@@ -18,7 +19,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_room_loads_no_compiler() -> None:
-    run("import sys, tensortap.kernels, tensortap.kernels.reference; assert 'numba' not in sys.modules")
+    run("import sys, tensortap.kernels, tensortap.kernels.summary.reference; assert 'numba' not in sys.modules")
 
 
 def test_the_room_summarises() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
-from tensortap.kernels import cpu, reference
-from tensortap.kernels.reference import Part
+from tensortap.core import dtypes
+from tensortap.kernels.summary import cpu, reference
+from tensortap.kernels.summary.reference import Part
 
 
 def inputs() -> dict[str, tuple[npt.NDArray[Any], Part | None]]:

@@ -15,13 +15,15 @@ import torch
 
 from support import cuda_on_cpu
 from support.fake_gpu import Forever
-from tensortap.frameworks import torch_lane
-from tensortap.frameworks.torch import Torch
-from tensortap.frameworks.torch_cuda import CudaWorkshop
-from tensortap.frameworks.torch_ops import OpsWorkshop
-from tensortap.kernels import gpu, reference, summarize
-from tensortap.kernels.layout import FLAT, Layout, lay_out
-from tensortap.records import Summary
+from tensortap.core.records import Summary
+from tensortap.frameworks.torch.cuda import lane as torch_lane
+from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.framework import Torch
+from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+from tensortap.kernels import summarize
+from tensortap.kernels.cuda import gpu
+from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
+from tensortap.kernels.summary import reference
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 WHOLES = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]

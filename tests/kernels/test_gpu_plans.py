@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tensortap.kernels import gpu
+from tensortap.kernels.cuda import gpu
+from tensortap.kernels.cuda.gpu import Gpu, Plan, Turns
+from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
+from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import Device
-from tensortap.kernels.gpu import Gpu, Plan, Turns
-from tensortap.kernels.layout import FLAT, Layout, lay_out
-from tensortap.kernels.results import RESULT
 
 H200 = Device(0, (9, 0), 132, "13.0")
 HEAD = "<QII2Q"

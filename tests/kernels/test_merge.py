@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Summary
 from tensortap.errors import UsageError
-from tensortap.kernels import reference
-from tensortap.kernels.reference import Part
-from tensortap.records import Summary
+from tensortap.kernels.summary import reference
+from tensortap.kernels.summary.reference import Part
 
 Array = npt.NDArray[Any]
 

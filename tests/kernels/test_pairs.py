@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap import dtypes
+from tensortap.core import dtypes
 from tensortap.errors import UsageError
-from tensortap.kernels import pairs, pairs_reference
-from tensortap.kernels.pairs import PairMeasure, Side
+from tensortap.kernels.pairs import cpu as pairs
+from tensortap.kernels.pairs import reference as pairs_reference
+from tensortap.kernels.pairs.cpu import PairMeasure, Side
 
 Array = npt.NDArray[Any]
 REAL = [name for name in dtypes.NAMES if not name.startswith("complex")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensortap.errors import UsageError
-from tensortap.kernels.sketch_pairs import sketch_differences
+from tensortap.kernels.pairs.sketches import sketch_differences
 
 
 def test_distances_of_chosen_rows() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap.kernels import reference
+from tensortap.kernels.summary import reference
 
 Array = npt.NDArray[np.float32]
 Fault = Callable[[Array, np.random.Generator], Array]

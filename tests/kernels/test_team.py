@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensortap import kernels
-from tensortap.kernels import cpu
+from tensortap.kernels.summary import cpu
 
 
 @pytest.fixture(params=["torch", "paddle"])

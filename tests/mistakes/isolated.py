@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import tensortap as tt
-from tensortap.records import KINDS
+from tensortap.core.records import KINDS
 
 from .clean import EQUIVALENT, IN_BF16, SUMS, Clean
 from .patches import Apply, both

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tensortap as tt
-from tensortap.records import shown
+from tensortap.core.records import shown
 
 from .clean import CLEAN
 from .models import MODELS

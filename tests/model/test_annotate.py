@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from support import zoo
 from tensortap.errors import UsageError
-from tensortap.model.annotate import annotate
-from tensortap.model.module_times import module_times
+from tensortap.model.profile.annotate import annotate
+from tensortap.model.profile.module_times import module_times
 
 OURS = ("forward ", "backward ", "recompute ")
 

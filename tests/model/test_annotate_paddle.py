@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tensortap.model.annotate import annotate
+from tensortap.model.profile.annotate import annotate
 
 paddle = pytest.importorskip("paddle")
 profiler = pytest.importorskip("paddle.profiler")

@@ -173,7 +173,7 @@ def test_a_prefix_that_does_not_belong_is_named() -> None:
 def test_an_audit_that_fails_inside_lets_the_load_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     with audit(model) as found:
-        monkeypatch.setattr("tensortap.model.audit_watch.read_call", lambda *_: 1 / 0)
+        monkeypatch.setattr("tensortap.model.audit.watch.read_call", lambda *_: 1 / 0)
         assert not model.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}).missing_keys
     assert torch.equal(model.weight, torch.ones(2, 2))
     assert any("missed something" in note and "ZeroDivisionError" in note for note in found.facts().notes)

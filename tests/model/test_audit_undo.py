@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from support.audited import Library, MasterSGD
+from tensortap.core.records import Summary
 from tensortap.kernels import summarize
 from tensortap.model.audit import audit
-from tensortap.model.undo import UndoWatch
-from tensortap.records import Summary
+from tensortap.model.audit.undo import UndoWatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
 WEIGHTS = ("embed.weight", "head.weight")

@@ -16,8 +16,8 @@ import tensortap as tt
 from support import mirror, zoo
 from support.libraries import Library
 from tensortap.errors import UsageError
-from tensortap.model.peek_handle import Peek
-from tensortap.report.histogram_text import bars
+from tensortap.model.peek.handle import Peek
+from tensortap.report.terminal.histogram import bars
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
 

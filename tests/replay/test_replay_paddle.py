@@ -91,10 +91,10 @@ def test_another_dtype_and_implementation(run: Any) -> None:
 
 
 def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
-    from tensortap.frameworks.paddle_player import PaddlePlayer
+    from tensortap.frameworks.paddle.player import PaddlePlayer
 
     values = paddle.to_tensor([1.5, -2.25, 1e-3]).astype("bfloat16")
-    from tensortap.frameworks.paddle import Paddle
+    from tensortap.frameworks.paddle.framework import Paddle
 
     host = Paddle().host(values)
     again = PaddlePlayer().tensor(host, nn.Linear(1, 1), None)
@@ -104,7 +104,7 @@ def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
 
 def test_paddle_layers_that_keep_what_they_were_built_with() -> None:
     """A layer is written as an expression only if that builds the same one."""
-    from tensortap.frameworks.paddle_player import PaddlePlayer
+    from tensortap.frameworks.paddle.player import PaddlePlayer
 
     source = PaddlePlayer().plain_source
     layers = (

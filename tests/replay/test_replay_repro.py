@@ -16,7 +16,7 @@ import tensortap as tt
 from support import zoo
 from support.reproductions import errors, run_script
 from support.tapping import tapped
-from tensortap.arguments import Told
+from tensortap.core.arguments import Told
 from tensortap.errors import UsageError
 
 MODEL = """
@@ -106,7 +106,7 @@ def test_another_implementation_goes_along(run: Path, file: Path, tmp_path: Path
 
 def test_torch_modules_that_print_less_than_they_are() -> None:
     """What torch prints of a module is used only if it builds the same one."""
-    from tensortap.frameworks.torch_player import TorchPlayer
+    from tensortap.frameworks.torch.player import TorchPlayer
 
     source = TorchPlayer().plain_source
     for module in (nn.LayerNorm(4, eps=1e-3), nn.Conv1d(4, 4, 3, padding=1), nn.GELU("tanh"), nn.BatchNorm1d(3)):

@@ -14,9 +14,9 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on, tapped
 from tensortap.cli.replay import _argument
+from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
-from tensortap.records import Comparison
-from tensortap.report.comparison_page import build, render
+from tensortap.report.terminal.comparison import build, render
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
 

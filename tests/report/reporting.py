@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.records import Coverage, Key, Record, Summary
+from tensortap.core.records import Coverage, Key, Record, Summary
 from tensortap.report.facts import RunFacts
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from support import comparisons
 from support.comparisons import BORN, comparison, equal, row, wrong
-from tensortap.compare.columns import SCHEMA
-from tensortap.records import Key, Unmatched
-from tensortap.report import comparison_csv, comparison_json, comparison_junit, comparison_parquet
+from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.records import Key, Unmatched
+from tensortap.report.files import comparison_csv, comparison_json, comparison_junit, comparison_parquet
 
 SCENES = ("diverged", "from_sketches", "with_nan", "matching", "incomparable")
 HOSTILE = ['a"b', "a,b;c", "a\nb", "<a>&amp;]]>", "\x00\x1b[2J", "层\u202e", "'\\", "\ufffe\uffff", "=1+1", ""]

@@ -8,8 +8,8 @@ import pytest
 
 from support import comparisons
 from support.comparisons import BORN, comparison, row, wrong
-from tensortap.records import Key, Unmatched
-from tensortap.report.comparison_markdown import LIMIT, code, plain, text
+from tensortap.core.records import Key, Unmatched
+from tensortap.report.files.comparison_markdown import LIMIT, code, plain, text
 
 HOSTILE = [
     "a|b",

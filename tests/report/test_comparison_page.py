@@ -13,10 +13,11 @@ if __name__ == "__main__":
 
 from support import comparisons
 from support.comparisons import BORN, comparison, decoder, equal, estimated, row, wrong
-from tensortap.records import Key, Unmatched
-from tensortap.report import comparison_markdown, pairs, unmatched
-from tensortap.report.assertion import explained
-from tensortap.report.comparison_page import build, render
+from tensortap.core.records import Key, Unmatched
+from tensortap.report import pairs, unmatched
+from tensortap.report.files import comparison_markdown
+from tensortap.report.terminal.assertion import explained
+from tensortap.report.terminal.comparison import build, render
 
 GOLDEN = Path(__file__).parent / "golden"
 SCENES = ("diverged", "from_sketches", "with_nan", "matching", "incomparable")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from tensortap.report.cutting import cut
-from tensortap.report.table import Column, lines
-from tensortap.report.times_page import times_page
+from tensortap.report.terminal.shortening import cut
+from tensortap.report.terminal.table import Column, lines
+from tensortap.report.terminal.times import times_page
 from tensortap.report.wording import middle
 
 EXPERTS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensortap.errors import StoreWriteError
-from tensortap.report.output import check, encoded, opened
+from tensortap.report.files.output import check, encoded, opened
 
 
 def test_a_file_appears_when_it_is_done(tmp_path: Path) -> None:

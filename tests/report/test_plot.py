@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tensortap.errors import MissingDependency
-from tensortap.report import plot, plot_picture
+from tensortap.report.files import plot_picture
+from tensortap.report.terminal import plot
 
 
 def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from reporting import facts, record
 
-from tensortap.arguments import Told
-from tensortap.records import Location
-from tensortap.report.run_json import text
+from tensortap.core.arguments import Told
+from tensortap.core.records import Location
+from tensortap.report.files.run_json import text
 
 
 def strict(given: str) -> Any:
@@ -40,7 +40,7 @@ def test_the_keys_are_the_documented_ones() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    from tensortap.report import run_json
+    from tensortap.report.files import run_json
 
     value = strict("".join(text(facts(), [record()], 1, sketch=True)))
     said = (run_json.__doc__ or "").replace(",", " ").replace(";", " ").split()

@@ -8,9 +8,9 @@ import pytest
 from reporting import facts, record, summary
 from rich.cells import cell_len
 
-from tensortap.records import Coverage
-from tensortap.report.records_table import RecordsView, columns_of, heading, nonfinite, remainder
-from tensortap.report.run_page import build, render
+from tensortap.core.records import Coverage
+from tensortap.report.terminal.records_table import RecordsView, columns_of, heading, nonfinite, remainder
+from tensortap.report.terminal.run import build, render
 
 HOSTILE = ["[red]x[/red]", "a\nb", "\x1b[2J\x1b]0;title\x07", "\u202egnp.exe", "层" * 60, ":smile:", "x" * 300, "[/]"]
 IDS = ["markup", "newline", "escape", "bidi", "wide", "emoji", "long", "close"]

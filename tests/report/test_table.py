@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from tensortap.report.table import Column, fit, lines
+from tensortap.report.terminal.table import Column, fit, lines
 
 COLUMNS = [
     Column("name", ["a.very.long.module.name.indeed", "b"], left=True, least=10),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tensortap import dtypes
-from tensortap.records import Key, Location, Record, Summary
+from tensortap.core import dtypes
+from tensortap.core.records import Key, Location, Record, Summary
 from tensortap.store import RunWriter
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import tensortap as tt
-from tensortap import dtypes
+from tensortap.core import dtypes
 from tensortap.errors import RunNotFound, RunUnreadable
 
 INDEX = "model.safetensors.index.json"

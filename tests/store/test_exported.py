@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import tensortap as tt
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
 from tensortap.kernels import summarize
-from tensortap.records import Key, Record
 from tensortap.store import RunWriter
 from tensortap.store.exports.export import export
 

@@ -15,7 +15,7 @@ import torch
 import tensortap as tt
 from tensortap.compat.dump import HookerAndDumper
 from tensortap.errors import RunUnreadable
-from tensortap.store.formats.hdf5 import dump_step
+from tensortap.store.formats.hdf5.file import dump_step
 
 PLACES = [(0, 3), (0, 4), (1, 3)]
 

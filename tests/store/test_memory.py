@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 from storing import record
 
+from tensortap.core.records import Coverage
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.records import Coverage
 from tensortap.store import memory
 from tensortap.store.memory import RECORD_BYTES, MemoryWriter
 

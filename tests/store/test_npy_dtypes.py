@@ -18,8 +18,8 @@ from torch import nn
 import tensortap
 from support.saving import CLASSES, SavingKit, kit_of
 from tensortap.compat.saving_hook import register_saving_hook, remove_saving_hook
-from tensortap.store.formats.npy_names import parse
-from tensortap.store.formats.npy_sidecar import sidecar_path
+from tensortap.store.formats.npy.names import parse
+from tensortap.store.formats.npy.sidecar import sidecar_path
 
 
 @pytest.fixture(params=["torch", "paddle"])

@@ -12,7 +12,7 @@ from torch import nn
 
 import tensortap
 from tensortap.compat.saving_hook import register_saving_hook, remove_saving_hook
-from tensortap.records import Key
+from tensortap.core.records import Key
 
 
 def net(scale: float = 1.0) -> Any:

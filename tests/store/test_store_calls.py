@@ -13,7 +13,7 @@ from storing import record, same, write
 from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
 from tensortap.store.calls import Called, CallsWriter, read_calls
-from tensortap.store.state import State
+from tensortap.store.writer.state import State
 
 CALLS = "rank_0/calls.jsonl"
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from storing import record, write
 
+from tensortap.core.records import Location
 from tensortap.errors import MissingDependency, RunExists, RunNotFound, RunUnreadable, UsageError
-from tensortap.records import Location
 from tensortap.store import RunWriter, open_run
 from tensortap.store.format import FORMAT, OLDEST
 
@@ -241,11 +241,11 @@ def test_no_permission(tmp_path, monkeypatch):
     run = open_run(tmp_path / "a")
     found = next(iter(run))
     with monkeypatch.context() as patch:
-        patch.setattr("tensortap.store.reader.read_json", refuse)
+        patch.setattr("tensortap.store.run.read_json", refuse)
         with pytest.raises(RunUnreadable, match=r"run\.json may not be read"):
             open_run(tmp_path / "a")
     with monkeypatch.context() as patch:
-        patch.setattr("tensortap.store.span.os.open", refuse)
+        patch.setattr("tensortap.store.source.os.open", refuse)
         with pytest.raises(RunUnreadable, match="safetensors cannot be read: Permission denied"):
             run.load(found)
 
@@ -284,7 +284,7 @@ def test_pandas_and_torch_are_asked_for_by_name(tmp_path, monkeypatch):
     def absent(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("tensortap.store.reader.import_module", absent)
+    monkeypatch.setattr("tensortap.store.run.import_module", absent)
     with pytest.raises(MissingDependency, match="pip install pandas"):
         run.to_pandas()
     with pytest.raises(MissingDependency, match="pip install torch"):

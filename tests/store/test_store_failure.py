@@ -16,8 +16,9 @@ import safetensors
 from storing import record
 
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.store import RunWriter, index, open_run
+from tensortap.store import RunWriter, open_run
 from tensortap.store.format import encode
+from tensortap.store.writer import index
 
 
 def threads() -> list[str]:

@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 from storing import record, same, summary, write
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Coverage, Key
 from tensortap.errors import UsageError
-from tensortap.records import Coverage, Key
 from tensortap.store import RunWriter, open_run
 from tensortap.store.format import END_OF_STREAM, SCHEMA
 
@@ -202,8 +202,8 @@ def test_an_open_run_is_readable_while_it_is_written(tmp_path):
 
 
 def test_files_roll_over_when_the_header_is_full_or_the_file_large(tmp_path, monkeypatch):
-    monkeypatch.setattr("tensortap.store.shard.FIRST_REGION", 256)
-    monkeypatch.setattr("tensortap.store.shard.LARGEST_FILE", 50_000)
+    monkeypatch.setattr("tensortap.store.writer.shard.FIRST_REGION", 256)
+    monkeypatch.setattr("tensortap.store.writer.shard.LARGEST_FILE", 50_000)
     with RunWriter(tmp_path / "a", info={}, writers=1) as writer:
         for number in range(300):
             array = np.full(100, number, np.int64)

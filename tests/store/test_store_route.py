@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tensortap.store import RunWriter
-from tensortap.store import writer as writer_module
-from tensortap.store.route import BLOCK, Route
+from tensortap.store.writer import run_writer as writer_module
+from tensortap.store.writer.route import BLOCK, Route
 
 
 def arrays(seed=0):

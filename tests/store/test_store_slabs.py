@@ -14,9 +14,9 @@ from storing import record
 
 from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
-from tensortap.store.pool import SlabPool
-from tensortap.store.state import State
-from tensortap.store.writer import _default_buffer
+from tensortap.store.writer.pool import SlabPool
+from tensortap.store.writer.run_writer import _default_buffer
+from tensortap.store.writer.state import State
 
 HUGE = 2 << 20
 
@@ -316,7 +316,7 @@ def test_a_full_disk_wakes_all_who_wait_for_slabs(tmp_path, monkeypatch):
 def test_a_device_gets_a_small_share_of_the_memory(tmp_path, monkeypatch, machine, container, ranks, expected):
     limit = tmp_path / "memory.max"
     limit.write_text(f"{container}\n")
-    monkeypatch.setattr("tensortap.machine._MEMORY_LIMITS", (limit, tmp_path / "none"))
+    monkeypatch.setattr("tensortap.core.machine._MEMORY_LIMITS", (limit, tmp_path / "none"))
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": machine // 4096}[name])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert _default_buffer(from_device=True) == expected

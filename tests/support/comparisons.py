@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tensortap.compare.columns import SCHEMA
-from tensortap.records import Comparison, Difference, Finding, Key, Unmatched
+from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.records import Comparison, Difference, Finding, Key, Unmatched
 
 POLICY = "relative L2 error up to 32 × eps of the coarser dtype (float32: 3.8e-6), times √depth of the path"
 _SHAPE = (2, 16, 64)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from support import fake_gpu
-from tensortap.kernels import gpu
+from tensortap.kernels.cuda import gpu
 from tensortap.kernels.cuda.driver import Parameter
+from tensortap.kernels.cuda.gpu import Gpu
 from tensortap.kernels.cuda.variants import FILES, Device, Variant, options
-from tensortap.kernels.gpu import Gpu
 
 COMPILER = shutil.which("g++")
 FOLDER = Path(__file__).parent / "cuda"
@@ -55,7 +55,7 @@ def built(name: str, *options: tuple[str, int]) -> CpuKernel:
     lines = ['#include "machine.h"', *(f"#define {option} {value}" for option, value in options)]
     for file in FILES[name]:
         ours = FOLDER / file
-        lines.append((ours if ours.exists() else Path(gpu.__file__).parent / "cuda" / file).read_text())
+        lines.append((ours if ours.exists() else Path(gpu.__file__).parent / file).read_text())
     struct = {"summarize": "Works", "finish": "Batch"}[name]
     lines.append(f'extern "C" const char *launch_on_cpu(const {struct} *given, unsigned blocks, unsigned seed) {{')
     lines.append(f"    return launch(blocks, THREADS, seed, [=] {{ {name}(*given); }});\n}}\n")

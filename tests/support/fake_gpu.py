@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from tensortap.frameworks import torch_lane, torch_results
+from tensortap.core.host_copies import Incoming
 from tensortap.frameworks.base import Patience, Trial
-from tensortap.frameworks.torch import Torch
-from tensortap.frameworks.torch_cuda import CudaWorkshop
-from tensortap.frameworks.torch_lane import Lane
-from tensortap.frameworks.torch_ops import OpsWorkshop
+from tensortap.frameworks.torch.cuda import lane as torch_lane
+from tensortap.frameworks.torch.cuda import results as torch_results
+from tensortap.frameworks.torch.cuda.lane import Lane
+from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.framework import Torch
+from tensortap.frameworks.torch.ops_reader import OpsWorkshop
 from tensortap.kernels import summarize
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, Share, Turns
+from tensortap.kernels.cuda.layout import Layout
+from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
-from tensortap.kernels.gpu import MOST_TOGETHER, Share, Turns
-from tensortap.kernels.layout import Layout
-from tensortap.kernels.reference import BUCKETS, digest_weights
-from tensortap.kernels.results import RESULT
-from tensortap.sending import Incoming
+from tensortap.kernels.summary.reference import BUCKETS, digest_weights
 
 ITEMS = {"float32": 4, "float64": 8}
 

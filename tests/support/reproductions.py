@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 
 def run_script(folder: Path) -> dict[str, float]:

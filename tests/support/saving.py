@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.store.formats.npy_names import NpyName, files_in
+from tensortap.store.formats.npy.names import NpyName, files_in
 
 
 @dataclass(frozen=True)

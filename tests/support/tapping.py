@@ -9,7 +9,7 @@ import torch
 
 import tensortap as tt
 from support.zoo import batch, loss_of
-from tensortap.records import Key
+from tensortap.core.records import Key
 
 ALL_KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "buffer")
 

@@ -12,7 +12,7 @@ import torch
 
 import tensortap as tt
 from support import twins_paddle, twins_torch
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 KINDS = ("input", "output", "grad_output", "param", "param_grad", "buffer")
 

@@ -10,8 +10,9 @@ import pytest
 
 from support.traces import Trace, own
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
-from tensortap.times import attribute, json_stream, read_profile
-from tensortap.times.json_stream import trace_events
+from tensortap.times import attribute, read_profile
+from tensortap.times.traces import json_stream
+from tensortap.times.traces.json_stream import trace_events
 
 
 @pytest.fixture

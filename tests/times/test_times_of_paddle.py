@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.model.annotate import annotate
-from tensortap.model.module_times import ModuleTimes, module_times
+from tensortap.model.profile.annotate import annotate
+from tensortap.model.profile.module_times import ModuleTimes, module_times
 from tensortap.times.marks import Kind, Meaning
 from tensortap.times.paddle_backward import node_makers
 

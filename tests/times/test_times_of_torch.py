@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tensortap.bench.model import SIZES, Llama
 from tensortap.errors import UsageError
-from tensortap.model.annotate import annotate
-from tensortap.model.module_times import ModuleTimes, module_times
+from tensortap.model.profile.annotate import annotate
+from tensortap.model.profile.module_times import ModuleTimes, module_times
 from tensortap.times import Spent
 
 

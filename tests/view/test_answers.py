@@ -16,10 +16,10 @@ import torch
 import tensortap as tt
 from support.read_page import Parsed, column, number
 from support.tapping import tapped
+from tensortap.compare.align.side import Scope
 from tensortap.compare.comparing import open_comparison
-from tensortap.compare.health import open_examination
 from tensortap.compare.request import Request
-from tensortap.compare.side import Scope
+from tensortap.health.examination import open_examination
 from tensortap.report.facts import RunFacts
 from tensortap.view.answers import Answers, Refused, about_one, about_two
 

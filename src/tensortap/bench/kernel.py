@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.bench.limits import device_seconds
-from tensortap.frameworks.torch_cuda import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
 from tensortap.kernels.cuda.driver import CudaError
 
 __all__ = ["summary_kernel_speed"]

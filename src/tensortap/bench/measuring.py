@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 import tensortap
-from tensortap import dtypes
 from tensortap.bench import limits
 from tensortap.bench.habits import PATIENCE, saved
 from tensortap.bench.kernel import summary_kernel_speed
@@ -41,8 +40,9 @@ from tensortap.bench.steps import KINDS, Block, plain, tapped
 from tensortap.bench.trainer import Trainer, device_of, is_leaf
 from tensortap.bench.verdict import floors, limit
 from tensortap.bench.writing import BLOCK, direct_write, page_cache_write, warm_page_cache
+from tensortap.core import dtypes
+from tensortap.core.machine import cores
 from tensortap.errors import UsageError
-from tensortap.machine import cores
 
 __all__ = ["measured"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tensortap.machine import memory
+from tensortap.core.machine import memory
 
 __all__ = ["Memory", "Meter", "available", "device_held", "resident"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensortap.kernels.gpu import MOST_TOGETHER
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER
 
 __all__ = ["Floor", "floors", "limit"]
 

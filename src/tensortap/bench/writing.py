@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tensortap.machine import cores
+from tensortap.core.machine import cores
 
 __all__ = ["BLOCK", "direct_write", "page_cache_write", "warm_page_cache"]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.capture.tree import Alias, Site
-from tensortap.records import ALL_FROZEN, GRADIENT_KINDS, Coverage, Status
+from tensortap.core.records import ALL_FROZEN, GRADIENT_KINDS, Coverage, Status
 
 __all__ = ["CoverageBook"]
 

@@ -25,10 +25,10 @@ from tensortap.capture.messages import say
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
-from tensortap.records import Coverage, Key
 
 __all__ = ["Observer", "Sink"]
 

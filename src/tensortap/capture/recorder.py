@@ -11,17 +11,17 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tensortap import dtypes
-from tensortap.capture.arriving import Arriving
-from tensortap.capture.keys import Keys
+from tensortap.capture.deferred.pending import Arriving
+from tensortap.capture.deferred.read_order import Place, Steadiness
 from tensortap.capture.selection import Keep
-from tensortap.capture.steadiness import Place, Steadiness
 from tensortap.capture.tree import Site
+from tensortap.capture.unique_keys import Keys
+from tensortap.core import dtypes
+from tensortap.core.records import Key, Location, Record, Summary
 from tensortap.frameworks.base import Framework, Identity, Workshop
 from tensortap.kernels import summarize
-from tensortap.kernels.probe import probe
-from tensortap.records import Key, Location, Record, Summary
-from tensortap.store.rank_writer import RankWriter
+from tensortap.kernels.summary.probe import probe
+from tensortap.store.writer.rank_writer import RankWriter
 
 __all__ = ["Recorder"]
 

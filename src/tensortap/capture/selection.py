@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any, Literal
 
+from tensortap.core.records import KINDS, shown
 from tensortap.errors import UsageError
-from tensortap.records import KINDS, shown
 
 __all__ = ["DEFAULT_KINDS", "Keep", "Selection"]
 

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from tensortap import kernels
-from tensortap.capture import garbage
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.deferred import garbage
+from tensortap.capture.environment import surroundings
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Selection
-from tensortap.capture.surroundings import surroundings
 from tensortap.capture.tree import Tree
-from tensortap.capture.uncounted import UncountedSteps
+from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
+from tensortap.core.machine import cores
+from tensortap.core.records import shown
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
-from tensortap.machine import cores
-from tensortap.records import shown
 from tensortap.store.memory import MemoryWriter
-from tensortap.store.rank_writer import RankWriter
-from tensortap.store.reader import Run, open_run
-from tensortap.store.writer import RunWriter
+from tensortap.store.run import Run, open_run
+from tensortap.store.writer.rank_writer import RankWriter
+from tensortap.store.writer.run_writer import RunWriter
 
 __all__ = ["Options", "Tap"]
 

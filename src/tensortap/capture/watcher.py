@@ -7,16 +7,16 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from tensortap.arguments import written
 from tensortap.capture.clock import Call, Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.evaluation import Evaluation
 from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.gradients.shares import Shares, Watched
 from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.shares import Shares, Watched
 from tensortap.capture.tree import Site, Tree
+from tensortap.core.arguments import written
+from tensortap.core.records import Key, shown
 from tensortap.frameworks.base import Before, Edge, Framework, Gradient, Identity, Remove
-from tensortap.records import Key, shown
 
 __all__ = ["Watcher"]
 

@@ -39,8 +39,8 @@ def bench(
     """
     from tensortap.bench import Options, measure
     from tensortap.cli import screen
-    from tensortap.report import output
-    from tensortap.report.bench_page import bench_page
+    from tensortap.report.files import output
+    from tensortap.report.terminal.bench import bench_page
 
     if json is not None:
         output.check(json)
@@ -57,7 +57,7 @@ def bench(
 def _write_json(facts: dict[str, object], path: str) -> None:
     import json
 
-    from tensortap.report import output
+    from tensortap.report.files import output
     from tensortap.report.plain import plain
 
     with output.opened(path) as file:

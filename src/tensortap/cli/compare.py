@@ -28,7 +28,7 @@ from tensortap.cli.pairing import (
 )
 
 if TYPE_CHECKING:
-    from tensortap.records import Comparison
+    from tensortap.core.records import Comparison
 
 __all__ = ["compare", "conclude", "details_meant", "outputs_meant"]
 
@@ -93,7 +93,7 @@ def compare(
 def outputs_meant(given: Mapping[str, str | None]) -> dict[str, str]:
     """Where each report goes. A folder that is not there is noticed now, not after the comparison."""
     from tensortap.errors import UsageError
-    from tensortap.report import output
+    from tensortap.report.files import output
 
     wanted = {name: path for name, path in given.items() if path is not None}
     for name, path in wanted.items():
@@ -111,7 +111,7 @@ def details_meant(outputs: Mapping[str, str]) -> int:
     """How many tensors to look at closely: only the page shows them."""
     if "html" not in outputs:
         return 0
-    from tensortap.report import comparison_html
+    from tensortap.report.html import comparison as comparison_html
 
     return comparison_html.DETAILS
 
@@ -119,8 +119,8 @@ def details_meant(outputs: Mapping[str, str]) -> int:
 # --- what comes out ------------------------------------------------------------------------------------------------
 def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, quiet: bool, exit_zero: bool) -> None:
     """The page, the reports and the exit code."""
-    from tensortap.records import EXIT_CODES
-    from tensortap.report import output
+    from tensortap.core.records import EXIT_CODES
+    from tensortap.report.files import output
 
     on_stdout = output.STDOUT in outputs.values()
     if not quiet and not on_stdout:
@@ -137,7 +137,7 @@ def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, qu
 
 def _print_page(result: Comparison, verbose: int) -> None:
     from tensortap.cli import screen
-    from tensortap.report import comparison_page
+    from tensortap.report.terminal import comparison as comparison_page
 
     screen.print_lines(comparison_page.render(comparison_page.build(result, verbose), screen.width()))
 
@@ -147,7 +147,7 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
     from importlib import import_module
 
     from tensortap.errors import StoreWriteError
-    from tensortap.report import output
+    from tensortap.report.files import output
 
     failed: StoreWriteError | None = None
     for name, path in outputs.items():
@@ -166,7 +166,7 @@ def _append_summary(result: Comparison) -> None:
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
-    from tensortap.report import comparison_markdown, output
+    from tensortap.report.files import comparison_markdown, output
 
     try:
         with open(path, "ab") as file:  # noqa: PTH123 - a path from the environment, taken as it is

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from tensortap.core.records import Comparison
     from tensortap.demo.mistakes import Mistake
-    from tensortap.records import Comparison
 
 __all__ = ["demo"]
 
@@ -57,7 +57,9 @@ def demo(
     from tensortap.cli import screen
     from tensortap.demo import curves, trainer
     from tensortap.errors import UsageError
-    from tensortap.report import comparison_html, comparison_page, output
+    from tensortap.report.files import output
+    from tensortap.report.html import comparison as comparison_html
+    from tensortap.report.terminal import comparison as comparison_page
 
     if list_:
         _print_list()
@@ -159,7 +161,7 @@ def _print_solution(planted: Mistake | None, result: Comparison) -> None:
     from rich.text import Text
 
     from tensortap.cli import screen
-    from tensortap.records import shown
+    from tensortap.core.records import shown
     from tensortap.report.wording import wrap
 
     named = None if result.first is None else result.first.module

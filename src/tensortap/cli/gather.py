@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.arguments import all_in_words, read
+from tensortap.core.arguments import all_in_words, read
+from tensortap.core.records import KINDS, PHASES, Record, shown
 from tensortap.errors import UsageError
-from tensortap.records import KINDS, PHASES, Record, shown
 from tensortap.report.facts import RunFacts
 from tensortap.report.wording import numbers_in_short
 from tensortap.store import Run
 from tensortap.store.format import decode
-from tensortap.store.select import Filter
+from tensortap.store.query import Filter
 
 __all__ = ["SORTS", "Choice", "Chosen", "calls_of", "choose", "facts_of", "steps_meant", "suggestion"]
 

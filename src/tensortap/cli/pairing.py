@@ -138,8 +138,8 @@ def _span(text: str) -> range | None:
 def _kinds(given: Sequence[str]) -> tuple[str, ...] | None:
     import difflib
 
+    from tensortap.core.records import KINDS
     from tensortap.errors import UsageError
-    from tensortap.records import KINDS
 
     for word in given:
         if word not in KINDS:

@@ -27,7 +27,7 @@ from tensortap.cli.pairing import (
 )
 
 if TYPE_CHECKING:
-    from tensortap.records import Comparison
+    from tensortap.core.records import Comparison
 
 __all__ = ["report"]
 
@@ -64,7 +64,7 @@ def report(
       tensortap report runs/a runs/b -o report.html
       tensortap report runs/a -o run.html
     """
-    from tensortap.report import output
+    from tensortap.report.files import output
 
     output.check(out)
     chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
@@ -83,8 +83,9 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: s
     """Writes the page; what was found, and the exit code for it."""
     import tensortap
     from tensortap.cli import screen
-    from tensortap.records import EXIT_CODES
-    from tensortap.report import comparison_html, output
+    from tensortap.core.records import EXIT_CODES
+    from tensortap.report.files import output
+    from tensortap.report.html import comparison as comparison_html
     from tensortap.report.wording import clean
 
     function: Callable[..., Comparison] = tensortap.compare
@@ -99,8 +100,9 @@ def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> tuple[str, int
     """The same of one run: what is suspicious is no failure, but having nothing to look at is."""
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.compare.health import examine
-    from tensortap.report import output, run_html
+    from tensortap.health.examination import examine
+    from tensortap.report.files import output
+    from tensortap.report.html import run as run_html
     from tensortap.report.wording import clean
 
     with screen.waiting(f"reading {path}"), tensortap.open(path) as run:

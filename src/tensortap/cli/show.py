@@ -67,8 +67,8 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
     """The run as a page for people."""
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.report import run_page
-    from tensortap.report.records_table import RecordsView
+    from tensortap.report.terminal import run as run_page
+    from tensortap.report.terminal.records_table import RecordsView
 
     with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
         chosen = gather.choose(run, choice)
@@ -84,7 +84,7 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
 def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.report import run_json
+    from tensortap.report.files import run_json
 
     with tensortap.open(path) as run:
         with screen.waiting(f"reading {path}"):

@@ -64,7 +64,7 @@ def times(
     """
     from tensortap.cli.compare import outputs_meant
     from tensortap.errors import UsageError
-    from tensortap.report import output
+    from tensortap.report.files import output
 
     outputs = outputs_meant({"csv": csv, "json": json, "html": html})
     if against is not None and html is not None:
@@ -107,14 +107,14 @@ def _facts(sides: list[Ledger], names: list[str], per_step: bool, options: Mappi
 
 def _print(facts: Mapping[str, Any]) -> None:
     from tensortap.cli import screen
-    from tensortap.report.times_page import compared_page, times_page
+    from tensortap.report.terminal.times import compared_page, times_page
 
     page = compared_page if "measure" in facts else times_page
     screen.print_lines(page(facts, screen.width()))
 
 
 def _write(outputs: Mapping[str, str], facts: Mapping[str, Any], ledger: Ledger, trace: str) -> None:
-    from tensortap.report import output, times_csv, times_json
+    from tensortap.report.files import output, times_csv, times_json
 
     for name, path in outputs.items():
         with output.opened(path) as file:
@@ -127,7 +127,7 @@ def _write(outputs: Mapping[str, str], facts: Mapping[str, Any], ledger: Ledger,
 
 
 def _write_page(ledger: Ledger, trace: str, facts: Mapping[str, Any], file: Any) -> None:
-    from tensortap.report import times_html
+    from tensortap.report.html import times as times_html
     from tensortap.times.icicle import icicle_of
 
     times_html.write(facts, icicle_of(ledger), file)

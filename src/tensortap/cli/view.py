@@ -93,8 +93,8 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], opened
 def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.compare.health import open_examination
-    from tensortap.compare.side import Scope
+    from tensortap.compare.align.side import Scope
+    from tensortap.health.examination import open_examination
     from tensortap.report.wording import clean
     from tensortap.view.answers import about_one
 

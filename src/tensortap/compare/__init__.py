@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensortap.records import Comparison
+from tensortap.core.records import Comparison
 
 if TYPE_CHECKING:
     from tensortap.store import Run

@@ -6,25 +6,25 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from tensortap.compare.align import Renames, one_module_each
-from tensortap.compare.certainty import Doubts, judge_certain
-from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
-from tensortap.compare.concluding import conclude
-from tensortap.compare.judge import Judgement, Pairs, judge
-from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
-from tensortap.compare.map_file import read_map
-from tensortap.compare.mapped import explain, frameworks_differ, plan_of
+from tensortap.compare.align.alignment import Renames, one_module_each
+from tensortap.compare.align.ranks import unpaired_ranks
+from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
+from tensortap.compare.judge.findings import findings, whatever_is_wrong
+from tensortap.compare.judge.judging import Judgement, Pairs, judge
+from tensortap.compare.judge.one_sided import extra, lost_in_free_run, without_gradient
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
-from tensortap.compare.measured_noise import as_one, noise_of
-from tensortap.compare.ranks import unpaired_ranks
+from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
-from tensortap.compare.structure import Structure
-from tensortap.compare.tolerance import Policy
-from tensortap.compare.verdict import findings, whatever_is_wrong
+from tensortap.compare.say.conclusion import conclude
+from tensortap.compare.translate.certainty import Doubts, judge_certain
+from tensortap.compare.translate.map_file import read_map
+from tensortap.compare.translate.mapped import explain, frameworks_differ, plan_of
+from tensortap.core.records import KINDS, Comparison
 from tensortap.errors import UsageError
 from tensortap.mapping.plan import Plan
-from tensortap.records import KINDS, Comparison
-from tensortap.store.formats.npy_tree import with_common_names
+from tensortap.store.formats.npy.tree import with_common_names
 
 __all__ = ["open_comparison", "run_comparison"]
 

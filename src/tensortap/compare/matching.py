@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.align import Alignment, Renames, align
-from tensortap.compare.calls import OtherCalls
-from tensortap.compare.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
-from tensortap.compare.fused import Fusions, find_fusions
-from tensortap.compare.judge import Judgement, Pairs, judge
-from tensortap.compare.mapped import (
+from tensortap.compare.align.alignment import Alignment, Renames, align
+from tensortap.compare.align.calls import OtherCalls
+from tensortap.compare.align.side import Bools, Scope, Side
+from tensortap.compare.judge.findings import Case
+from tensortap.compare.judge.judging import Judgement, Pairs, judge
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.tolerance import Policy
+from tensortap.compare.measure.measures import Measures, estimate, prepare
+from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
+from tensortap.compare.measure.tensors import Tolerances, measure_tensors
+from tensortap.compare.request import Request
+from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
+from tensortap.compare.translate.fused import Fusions, find_fusions
+from tensortap.compare.translate.mapped import (
     Allowance,
     allowances,
     frameworks_differ,
@@ -23,18 +31,10 @@ from tensortap.compare.mapped import (
     reference_name,
     without_ignored,
 )
-from tensortap.compare.metrics import Measures, estimate, prepare
-from tensortap.compare.range_ends import at_range_ends, beside_range_ends
-from tensortap.compare.repeated import REPEATED, measure_repeated, repeated_pairs
-from tensortap.compare.request import Request
-from tensortap.compare.side import Bools, Scope, Side
-from tensortap.compare.structure import Structure
-from tensortap.compare.tensors import Tolerances, measure_tensors
-from tensortap.compare.tolerance import Policy
-from tensortap.compare.translated import Translated
-from tensortap.compare.verdict import Case
+from tensortap.compare.translate.repeated import REPEATED, measure_repeated, repeated_pairs
+from tensortap.compare.translate.translated import Translated
 from tensortap.errors import UsageError
-from tensortap.kernels.pair_device import PairDevice
+from tensortap.kernels.pairs.device import PairDevice
 from tensortap.mapping.plan import Plan
 from tensortap.store import Run
 

@@ -26,10 +26,10 @@ from tensortap.capture.tree import Site
 from tensortap.compat.dump_file import Array, DumpFile, Seen, is_finished, path_of
 from tensortap.compat.dump_reading import Contents, open_dump, printed_contents
 from tensortap.compat.dump_sink import DumpSink
+from tensortap.core.records import shown
 from tensortap.errors import RunNotFound, UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
-from tensortap.records import shown
 from tensortap.report.wording import clean
 
 __all__ = ["DumpHandle", "HookerAndDumper", "open_dump"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
 from tensortap.errors import StoreWriteError
 from tensortap.report.wording import clean
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import h5py
 
 from tensortap.compat.dump_file import none
+from tensortap.core.records import shown
 from tensortap.errors import RunNotFound, RunUnreadable
-from tensortap.records import shown
 from tensortap.report.wording import clean
 
 __all__ = ["Contents", "DatasetInfo", "OpenDump", "open_dump", "printed_contents"]

@@ -18,8 +18,8 @@ from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.compat.dump_file import Array, DumpFile, Seen
+from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework
-from tensortap.records import Key
 
 __all__ = ["DumpSink"]
 

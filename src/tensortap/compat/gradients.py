@@ -25,8 +25,8 @@ from tensortap.capture.flatten import open_value
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
-from tensortap.model.peek_file import Entries, free_path, write
-from tensortap.report import output as files
+from tensortap.model.peek.file import Entries, free_path, write
+from tensortap.report.files import output as files
 
 __all__ = ["save_gradients_and_inputs"]
 

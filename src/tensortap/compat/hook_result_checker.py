@@ -21,11 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import tensortap
 from tensortap.compat import hook_results
 from tensortap.compat.hook_results import COLUMNS, RankResult
+from tensortap.core.records import EXIT_CODES, Comparison, shown
 from tensortap.errors import RunNotFound, TensortapError, UsageError
-from tensortap.records import EXIT_CODES, Comparison, shown
-from tensortap.report import comparison_page, plot, plot_picture
+from tensortap.report.files import plot_picture
+from tensortap.report.terminal import comparison as comparison_page
+from tensortap.report.terminal import plot
 from tensortap.report.wording import clean
-from tensortap.store.formats.npy_names import GRADS, TENSORS, NpyName, parse, rank_folders
+from tensortap.store.formats.npy.names import GRADS, TENSORS, NpyName, parse, rank_folders
 
 __all__ = ["check", "column_meant", "main", "run"]
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunUnreadable, StoreWriteError
-from tensortap.kernels.pairs import Side, difference
-from tensortap.report import output
-from tensortap.store.formats.npy_file import read_npy
-from tensortap.store.formats.npy_pairs import pair_files
-from tensortap.store.formats.npy_sidecar import read_sidecar
+from tensortap.kernels.pairs.cpu import Side, difference
+from tensortap.report.files import output
+from tensortap.store.formats.npy.file import read_npy
+from tensortap.store.formats.npy.pairs import pair_files
+from tensortap.store.formats.npy.sidecar import read_sidecar
 
 __all__ = ["COLUMNS", "NOTE_COLUMNS", "Note", "RankResult", "Row", "compare_rank", "pairs_of", "write"]
 

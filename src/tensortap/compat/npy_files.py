@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
+from tensortap.core import dtypes
+from tensortap.core.records import Key, shown
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks.base import Framework
-from tensortap.records import Key, shown
 from tensortap.store.exports.plain import widen
-from tensortap.store.formats.npy_names import GRADS, TENSORS, files_in, grad_file, tensor_file
-from tensortap.store.formats.npy_sidecar import Entry, SidecarWriter, copy_sidecar
+from tensortap.store.formats.npy.names import GRADS, TENSORS, files_in, grad_file, tensor_file
+from tensortap.store.formats.npy.sidecar import Entry, SidecarWriter, copy_sidecar
 
 __all__ = ["EVALUATION", "FileLimit", "NpyFiles"]
 

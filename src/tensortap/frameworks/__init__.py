@@ -9,7 +9,7 @@ from tensortap.errors import MissingDependency, UsageError
 from tensortap.frameworks.base import Framework
 
 if TYPE_CHECKING:
-    from tensortap.kernels.pair_device import PairDevice
+    from tensortap.kernels.pairs.device import PairDevice
 
 __all__ = ["Framework", "framework_of", "network_of", "pair_device"]
 
@@ -21,11 +21,11 @@ def framework_of(model: Any) -> Framework:
     'torch'
     """
     if (torch := sys.modules.get("torch")) is not None and isinstance(model, torch.nn.Module):
-        from tensortap.frameworks.torch import Torch
+        from tensortap.frameworks.torch.framework import Torch
 
         return Torch()
     if (paddle := sys.modules.get("paddle")) is not None and isinstance(model, paddle.nn.Layer):
-        from tensortap.frameworks.paddle import Paddle
+        from tensortap.frameworks.paddle.framework import Paddle
 
         return Paddle()
     raise UsageError(
@@ -44,7 +44,7 @@ def network_of(model: Any) -> Any:
 def pair_device(name: str) -> PairDevice:
     """The GPU of that name, to measure pairs of tensors on."""
     try:
-        from tensortap.frameworks.torch_pairs import gpu_pairs
+        from tensortap.frameworks.torch.pairs import gpu_pairs
     except ImportError as error:
         raise MissingDependency(
             f"device={name!r} needs torch, which is not installed; leave the device out to compare on the CPU"

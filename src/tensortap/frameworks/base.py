@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.arguments import Told
-from tensortap.sending import Incoming, Pinning
+from tensortap.core.arguments import Told
+from tensortap.core.host_copies import Incoming, Pinning
 
 __all__ = [
     "After",

@@ -15,7 +15,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, Remove
 from tensortap.frameworks.hooks import Detour, innermost_optimizer
 from tensortap.frameworks.registered import registered
-from tensortap.kernels.probe import probe
+from tensortap.kernels.summary.probe import probe
 
 __all__ = [
     "LoadCall",
@@ -125,13 +125,13 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
         # A wrapper does more than the optimizer inside it: it may copy master weights back.
         wraps = innermost_optimizer(optimizer) is not optimizer
         if hasattr(optimizer, "register_step_pre_hook") and not wraps:
-            from tensortap.frameworks.torch_steps import after_step, before_step  # loads torch
+            from tensortap.frameworks.torch.steps import after_step, before_step  # loads torch
 
             undo.callback(before_step(optimizer, lambda *_: before()))
             undo.callback(after_step(optimizer, after))
             return undo.pop_all().close
         if framework.name == "paddle":
-            from tensortap.frameworks.paddle_optimizers import stepper
+            from tensortap.frameworks.paddle.optimizers import stepper
 
             optimizer = stepper(optimizer) or optimizer
         if not callable(getattr(optimizer, "step", None)):
@@ -148,7 +148,7 @@ def around_steps(framework: Framework, optimizer: Any, before: Callable[[], None
 def held_by(framework: Framework, optimizer: Any) -> Iterator[Any]:
     """The tensors that an optimizer changes."""
     if framework.name == "paddle":
-        from tensortap.frameworks.paddle_optimizers import parameter_groups
+        from tensortap.frameworks.paddle.optimizers import parameter_groups
 
         try:
             groups = parameter_groups(optimizer)

@@ -151,7 +151,7 @@ class TorchOwnership(Ownership):
         return "set" if bool(self._torch.count_nonzero(gradient)) else "zero"
 
     def around_step(self, optimizer: Any, before: Callable[[bool], None], after: Callable[[], None]) -> Remove:
-        from tensortap.frameworks.torch_steps import after_step, before_step
+        from tensortap.frameworks.torch.steps import after_step, before_step
 
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             before(any(callable(value) for value in (*args, *kwargs.values())))
@@ -184,7 +184,7 @@ class PaddleOwnership(Ownership):
         return self._bookkeeping
 
     def groups(self, optimizer: Any) -> list[list[Any]]:
-        from tensortap.frameworks.paddle_optimizers import parameter_groups
+        from tensortap.frameworks.paddle.optimizers import parameter_groups
 
         groups = parameter_groups(optimizer)
         if groups and isinstance(groups[0], Mapping):
@@ -220,7 +220,7 @@ class PaddleOwnership(Ownership):
             after()
             return result
 
-        from tensortap.frameworks.paddle_optimizers import stepper
+        from tensortap.frameworks.paddle.optimizers import stepper
 
         return Detour(stepper(optimizer), "step", around).remove
 

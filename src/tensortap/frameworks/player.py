@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.arguments import Told
+from tensortap.core.arguments import Told
 from tensortap.frameworks.base import Framework
 
 __all__ = ["FLOATS", "Player", "player_of"]
@@ -46,9 +46,9 @@ class Player(Protocol):
 def player_of(framework: Framework) -> Player:
     """The one that knows the framework's tensors."""
     if framework.name == "torch":
-        from tensortap.frameworks.torch_player import TorchPlayer
+        from tensortap.frameworks.torch.player import TorchPlayer
 
         return TorchPlayer()
-    from tensortap.frameworks.paddle_player import PaddlePlayer
+    from tensortap.frameworks.paddle.player import PaddlePlayer
 
     return PaddlePlayer()

@@ -11,18 +11,18 @@ from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.watcher import Watcher
-from tensortap.compare.align import Renames
-from tensortap.compare.isolated import Isolation
-from tensortap.compare.live import conclude_live
-from tensortap.compare.measured_noise import check_noise
+from tensortap.compare.align.alignment import Renames
+from tensortap.compare.judge.isolated import Isolation
+from tensortap.compare.measure.noise import check_noise
 from tensortap.compare.request import Request, Source, open_source
+from tensortap.core.records import Comparison, Key
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.isolate.comparator import Comparator
+from tensortap.isolate.conclusion import conclude_live
 from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Reference
-from tensortap.records import Comparison, Key
 from tensortap.store import Run
 from tensortap.store.noise_file import is_noise, read_noise
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
 from tensortap.capture.clock import Call
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.keys import Keys
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
-from tensortap.compare.range_ends import beside_range_ends
+from tensortap.capture.unique_keys import Keys
+from tensortap.compare.measure.range_ends import beside_range_ends
+from tensortap.core import dtypes
+from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.reference import Counterpart, Reference
 from tensortap.kernels import summarize
-from tensortap.kernels.pairs import PairMeasure, difference
-from tensortap.records import Key, Record
+from tensortap.kernels.pairs.cpu import PairMeasure, difference
 from tensortap.store.formats.live import LiveRun
 
 __all__ = ["Comparator"]

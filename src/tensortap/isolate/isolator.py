@@ -27,12 +27,12 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.swap import Swap, swapped
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.core.records import Key
 from tensortap.frameworks.base import Exchange, Framework
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Counterpart, Reference
 from tensortap.isolate.sameness import Level, Sameness
-from tensortap.records import Key
 
 __all__ = ["Isolator"]
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
-from tensortap.compare.tolerance import EPSILON
+from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.core.records import KINDS
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.check import Check, Options
-from tensortap.records import KINDS
 from tensortap.store import open_run
 from tensortap.store.noise_file import Spot, write_noise
 

@@ -9,9 +9,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
-from tensortap.compare.tolerance import EPSILON
-from tensortap.records import Key
+from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.core import dtypes
+from tensortap.core.records import Key
 
 __all__ = ["Perturbation"]
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.compare.tolerance import EPSILON
+from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.core.records import KINDS, Key, Location, Record, shown
 from tensortap.errors import UsageError
-from tensortap.records import KINDS, Key, Location, Record, shown
 from tensortap.store import Run
 
 __all__ = ["Counterpart", "Reference"]

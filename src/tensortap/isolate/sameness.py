@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tensortap.capture.tree import Site
-from tensortap.records import Key
+from tensortap.core.records import Key
 
 __all__ = ["Level", "Sameness"]
 

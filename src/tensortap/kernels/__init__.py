@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from tensortap.records import Summary
+from tensortap.core.records import Summary
 
 if TYPE_CHECKING:
-    from tensortap.kernels.pairs_reference import PairMeasure
+    from tensortap.kernels.pairs.reference import PairMeasure
 
 __all__ = ["borrow_threads", "difference", "release", "summarize"]
 
 
 def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
     """The summary of an array in main memory; see `reference` for what each field means."""
-    from tensortap.kernels import cpu
+    from tensortap.kernels.summary import cpu
 
     return cpu.summarize(array, threads)
 
@@ -34,7 +34,7 @@ def difference(
     size: float | None = None,
 ) -> PairMeasure:
     """How far two arrays are apart; see `pairs.difference`."""
-    from tensortap.kernels import pairs
+    from tensortap.kernels.pairs import cpu as pairs
 
     return pairs.difference(reference, candidate, rtol=rtol, atol=atol, size=size)
 
@@ -42,7 +42,7 @@ def difference(
 def borrow_threads(library: str | None, threads: int) -> None:
     """Summaries of the calling thread run on a framework's own OpenMP threads, where its library is known."""
     if library is not None:
-        from tensortap.kernels import cpu
+        from tensortap.kernels.summary import cpu
 
         cpu.borrow(library, threads)
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tensortap.machine import cores
+from tensortap.core.machine import cores
 
 __all__ = ["MOST_THREADS", "Helpers"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.kernels import rows
+from tensortap.kernels.summary import rows
 
 __all__ = ["Team"]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tensortap.core.name_mapping import LeftOut, Placed, Placements
+from tensortap.core.records import STATE_KINDS, shown
 from tensortap.mapping.layouts import Reading
 from tensortap.mapping.outline import Outline, full_name
 from tensortap.mapping.patterns import matches
@@ -14,8 +16,6 @@ from tensortap.mapping.rules import Rules, Sides
 from tensortap.mapping.rules_file import shipped_rules
 from tensortap.mapping.tensors import Tensors
 from tensortap.mapping.values import Flow, Values, pair_values
-from tensortap.placements import LeftOut, Placed, Placements
-from tensortap.records import STATE_KINDS, shown
 
 __all__ = ["Plan", "plan"]
 _ROLES = ("reference", "candidate")

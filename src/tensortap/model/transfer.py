@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.name_mapping import LeftOut, Placed
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of
-from tensortap.placements import LeftOut, Placed
 
 if TYPE_CHECKING:
     from tensortap.mapping.outline import Outline
@@ -114,7 +114,7 @@ class Transfer:
         return asdict(self) | {"complete": self.complete}
 
     def __str__(self) -> str:
-        from tensortap.report.transfer_page import transfer_page  # loads rich; importing tensortap must not
+        from tensortap.report.terminal.transfer import transfer_page  # loads rich; importing tensortap must not
 
         width = os.environ.get("COLUMNS", "")
         return "\n".join(transfer_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80))

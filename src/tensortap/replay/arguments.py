@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.arguments import LEFT_OUT, Told, in_words
+from tensortap.core.arguments import LEFT_OUT, Told, in_words
 from tensortap.errors import UsageError
 from tensortap.replay.dialects import TORCH
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tensortap.arguments import Told
+from tensortap.core.arguments import Told
 
 __all__ = ["PADDLE", "TORCH", "Dialect", "dialect_of"]
 

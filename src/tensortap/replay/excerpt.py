@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tensortap.arguments import read
+from tensortap.core.arguments import read
+from tensortap.core.records import Key, Record, shown
 from tensortap.errors import UsageError
-from tensortap.records import Key, Record, shown
 from tensortap.store import Run, RunWriter
 
 __all__ = ["Excerpt", "Place", "copied", "excerpt"]

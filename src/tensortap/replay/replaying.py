@@ -15,12 +15,12 @@ from typing import Any
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
 from tensortap.compare import compare
+from tensortap.core.records import GRADIENT_KINDS, Comparison, Record, shown
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.player import FLOATS, Player, player_of
 from tensortap.kernels import summarize
-from tensortap.records import GRADIENT_KINDS, Comparison, Record, shown
 from tensortap.replay import repro
 from tensortap.replay.arguments import arranged, moved
 from tensortap.replay.dialects import dialect_of

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Record, shown
 from tensortap.errors import StoreWriteError
-from tensortap.records import Record, shown
 from tensortap.replay.arguments import Arguments, parts_of
 from tensortap.replay.dialects import Dialect
 from tensortap.replay.excerpt import Excerpt
 from tensortap.replay.sources import Source
-from tensortap.store.header import Header, room_for
+from tensortap.store.writer.header import Header, room_for
 
 __all__ = ["Case", "write"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensortap.capture.tree import Tree
+from tensortap.core.records import Key, Record
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework
 from tensortap.kernels import summarize
-from tensortap.records import Key, Record
 from tensortap.replay.excerpt import Excerpt
 
 __all__ = ["Home", "homes_of", "restore", "state_of"]

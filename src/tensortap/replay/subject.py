@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tensortap.capture.tree import Tree
+from tensortap.core.records import shown
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
-from tensortap.records import shown
 from tensortap.replay.excerpt import Excerpt
 from tensortap.replay.sources import Source, build
 

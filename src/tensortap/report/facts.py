@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.records import Coverage
+from tensortap.core.records import Coverage
 
 __all__ = ["RunFacts", "ran_on"]
 

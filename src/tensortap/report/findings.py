@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap.arguments import as_json
-from tensortap.records import Comparison, Finding, shown
+from tensortap.core.arguments import as_json
+from tensortap.core.records import Comparison, Finding, shown
 from tensortap.report import pairs
 from tensortap.report.wording import clean, plural
 

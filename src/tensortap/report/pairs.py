@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.records import BAD, Comparison, Finding, shown
+from tensortap.core.records import BAD, Comparison, Finding, shown
 from tensortap.report.wording import apart, born_in, clean, count, percent, rough, shape
 
 __all__ = [

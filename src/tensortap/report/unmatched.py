@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import pyarrow.compute as pc
 
-from tensortap.records import Comparison, Unmatched, shown
+from tensortap.core.records import Comparison, Unmatched, shown
 from tensortap.report.wording import clean, numbers_in_short, plural
 
 __all__ = ["UnmatchedGroup", "groups", "words"]

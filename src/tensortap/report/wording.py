@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from tensortap.records import GRADIENT_KINDS, shown
+from tensortap.core.records import GRADIENT_KINDS, shown
 
 __all__ = [
     "apart",

@@ -1,12 +1,12 @@
 """The store: a run on disk, written while it happens, read back lazily, legible without this library.
 
-    format.py   what is in the files: version, columns, names
-    folder.py   which folder a run may use, and what may be deleted there
-    writer.py   RunWriter: over shard.py (tensors; pieces.py, header.py, pool.py over arena.py, route.py) and index.py
-                (records)
-    reader.py   Run: over table.py (the index), select.py (filters), span.py (tensors' bytes)
+    format.py   the file format: version, columns, names
+    folder.py   which folder a run may use, and which files there may be deleted
+    run.py      Run, over index.py (the index), query.py (filters) and source.py (the bytes of tensors)
     memory.py   MemoryWriter and MemoryRun: the same contracts without files
-    rank_writer.py   what every writer promises to capture
+    writer/     RunWriter, over shard.py (tensors) and index.py (records)
+    formats/    other files that open as a run
+    exports/    runs written in other formats
 
 Importing this package costs nothing: pyarrow is loaded by the first name that is asked for.
 """
@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensortap.store.reader import Run, open_run
-    from tensortap.store.writer import RunWriter
+    from tensortap.store.run import Run, open_run
+    from tensortap.store.writer.run_writer import RunWriter
 
 __all__ = ["Run", "RunWriter", "open_run"]
 
-_HOME = {"Run": "reader", "open_run": "reader", "RunWriter": "writer"}
+_HOME = {"Run": "run", "open_run": "run", "RunWriter": "writer.run_writer"}
 
 
 def __getattr__(name: str) -> Any:

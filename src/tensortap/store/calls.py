@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.store.format import utf8
-from tensortap.store.state import State, write_error
+from tensortap.store.writer.state import State, write_error
 
 __all__ = ["Called", "Calls", "CallsWriter", "read_calls"]
 
@@ -28,7 +28,7 @@ class Called(NamedTuple):
     module: str
     call: int
     arguments: Mapping[str, Any]
-    """As `tensortap.arguments` writes them."""
+    """As `tensortap.core.arguments` writes them."""
 
 
 class CallsWriter:
@@ -93,7 +93,7 @@ class Calls:
         self._modules.setdefault(utf8(called.module), []).append((spot, arguments))
 
     def of(self, step: int, micro: int, module: str, call: int) -> Mapping[str, Any]:
-        """What the call was given, as `tensortap.arguments` writes it. Calls that were given the same in a row share
+        """What the call was given, as `core.arguments` writes it. Calls that were given the same in a row share
         one object."""
         known = self.of_module(module)
         place = bisect_right(known, (step, micro, call), key=lambda each: each[0])

@@ -27,7 +27,7 @@ from tensortap.store.format import (
     TEMPORARY_NAME,
     rank_name,
 )
-from tensortap.store.state import folder_error
+from tensortap.store.writer.state import folder_error
 
 __all__ = ["claim", "read_json", "write_json"]
 

@@ -4,7 +4,7 @@
     runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
-                                          step, micro, module, call, arguments (see `tensortap.arguments`)
+                                          step, micro, module, call, arguments (see `tensortap.core.arguments`)
     runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
     runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
 
@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tensortap.core.records import Coverage, Key, Location, Record, Summary
 from tensortap.errors import RunUnreadable
-from tensortap.records import Coverage, Key, Location, Record, Summary
 
 __all__ = [
     "CALLS",

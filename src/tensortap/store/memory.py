@@ -25,18 +25,18 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.host_copies import Incoming
+from tensortap.core.machine import memory, neighbours
+from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.machine import memory, neighbours
-from tensortap.records import Coverage, Location, Record
-from tensortap.sending import Incoming
 from tensortap.store.calls import Called, Calls
-from tensortap.store.index import IndexWriter, Rows
-from tensortap.store.rank_writer import RankWriter, storable_dtype
-from tensortap.store.reader import Run
-from tensortap.store.span import Spans
-from tensortap.store.state import write_error
-from tensortap.store.table import Index
+from tensortap.store.index import Index
+from tensortap.store.run import Run
+from tensortap.store.source import Spans
+from tensortap.store.writer.index import IndexWriter, Rows
+from tensortap.store.writer.rank_writer import RankWriter, storable_dtype
+from tensortap.store.writer.state import write_error
 
 __all__ = ["MemoryRun", "MemoryWriter", "default_bound"]
 

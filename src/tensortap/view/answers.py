@@ -12,16 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.closeups import Closeups
-from tensortap.compare.run_closeups import RunCloseups
-from tensortap.details import Detail, TileMap, Window
-from tensortap.records import Comparison, Examination
-from tensortap.report import comparison_html, run_html
+from tensortap.compare.details.pairs import Closeups
+from tensortap.compare.details.records import RunCloseups
+from tensortap.core.details import Detail, TileMap, Window
+from tensortap.core.records import Comparison, Examination
 from tensortap.report.facts import RunFacts
-from tensortap.report.html.blocks import numbers
-from tensortap.report.html.detail_data import map_object
+from tensortap.report.files.output import encoded
+from tensortap.report.html import comparison as comparison_html
+from tensortap.report.html import run as run_html
+from tensortap.report.html.data.blocks import numbers
+from tensortap.report.html.data.details import map_object
 from tensortap.report.html.page import Page
-from tensortap.report.output import encoded
 
 __all__ = ["Answer", "Answers", "Refused", "about_one", "about_two"]
 

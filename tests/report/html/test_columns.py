@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.read_page import column
-from tensortap.report.html.columns import ALL_BITS, Column, bits_for, entries, packed
+from tensortap.report.html.data.columns import ALL_BITS, Column, bits_for, entries, packed
 
 
 def round_trip(*columns: Column) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 
 from support import comparisons
 from support.read_page import ReadPage, hashed, number, outside
-from tensortap.compare.columns import SCHEMA
-from tensortap.details import Detail, Element, Histogram, Needed, TensorFacts, TileMap, Ulps, Window
-from tensortap.records import STATUSES, Comparison, Difference, Key, Unmatched
-from tensortap.report import comparison_html
+from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.details import Detail, Element, Histogram, Needed, TensorFacts, TileMap, Ulps, Window
+from tensortap.core.records import STATUSES, Comparison, Difference, Key, Unmatched
+from tensortap.report.html import comparison as comparison_html
 from tensortap.report.wording import clean
 
 ALL = ("diverged", "from_sketches", "with_nan", "matching", "incomparable")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.report.html.module_tree import Modules
+from tensortap.report.html.data.module_tree import Modules
 
 ODD = (".", "..", "...", ".a", "..a", ".a.b", "a.", "a..", "a..b", "a...b", ".7.x", "a", "b")
 

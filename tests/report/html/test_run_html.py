@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from support.read_page import ReadPage, hashed, outside
-from tensortap.records import Coverage, Examination, Key, Trouble
-from tensortap.report import run_html
+from tensortap.core.records import Coverage, Examination, Key, Trouble
 from tensortap.report.facts import RunFacts
+from tensortap.report.html import run as run_html
 from tensortap.report.wording import clean
 
 COLUMNS = ("rank", "seq", "step", "micro", "phase", "module", "call", "kind", "path", "cls", "dtype", "shape")

@@ -1,4 +1,4 @@
-// The summaries of one or more tensors, each in one read of its memory. `kernels/reference.py` defines every number.
+// The summaries of one or more tensors, each in one read of its memory. `kernels/summary/reference.py` defines every number.
 //
 // 128 threads work on a row of 1024 elements, each on a group of 8 neighbours. A thread owns one slot: it loads the group that
 // this row's permutation puts there, so its eight bucket sums stay in registers, the digest's weights are always the same, and

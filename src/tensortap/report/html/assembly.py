@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from tensortap.details import Detail
-from tensortap.report.html.blocks import json_block
-from tensortap.report.html.columns import Column, entries, packed
-from tensortap.report.html.detail_data import fitting
-from tensortap.report.html.head import Head
+from tensortap.core.details import Detail
+from tensortap.report.html.data.blocks import json_block
+from tensortap.report.html.data.columns import Column, entries, packed
+from tensortap.report.html.data.details import fitting
+from tensortap.report.html.data.head import Head
 from tensortap.report.html.page import Page
 
 __all__ = ["DETAILS", "assembled"]

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tensortap.report.html.blocks import Block
 from tensortap.report.html.bundle import Bundle, bundle
+from tensortap.report.html.data.blocks import Block
 from tensortap.report.html.markup import element, text
 
 __all__ = ["Page"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensortap.records import Coverage, shown
-from tensortap.report.html.environment import Setting
+from tensortap.core.records import Coverage, shown
+from tensortap.report.html.data.environment import Setting
 from tensortap.report.html.markup import element, join, text
 from tensortap.report.wording import count, plural
 

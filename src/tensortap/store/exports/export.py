@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from tensortap.core.records import Record
 from tensortap.errors import RunExists, StoreWriteError, TensortapError, UsageError
-from tensortap.records import Record
 from tensortap.store.exports.manifest import MANIFEST, is_manifest
 from tensortap.store.exports.writers import WRITERS
-from tensortap.store.reader import Run
-from tensortap.store.select import Filter
+from tensortap.store.query import Filter
+from tensortap.store.run import Run
 
 __all__ = ["FORMATS", "Exported", "export"]
 

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
 from tensortap.store.exports.plain import widen
 from tensortap.store.format import utf8
 

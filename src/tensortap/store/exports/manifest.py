@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import KINDS, PHASES, Key, Record
 from tensortap.errors import RunUnreadable
-from tensortap.records import KINDS, PHASES, Key, Record
 from tensortap.store.format import utf8
-from tensortap.store.reader import Run
+from tensortap.store.run import Run
 
 __all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Listed", "Manifest", "about", "is_manifest", "read_manifest"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
-from tensortap.records import Key, Record, shown
+from tensortap.core.records import Key, Record, shown
 from tensortap.store.format import rank_name, utf8
 
 __all__ = ["Unique", "encoded", "folder_of", "leaf_of", "title_of"]

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
 from tensortap.store.exports.plain import widen
 
 __all__ = ["CALL", "NpzWriter"]

@@ -9,16 +9,16 @@ from typing import Protocol
 
 import numpy as np
 
-from tensortap import dtypes
-from tensortap.records import Record, shown
+from tensortap.core import dtypes
+from tensortap.core.records import Record, shown
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 from tensortap.store.exports.manifest import ABOUT, MANIFEST, Manifest, about
 from tensortap.store.exports.names import Unique, folder_of, leaf_of, title_of
 from tensortap.store.exports.npz_file import NpzWriter
 from tensortap.store.exports.plain import widen
 from tensortap.store.format import rank_name
-from tensortap.store.header import Header, room_for
-from tensortap.store.reader import Run
+from tensortap.store.run import Run
+from tensortap.store.writer.header import Header, room_for
 
 __all__ = ["WRITERS", "Advance", "Writer"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.core.records import Summary
 from tensortap.errors import RunUnreadable, TensortapError
-from tensortap.records import Summary
 
 if TYPE_CHECKING:
-    from tensortap.store.reader import Run
+    from tensortap.store.run import Run
 
 __all__ = ["open_any"]
 
@@ -23,11 +23,11 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
     """
     from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
     from tensortap.store.formats.exported import is_export, open_export
-    from tensortap.store.formats.hdf5 import is_hdf5, open_hdf5
-    from tensortap.store.formats.hdf5_folder import is_hdf5_folder, open_hdf5_folder
-    from tensortap.store.formats.npy_tree import is_npy_tree, open_npy_tree
-    from tensortap.store.formats.npz import is_npz, open_npz
-    from tensortap.store.reader import Run, open_run
+    from tensortap.store.formats.hdf5.file import is_hdf5, open_hdf5
+    from tensortap.store.formats.hdf5.folder import is_hdf5_folder, open_hdf5_folder
+    from tensortap.store.formats.npy.tree import is_npy_tree, open_npy_tree
+    from tensortap.store.formats.npz.reader import is_npz, open_npz
+    from tensortap.store.run import Run, open_run
 
     if isinstance(path, Run):
         return path

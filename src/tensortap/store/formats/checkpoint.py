@@ -16,13 +16,13 @@ from zipfile import is_zipfile
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Summary
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError
-from tensortap.records import Summary
 from tensortap.store.formats.arrays import WRAPPERS, ArrayRun
-from tensortap.store.formats.paddle_pickle import PADDLE_SUFFIXES, read_paddle
-from tensortap.store.formats.pickles import classes_in, is_pickle, is_torch_file, refused
-from tensortap.store.span import as_array
+from tensortap.store.formats.pickles.paddle import PADDLE_SUFFIXES, read_paddle
+from tensortap.store.formats.pickles.refusal import classes_in, is_pickle, is_torch_file, refused
+from tensortap.store.source import as_array
 
 __all__ = ["is_checkpoint", "open_checkpoint", "safetensors_arrays"]
 

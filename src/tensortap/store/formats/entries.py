@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import dtypes
+from tensortap.core import dtypes
+from tensortap.core.records import Key, Location, Record, Summary
 from tensortap.errors import RunNotFound, RunUnreadable
-from tensortap.records import Key, Location, Record, Summary
 from tensortap.store.format import encode
-from tensortap.store.reader import Run
-from tensortap.store.span import Spans
-from tensortap.store.table import Index
+from tensortap.store.index import Index
+from tensortap.store.run import Run
+from tensortap.store.source import Spans
 
 __all__ = ["Array", "EntriesRun", "Entry", "Loaded", "Summarize", "backward_or_forward", "few_notices", "unique_key"]
 

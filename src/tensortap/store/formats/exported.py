@@ -17,14 +17,14 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from tensortap.core.records import KINDS, Key, Location, shown
 from tensortap.errors import RunUnreadable
-from tensortap.records import KINDS, Key, Location, shown
 from tensortap.store.exports.manifest import ABOUT, EXPORT, MANIFEST, Listed, is_manifest, read_manifest
 from tensortap.store.exports.plain import recorded
 from tensortap.store.format import RUN_JSON
 from tensortap.store.formats.checkpoint import safetensors_arrays
 from tensortap.store.formats.entries import Array, EntriesRun, Entry, Loaded, Summarize, backward_or_forward
-from tensortap.store.formats.npy_header import array_from, known_dtype, read_header
+from tensortap.store.formats.npy.header import array_from, known_dtype, read_header
 
 __all__ = ["export_info", "is_export", "key_of", "listed_entries", "named_entries", "open_export"]
 

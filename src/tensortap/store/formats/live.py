@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tensortap.records import Record
+from tensortap.core.records import Record
 from tensortap.store.calls import Called, Calls
 from tensortap.store.format import encode
-from tensortap.store.reader import Run
-from tensortap.store.table import Index
+from tensortap.store.index import Index
+from tensortap.store.run import Run
 
 __all__ = ["LiveRun"]
 

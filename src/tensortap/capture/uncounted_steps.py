@@ -1,0 +1,93 @@
+"""Sees a training loop whose steps nobody counts: all of it would be recorded as one step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from math import prod
+from typing import Any
+
+from tensortap.capture.clock import Clock
+from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.tree import Tree
+from tensortap.core.records import GRADIENT_KINDS
+from tensortap.frameworks.base import Framework
+
+__all__ = ["UncountedSteps"]
+
+_LARGEST = 4096
+"""Elements of a parameter of which a copy may be held."""
+_PARAMETERS = 4
+
+
+class UncountedSteps:
+    """Holds what a few small parameters were when the first forward began, and when the last one did.
+
+    By their values, since fused optimizers and paddle's count no version; as copies on their own device, which are read
+    only at the end, so that nothing waits. Only a tap's first step is watched: if a second one begins, somebody counts.
+    """
+
+    def __init__(
+        self, framework: Framework, tree: Tree, clock: Clock, book: CoverageBook, kinds: Collection[str]
+    ) -> None:
+        self._framework = framework
+        self._owners = [site.owner for site in tree.sites]
+        self._clock = clock
+        self._book = book
+        self._sees_gradients = not set(GRADIENT_KINDS).isdisjoint(kinds)
+        self._watched: Sequence[Any] = ()
+        self._first: Sequence[Any] = ()
+        self._last: Sequence[Any] = ()
+        self._forwards = 0
+        self._backward = False
+
+    def forward_begins(self) -> None:
+        """The root is about to run, and not to repeat what it did."""
+        if self._clock.step:
+            self.forget()
+        elif self._framework.records_gradients():
+            self._forwards += 1
+            with suppress(Exception):  # a tensor that cannot be copied is no reason to stop the tap
+                self._look()
+
+    def _look(self) -> None:
+        if self._forwards == 1:
+            self._watched = self._small()
+            self._first = [self._framework.copy(tensor) for tensor in self._watched]
+            return
+        if not any(map(self._framework.unreadable, self._watched)):  # as while a CUDA graph is being captured
+            self._last = [self._framework.copy(tensor) for tensor in self._watched]
+            self._backward = self._book.any_gradient
+
+    def _small(self) -> list[Any]:
+        """A few of the smallest parameters that are trained."""
+        framework = self._framework
+        found = {
+            id(tensor): (prod(tensor.shape), tensor)
+            for _, _, tensor in framework.parameters_of(self._owners)
+            if framework.requires_gradient(tensor) and not framework.unreadable(tensor)
+        }
+        small = sorted((each for each in found.values() if 0 < each[0] <= _LARGEST), key=lambda each: each[0])
+        return [tensor for _, tensor in small[:_PARAMETERS]]
+
+    def forget(self) -> None:
+        self._watched = self._first = self._last = ()
+
+    def notice(self) -> str:
+        """What to say when the tap closes; nothing where the parameters stayed, as they do while gradients add up."""
+        if self._clock.step or not self._changed():
+            return ""
+        # Where no gradient is recorded, backward is not seen; then one change alone may have been a load.
+        if not self._backward if self._sees_gradients else self._forwards < 3:
+            return ""
+        return (
+            f"the parameters changed between the {self._forwards} forwards that were recorded as one step, as if each "
+            "were a training step: pass optimizer= to capture, or call tap.step() after each step"
+        )
+
+    def _changed(self) -> bool:
+        with suppress(Exception):
+            host = self._framework.host
+            pairs = zip(self._first, self._last, strict=False)
+            return any(host(first).tobytes() != host(last).tobytes() for first, last in pairs)
+        return False

@@ -1,0 +1,38 @@
+"""That no two records of a step have the same identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.core.records import Key
+
+__all__ = ["Keys"]
+
+_MOST = 100_000
+
+
+class Keys:
+    """The identities that a step has used up.
+
+    They are kept as plain tuples: the garbage collector soon lets go of those, but of no class of one's own.
+    """
+
+    def __init__(self) -> None:
+        self._used: set[tuple[Any, ...]] = set()
+        self._most = _MOST
+
+    def clear(self) -> None:
+        self._used.clear()
+        self._most = _MOST
+
+    def unique(self, key: Key) -> tuple[Any, ...]:
+        """A second backward through the same graph meets the same key again: its path gets a ~2."""
+        plain, number = tuple(key), 1
+        while plain in self._used:
+            number += 1
+            plain = tuple(key._replace(path=f"{key.path}~{number}"))
+        self._used.add(plain)
+        if len(self._used) > self._most:  # a loop that never ends its step must not be remembered for ever
+            self._used = {known for known in self._used if Key(*known).micro >= key.micro - 1}
+            self._most = max(_MOST, 2 * len(self._used))
+        return plain

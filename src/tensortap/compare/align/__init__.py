@@ -1,0 +1,1 @@
+"""Pair the records of two runs."""

@@ -1,0 +1,261 @@
+"""One of the two runs, as columns: what alignment, measuring and the verdict need, a NumPy array each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.core.records import ALL_FROZEN, Key, shown
+from tensortap.store import Run
+from tensortap.store.format import SCHEMA
+from tensortap.store.query import Filter
+
+__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Names:
+    """A column of repeated strings: a code for each row, and what the codes stand for."""
+
+    codes: Ints
+    words: list[str]
+
+    def __getitem__(self, row: int) -> str:
+        return self.words[int(self.codes[row])]
+
+    def renamed(self, rename: Callable[[str], str]) -> Names:
+        return Names(self.codes, [rename(word) for word in self.words])
+
+    def at(self, rows: Ints) -> list[str]:
+        return [self.words[code] for code in self.codes[rows].tolist()]
+
+    def among(self, words: Collection[str]) -> Bools:
+        """Of each row, whether it is one of these."""
+        return np.array([word in words for word in self.words], bool)[self.codes]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which records of a run take part."""
+
+    modules: str | Collection[str] | None = None
+    kinds: str | Collection[str] | None = None
+    steps: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+    state_only: bool = False
+    """Against a checkpoint: only parameters and buffers as they were before the first step that takes part."""
+    rename: Callable[[str], str] | None = None
+    """What the patterns of `modules` mean is a name after this."""
+
+
+@dataclass(frozen=True)
+class _Meant:
+    """The names that patterns mean; "(root)" is the root, whose name is empty."""
+
+    patterns: Collection[str]
+    rename: Callable[[str], str] | None
+
+    def __contains__(self, name: object) -> bool:
+        known = str(name) if self.rename is None else self.rename(str(name))
+        return any(fnmatchcase(known, pattern) or shown(known) == pattern for pattern in self.patterns)
+
+
+class Side:
+    """The records of a run that take part, in order of rank and execution."""
+
+    def __init__(self, run: Run, scope: Scope) -> None:
+        self.run = run
+        patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
+        meant = None if patterns is None else _Meant(patterns, scope.rename)
+        steps = None if run.is_checkpoint else scope.steps  # a checkpoint is of no particular step
+        chosen = Filter(module=meant, kind=scope.kinds, step=steps)
+        everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps))
+        self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+        tables, rows = [], []
+        for rank in self.ranks:
+            table = run.index(rank).drop_columns("sketch")
+            places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
+            tables.append(table if everything else table.take(pa.array(places)))
+            rows.append(np.asarray(places, np.int64))
+        self.table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        """Columns of the index without its sketches."""
+        self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        """Row in the index of its rank."""
+        self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
+        if scope.state_only and len(self):
+            self._keep_state()
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getattr__(self, name: str) -> Any:
+        """A column of numbers, read when it is first asked for."""
+        if name.startswith("_") or name == "table" or name not in self.table.column_names:
+            raise AttributeError(name)
+        column = np.asarray(self.table.column(name).to_numpy())
+        setattr(self, name, column)
+        return column
+
+    def _keep_state(self) -> None:
+        """A checkpoint knows neither steps nor which of its tensors are buffers."""
+        state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
+        state &= self.step == (self.step[state].min() if state.any() else 0)
+        self.table = self.table.filter(pa.array(state))
+        self.row, self.rank = self.row[state], self.rank[state]
+        for name in ("step", "micro"):
+            setattr(self, name, np.zeros(len(self), np.int64))
+        self.kind = Names(np.zeros(len(self), np.int64), ["param"])
+        for name in ("call",):
+            delattr(self, name)
+
+    def names(self, column: str) -> Names:
+        if not len(self):
+            return Names(np.empty(0, np.int64), [])
+        encoded = self.table.column(column).dictionary_encode().combine_chunks()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.chunk(0)
+        return Names(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+
+    @cached_property
+    def module(self) -> Names:
+        return self.names("module")
+
+    @cached_property
+    def phase(self) -> Names:
+        return self.names("phase")
+
+    @cached_property
+    def kind(self) -> Names:
+        return self.names("kind")
+
+    @cached_property
+    def path(self) -> Names:
+        return self.names("path")
+
+    @cached_property
+    def cls(self) -> Names:
+        return self.names("cls")
+
+    @cached_property
+    def dtype(self) -> Names:
+        return self.names("dtype")
+
+    @cached_property
+    def frozen(self) -> set[str]:
+        """Modules whose parameters get no gradients by right."""
+        return {row.module for rows in self.run.coverage.values() for row in rows if row.reason == ALL_FROZEN}
+
+    @cached_property
+    def kept(self) -> Bools:
+        """Whether the tensor's bytes are there."""
+        if not len(self):
+            return np.empty(0, bool)
+        return np.asarray(self.table.column("file").is_valid().to_numpy())
+
+    @cached_property
+    def tensor_id(self) -> Ints:
+        """The tensor's number, made unique over ranks."""
+        found: Ints = self.tensor + (self.rank << 40)
+        return found
+
+    @cached_property
+    def shapes(self) -> Any:
+        return self.table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
+
+    @cached_property
+    def shape_hash(self) -> npt.NDArray[np.uint64]:
+        """Equal for equal shapes: a polynomial in the dimensions, so that whole columns compare at once."""
+        column = self.shapes
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.to_numpy().astype(np.uint64)
+        lengths = np.diff(offsets)
+        found: npt.NDArray[np.uint64] = lengths.astype(np.uint64)
+        for place in range(int(lengths.max(initial=0))):
+            having = np.flatnonzero(lengths > place)
+            found[having] = found[having] * _HASH + values[offsets[having] + place] + np.uint64(1)
+        return found
+
+    @cached_property
+    def row_length(self) -> Ints:
+        """Elements along the last dimension that has more than one."""
+        offsets = self.shapes.offsets.to_numpy().astype(np.int64)
+        values = self.shapes.values.to_numpy()
+        lengths = np.diff(offsets)
+        found: Ints = np.ones(len(lengths), np.int64)
+        for place in range(int(lengths.max(initial=0))):
+            having = np.flatnonzero(lengths > place)
+            size = values[offsets[having] + place]
+            found[having] = np.where(size == 1, found[having], size)
+        return found
+
+    @cached_property
+    def laid(self) -> Bools:
+        """Whether a tensor has to be read in another layout than it lies in; see `translated`."""
+        return np.zeros(len(self), bool)
+
+    @cached_property
+    def moved(self) -> Bools:
+        """Whether that puts its elements in another order, so that its digest and sketch say nothing."""
+        return np.zeros(len(self), bool)
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        return tuple(self.shapes[row].as_py())
+
+    def key(self, row: int) -> Key:
+        return Key(
+            int(self.step[row]),
+            int(self.micro[row]),
+            self.phase[row],
+            self.module[row],
+            int(self.call[row]),
+            self.kind[row],
+            self.path[row],
+        )
+
+    def sketches(self) -> tuple[npt.NDArray[np.float32], Ints]:
+        """All sketches as rows of a matrix, and for each record which of them is its own; -1 if none is."""
+        matrices, which, before = [], [], 0
+        for rank in self.ranks:
+            matrix, rows = self.run.sketches(rank)
+            own = rows[self.row[self.rank == rank]]
+            if matrix.size:
+                matrices.append(matrix)
+                which.append(np.where(own >= 0, own + before, -1))
+                before += len(matrix)
+            else:
+                which.append(np.full(len(own), -1))
+        matrix = np.concatenate(matrices) if len(matrices) > 1 else (matrices or [np.empty((0, 256), np.float32)])[0]
+        return matrix, np.concatenate(which) if which else np.empty(0, np.int64)
+
+    def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
+        """(path, offset, bytes) of records whose bytes are there."""
+        taken = self.table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
+        ranks = self.rank[rows].tolist()
+        files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
+        return list(zip(files, taken["offset"], taken["nbytes"], strict=True))
+
+    def array(self, row: int) -> npt.NDArray[Any]:
+        """The tensor of one record."""
+        return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
+
+
+def hash_of_shape(shape: tuple[int, ...]) -> int:
+    """What `Side.shape_hash` has for a shape."""
+    found = len(shape)
+    for size in shape:
+        found = (found * int(_HASH) + size + 1) & 0xFFFFFFFFFFFFFFFF
+    return found

@@ -1,0 +1,1 @@
+"""Look at single pairs and records element by element."""

@@ -1,0 +1,1 @@
+"""Judge each pair, and find where a divergence begins."""

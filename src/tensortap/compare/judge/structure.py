@@ -1,0 +1,340 @@
+"""How the records of a run hang together: which belong to one call, which call ran inside which, and what a record was
+made from.
+
+Nothing of this is stored. It follows from names, execution order and the numbers of tensors: a call spans its records,
+a module's parent is the nearest one above it whose call spans it too, and a tensor that comes in under the number under
+which it went out is the very same tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.side import Side
+from tensortap.core.records import STATE_KINDS
+
+__all__ = ["Call", "Spot", "Structure"]
+
+Ints = npt.NDArray[np.int64]
+Spot = tuple[tuple[int, int, int], str, int]
+"""Where a call is found: rank, step and micro step; module; number."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of one module: its rows by kind, in execution order."""
+
+    module: str
+    scope: tuple[int, int, int]
+    """Rank, step, micro step."""
+    number: int
+    begin: int
+    end: int
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    parent: Call | None = None
+    children: list[Call] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[int]:
+        return [row for kind in kinds for row in self.rows.get(kind, ())]
+
+    @property
+    def spot(self) -> Spot:
+        return self.scope, self.module, self.number
+
+
+class Structure:
+    """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs. `renamed` are
+    calls whose outputs count as those of another call, because the candidate has both in one."""
+
+    def __init__(
+        self, side: Side, rows: Ints, renamed: Mapping[tuple[str, int], tuple[str, int]] | None = None
+    ) -> None:
+        self._side = side
+        self._renamed = renamed or {}
+        self._rows = rows
+        self._call_of: dict[int, Call] = {}
+
+    # Columns as lists, and only once somebody asks: a comparison in which all is right needs none of them.
+    @cached_property
+    def tensor(self) -> list[int]:
+        found: list[int] = self._side.tensor_id[self._rows].tolist()
+        return found
+
+    @cached_property
+    def kind(self) -> list[str]:
+        return self._side.kind.at(self._rows)
+
+    @cached_property
+    def module(self) -> list[str]:
+        return [module for module, _ in self._modules_and_calls]
+
+    @cached_property
+    def _modules_and_calls(self) -> list[tuple[str, int]]:
+        found = list(zip(self._side.module.at(self._rows), self._side.call[self._rows].tolist(), strict=True))
+        if not self._renamed:
+            return found
+        kinds = zip(found, self.kind, strict=True)
+        return [self._renamed.get(call, call) if kind in ("output", "grad_output") else call for call, kind in kinds]
+
+    @cached_property
+    def path(self) -> list[str]:
+        return self._side.path.at(self._rows)
+
+    @cached_property
+    def scope(self) -> list[tuple[int, int, int]]:
+        """Rank, step and micro step."""
+        columns = (self._side.rank, self._side.step, self._side.micro)
+        return list(zip(*(column[self._rows].tolist() for column in columns), strict=True))
+
+    @cached_property
+    def number(self) -> list[int]:
+        return [number for _, number in self._modules_and_calls]
+
+    @cached_property
+    def seq(self) -> list[int]:
+        found: list[int] = self._side.seq[self._rows].tolist()
+        return found
+
+    @cached_property
+    def first_seen(self) -> list[int]:
+        """For each row, the first row with the same tensor."""
+        _, first, inverse = np.unique(self._side.tensor_id[self._rows], return_index=True, return_inverse=True)
+        found: list[int] = first[inverse].tolist()
+        return found
+
+    @cached_property
+    def calls(self) -> dict[Spot, Call]:
+        found: dict[Spot, Call] = {}
+        for row, kind in enumerate(self.kind):
+            if kind in STATE_KINDS:
+                continue
+            spot = (self.scope[row], self.module[row], self.number[row])
+            call = found.get(spot)
+            if call is None:
+                call = found[spot] = Call(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
+            call.rows.setdefault(kind, []).append(row)
+            self._call_of[row] = call
+            if kind in ("input", "output"):
+                call.end = max(call.end, self.seq[row])
+        self._nest(found.values())
+        return found
+
+    def _nest(self, calls: Iterable[Call]) -> None:
+        by_place: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+        for call in calls:
+            by_place[call.scope, call.module].append(call)
+        for call in calls:
+            name = call.module
+            while name:
+                name = name.rpartition(".")[0]
+                # Calls of one module do not overlap: the first that ends later is the one this ran in.
+                around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
+                if around:
+                    call.parent = min(around, key=lambda c: c.end)
+                    call.parent.children.append(call)
+                    break
+
+    def call_of(self, row: int) -> Call | None:
+        return self._call_of.get(row) if self.calls else None
+
+    @cached_property
+    def consumers(self) -> dict[int, list[Call]]:
+        """Calls by the number of a tensor that they were given."""
+        found: dict[int, list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            for row in call.of("input"):
+                found[self.tensor[row]].append(call)
+        return found
+
+    @cached_property
+    def makers(self) -> dict[int, list[tuple[Call, int]]]:
+        """Calls that returned a tensor, by its number, with the row; the innermost first."""
+        found: dict[int, list[tuple[Call, int]]] = defaultdict(list)
+        for call in self.calls.values():
+            for row in call.of("output"):
+                found[self.tensor[row]].append((call, row))
+        for makers in found.values():
+            makers.sort(key=lambda maker: self.seq[maker[1]])
+        return found
+
+    @cached_property
+    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[Call]]:
+        found: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope, call.module].append(call)
+        return found
+
+    @cached_property
+    def calls_in_step(self) -> dict[tuple[int, int, str], list[Call]]:
+        found: dict[tuple[int, int, str], list[Call]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope[0], call.scope[1], call.module].append(call)
+        return found
+
+    @cached_property
+    def state(self) -> dict[tuple[int, int, str, str, str, int], int]:
+        """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
+        return {
+            (self.scope[row][0], self.scope[row][1], self.module[row], kind, self.path[row], self.number[row]): row
+            for row, kind in enumerate(self.kind)
+            if kind in ("param", "buffer")
+        }
+
+    @cached_property
+    def parameters_of(self) -> dict[tuple[int, int, str], list[int]]:
+        """Rows of a module's parameters and buffers before a step, by (rank, step, module)."""
+        found: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        for (rank, step, module, _, _, call), row in self.state.items():
+            if call == 0:
+                found[rank, step, module].append(row)
+        return found
+
+    @cached_property
+    def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
+        """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
+        found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
+        for row, kind in enumerate(self.kind):
+            if kind == "param_grad":
+                rank, step, _ = self.scope[row]
+                found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
+        return found
+
+    @cached_property
+    def own_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of the gradients of a module's own parameters, by scope and module."""
+        found: dict[tuple[tuple[int, int, int], str], list[int]] = defaultdict(list)
+        for row, kind in enumerate(self.kind):
+            if kind == "param_grad":
+                found[self.scope[row], self.module[row]].append(row)
+        return found
+
+    @property
+    def frozen(self) -> set[str]:
+        return self._side.frozen
+
+    # --- what a record was made from -------------------------------------------------------------------------------
+    def sources(self, row: int) -> list[int]:
+        """Rows that a row's value was computed from, as far as they were recorded."""
+        kind = self.kind[row]
+        rank, step, _ = self.scope[row]
+        if kind == "param_grad":
+            return [r for call in self.users_of_own(row) for r in call.of("grad_output", "input")]
+        if kind == "buffer":
+            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
+            calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
+            inputs = [r for call in calls for r in call.of("input")]
+            return inputs + ([before] if before is not None else self._a_step_before(row))
+        if kind == "param":
+            if not self.number[row]:
+                return self._a_step_before(row)
+            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0))
+            gradients = self.gradients_of.get((rank, step, self.module[row], self.path[row]), [])
+            return gradients + ([before] if before is not None else [])
+        call = self.call_of(row)
+        if call is None:
+            return []
+        if kind == "input":
+            return self._before_in(call.parent, self.seq[row])
+        if kind == "output":
+            own = call.of("input") + [r for child in call.children for r in child.of("output")]
+            return own + self.parameters_of.get((rank, step, call.module), [])
+        if kind == "grad_input":
+            return self._backward_of(call) + [
+                r for child in call.children for r in child.of("grad_output", "grad_input")
+            ]
+        return self._behind(row, call)
+
+    def made_in(self, row: int) -> list[Call]:
+        """The calls whose backward made a gradient."""
+        kind, call = self.kind[row], self.call_of(row)
+        if kind == "param_grad":
+            return self.users_of_own(row)
+        if call is None or kind not in ("grad_input", "grad_output"):
+            return []
+        if kind == "grad_output":
+            if users := self.users(row, call):
+                return users
+            call = self.outermost(row, call).parent
+        return [] if call is None else [call, *call.children]
+
+    def users_of_own(self, row: int) -> list[Call]:
+        """The calls that used a module's own parameters: its own. A module that only keeps weights, as the `out_proj`
+        of an attention does, is never called itself; then it is whoever is around it."""
+        name = self.module[row]
+        while not (calls := self.calls_of_module.get((self.scope[row], name), [])) and name:
+            name = name.rpartition(".")[0]
+        return calls
+
+    def _a_step_before(self, row: int) -> list[int]:
+        rank, step, _ = self.scope[row]
+        before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
+        return [] if before is None else [before]
+
+    def _before_in(self, call: Call | None, seq: int) -> list[int]:
+        """What the code of a call had at hand at a moment: its inputs, and what its children had returned."""
+        if call is None:
+            return []
+        returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
+        return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
+
+    def _backward_of(self, call: Call) -> list[int]:
+        """What the backward of a call worked with."""
+        parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
+        return call.of("grad_output", "input", "output") + parameters
+
+    def _behind(self, row: int, call: Call) -> list[int]:
+        """A gradient at a call's output: made by the backward of whoever used that output."""
+        users = self.users(row, call)
+        if users:
+            return [r for user in users for r in self._backward_of(user)]
+        around = self.outermost(row, call).parent
+        if around is None:  # the root's own: the loss made it from what the root returned
+            return self.outermost(row, call).of("output")
+        later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
+        return around.of("grad_output", "input", "output") + later
+
+    def returned(self, row: int, call: Call) -> set[int]:
+        """The tensors, by number, whose gradient a row is."""
+        path = self.path[row].partition("~")[0]
+        return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
+
+    def outermost(self, row: int, call: Call) -> Call:
+        """The call around that returns the very same tensor: the gradient there is this one."""
+        tensors = self.returned(row, call)
+        while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
+            call = call.parent
+        return call
+
+    def hands_on(self, call: Call) -> bool:
+        """Whether a call returns an input as it is: its users are that input's users, and counted there."""
+        given = {self.tensor[row] for row in call.of("input")}
+        return any(self.tensor[row] in given for row in call.of("output"))
+
+    def at_root(self, row: int) -> int | None:
+        """The row of the root's own output gradient, if this is that very tensor under the name it was met by first."""
+        roots = self.calls_of_module.get((self.scope[row], ""), [])
+        same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
+        return same[0] if same else None
+
+    def users(self, row: int, call: Call) -> list[Call]:
+        """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
+        found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
+        found = [user for user in found if user is not call and not _inside(call, user) and not self.hands_on(user)]
+        outer = {id(user.parent) for user in found}
+        return [user for user in found if id(user) not in outer]
+
+
+def _inside(call: Call, other: Call) -> bool:
+    """Whether a call ran inside another."""
+    around = call.parent
+    while around is not None:
+        if around is other:
+            return True
+        around = around.parent
+    return False

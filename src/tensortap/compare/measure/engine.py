@@ -1,0 +1,310 @@
+"""Measures many pairs of tensors where they lie: in this process, or in several.
+
+A task is plain data: two spans of files, and which elements of them. `batches` cuts and groups tasks into pieces
+of work worth handing out, `work` does one of them anywhere that sees the same files, and `Gather` puts the parts
+together. An engine is no more than a way to run `work` on every batch. Whichever runs, and however many workers it
+has, the numbers are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core import dtypes
+from tensortap.core.machine import cores
+from tensortap.core.records import Location
+from tensortap.errors import RunUnreadable, UsageError
+from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, Rows
+from tensortap.store.source import cut_off, open_span_file
+
+__all__ = ["Engine", "Files", "Gather", "ProcessPool", "Serial", "Span", "Task", "batches", "choose", "work"]
+
+BATCH = 64 << 20
+"""Bytes of both sides that are worth handing out at once: a few milliseconds of work."""
+_POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
+_MOST_WORKERS = 16
+_MOST_MAPPED = 64
+
+Progress = Callable[[int], None]
+Results = Iterator[tuple[int, PairMeasure]]
+Parts = list[tuple[int, npt.NDArray[np.float64]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a tensor's bytes are, and what they mean."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Two tensors of one shape, or the elements `start` to `stop` of them in C order."""
+
+    reference: Span
+    candidate: Span
+    start: int = 0
+    stop: int | None = None
+    """None is the end."""
+    rtol: float | None = None
+    atol: float | None = None
+    size: float = 0.0
+    """The reference's l2, which rows are measured against that are nearly zero; 0 is unknown."""
+
+    @property
+    def rows(self) -> Rows:
+        components = 2 if dtypes.numpy_dtype(self.reference.dtype).kind == "c" else 1
+        return Rows.of(self.reference.shape, components, self.size)
+
+    @property
+    def elements(self) -> int:
+        whole = self.reference.nbytes // dtypes.numpy_dtype(self.reference.dtype).itemsize
+        return (whole if self.stop is None else self.stop) - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Of both sides."""
+        itemsize = dtypes.numpy_dtype(self.reference.dtype).itemsize + dtypes.numpy_dtype(self.candidate.dtype).itemsize
+        return self.elements * itemsize
+
+
+Batch = list[tuple[int, Task]]
+
+
+class Engine(Protocol):
+    """Runs tasks. Results come as they are ready, in any order; closing the iterator stops what is left."""
+
+    def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
+        """(number of the task, its measure) of each. `progress` is told the bytes done so far, of both sides."""
+        ...
+
+
+class Serial:
+    """In this process, with the kernel's own threads; None is one for each core."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
+    def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
+        gather = Gather(progress)
+        with Files() as files:
+            for batch in batches(gather.expect(tasks)):
+                yield from gather.add(batch, work(batch, files, self._threads))
+
+
+class ProcessPool:
+    """In processes of their own, which map the files themselves. They load no framework and not the main script."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers must be 1 or more, not {workers}")
+        self._workers = workers or min(cores(), _MOST_WORKERS)
+
+    def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
+        gather = Gather(progress)
+        pool = ProcessPoolExecutor(self._workers, mp_context=_Context())
+        waiting: dict[Future[Parts], Batch] = {}
+        try:
+            for batch in batches(gather.expect(tasks)):
+                waiting[pool.submit(_work_in_worker, batch)] = batch
+                if len(waiting) >= 2 * self._workers:  # each has one to do and one to do next
+                    yield from _finished(waiting, gather)
+            while waiting:
+                yield from _finished(waiting, gather)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def choose(tasks: Sequence[Task]) -> Engine:
+    """The engine that is usually best: processes for much work on many cores, else this process."""
+    if cores() <= 4 or sum(task.nbytes for task in tasks) < _POOL_FROM:
+        return Serial()
+    return ProcessPool()
+
+
+def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[Batch]:
+    """Tasks cut and grouped so that each batch is about `nbytes` of both sides together, in their order."""
+    batch: Batch = []
+    size = 0
+    for number, task in tasks:
+        for piece in _cut(task, nbytes):
+            if batch and size + piece.nbytes > nbytes:
+                yield batch
+                batch, size = [], 0
+            batch.append((number, piece))
+            size += piece.nbytes + 4096  # a tensor of no size is work too
+    if batch:
+        yield batch
+
+
+def work(batch: Batch, files: Files, threads: int | None = None) -> Parts:
+    """Measure a batch. Partial results, which `Gather` joins, travel well: a few hundred bytes a megabyte."""
+    from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before two tensors are at hand
+
+    parts = []
+    for number, task in batch:
+        r, c = files.elements(task.reference, task), files.elements(task.candidate, task)
+        found = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
+        parts.append((number, found))
+    files.forget_pages()
+    return parts
+
+
+class Gather:
+    """Joins the parts of each task as they come, and hands out each task that is complete."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress = progress
+        self._done = 0
+        self._tasks: dict[int, Task] = {}
+        self._missing: dict[int, int] = {}
+        self._parts: dict[int, list[npt.NDArray[np.float64]]] = {}
+
+    def expect(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Task]]:
+        """The tasks with their numbers, noted on the way."""
+        for number, task in enumerate(tasks):
+            _check(task)
+            self._tasks[number], self._missing[number], self._parts[number] = task, task.elements, []
+            yield number, task
+
+    def add(self, batch: Batch, parts: Parts) -> Results:
+        from tensortap.kernels.pairs.cpu import join
+
+        for (number, piece), (_, part) in zip(batch, parts, strict=True):
+            self._missing[number] -= piece.elements
+            self._parts[number].append(part)
+            self._done += piece.nbytes
+            if not self._missing[number]:
+                task = self._tasks.pop(number)
+                del self._missing[number]
+                yield number, join(self._parts.pop(number), _index_shape(task), task.rows)
+        if self._progress is not None:
+            self._progress(self._done)
+
+
+class Files:
+    """Maps of the files used last. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+
+    def elements(self, span: Span, task: Task) -> npt.NDArray[Any]:
+        """The task's elements of one of its sides, read-only, without a copy."""
+        dtype = dtypes.numpy_dtype(span.dtype)
+        nbytes = task.elements * dtype.itemsize
+        if not nbytes:
+            return np.empty(0, dtype)
+        at = span.offset + task.start * dtype.itemsize
+        return np.frombuffer(self._map(span), np.uint8, nbytes, at).view(dtype)
+
+    def forget_pages(self) -> None:
+        """Count no page of the files as this process's memory any more; the system's cache keeps them."""
+        for mapped in self._maps.values():
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._maps.clear()
+
+    def _map(self, span: Span) -> mmap.mmap:
+        mapped = self._maps.get(span.path)
+        if mapped is None or len(mapped) < span.offset + span.nbytes:  # it may have grown since
+            mapped = self._maps[span.path] = _mapped(span)
+        self._maps.move_to_end(span.path)
+        if len(self._maps) > _MOST_MAPPED:
+            self._maps.popitem(last=False)
+        return mapped
+
+
+def _mapped(span: Span) -> mmap.mmap:
+    path = Path(span.path)
+    descriptor = open_span_file(path)
+    try:
+        if os.fstat(descriptor).st_size < span.offset + span.nbytes:
+            raise cut_off(path, Location(path.name, span.offset, span.nbytes))
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _check(task: Task) -> None:
+    r, c = task.reference, task.candidate
+    if r.shape != c.shape:
+        raise UsageError(f"{r.path} and {c.path}: shapes {r.shape} and {c.shape} cannot be compared")
+    for span in (r, c):
+        expected = int(np.prod(span.shape, dtype=np.int64)) * dtypes.numpy_dtype(span.dtype).itemsize
+        if span.offset < 0 or span.nbytes != expected:
+            raise UsageError(f"{span.path}: {span.dtype} {span.shape} is not {span.nbytes} bytes at {span.offset}")
+    if task.start < 0 or task.elements < 0:
+        raise UsageError(f"{r.path}: elements {task.start} to {task.stop} of {r.shape} cannot be compared")
+
+
+def _cut(task: Task, nbytes: int) -> Iterator[Task]:
+    """The task in pieces, between chunks of the kernel, so that the joined result is the same bit for bit."""
+    if task.nbytes <= nbytes:
+        yield task
+        return
+    stop = task.start + task.elements
+    chunk_bytes = CHUNK * (task.nbytes // task.elements)
+    step = max(nbytes // chunk_bytes, 1) * CHUNK
+    for start in range(task.start, stop, step):
+        yield replace(task, start=start, stop=min(start + step, stop))
+
+
+def _index_shape(task: Task) -> tuple[int, ...]:
+    shape = task.reference.shape
+    return (*shape, 2) if dtypes.numpy_dtype(task.reference.dtype).kind == "c" else shape
+
+
+def _finished(waiting: dict[Future[Parts], Batch], gather: Gather) -> Results:
+    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    for future in sorted(done, key=lambda each: waiting[each][0][0]):
+        yield from gather.add(waiting.pop(future), future.result())
+
+
+def _work_in_worker(batch: Batch) -> Parts:
+    return work(batch, _files, threads=1)
+
+
+class _Worker(SpawnProcess):
+    """Starts without the main script: one that calls us with no `if __name__ == "__main__"` would run once more."""
+
+    def start(self) -> None:
+        with _starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Context(SpawnContext):
+    Process = _Worker
+
+
+_files = Files()
+_starting = threading.Lock()

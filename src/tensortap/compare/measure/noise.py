@@ -1,0 +1,69 @@
+"""What noise that was measured allows: in further runs of the reference, or in files of `tensortap.noise`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import one_module_each
+from tensortap.compare.judge.tolerance import Allowed, Policy
+from tensortap.compare.matching import Matched, errors_of, match
+from tensortap.compare.request import Request, Source, open_source
+from tensortap.errors import UsageError
+from tensortap.kernels.pairs.device import PairDevice
+from tensortap.store import Run
+from tensortap.store.formats.npy.tree import with_common_names
+from tensortap.store.noise_file import Noise, is_noise, read_noise
+
+__all__ = ["as_one", "check_noise", "noise_of"]
+
+_LEAST_SHARE = 0.1
+
+
+def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
+    """That a file is of this model: it allows nothing to modules that it does not know."""
+    found, least = len(noise.modules & set(modules)), min(len(noise.modules), len(modules))
+    if found < _LEAST_SHARE * least:
+        raise UsageError(
+            f"{source} was measured on another model: {found} of the {len(noise.modules)} modules that it knows are "
+            "the reference's; measure the noise of the reference model with tensortap.noise"
+        )
+
+
+def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
+    """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
+    if not request.noise:
+        return None
+    worst = np.zeros(len(matched.alignment.reference))
+    of_rows = worst.copy()
+    place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
+    for source in request.noise:
+        if not isinstance(source, Run) and is_noise(source):
+            noise = read_noise(source)
+            check_noise(source, noise, set(matched.reference.module.words))
+            steps = _of_steps(noise, matched)
+            worst, of_rows = np.maximum(worst, steps[0]), np.maximum(of_rows, steps[1])
+            continue
+        _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
+        renames = one_module_each(matched.reference.run, noisy)
+        again = match(matched.reference.run, noisy, renames, request, None, device)
+        errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
+        for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
+            if row in place:
+                worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
+    return worst, of_rows
+
+
+def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """What noise allows of a pair's error, be it of the whole or of the worst row."""
+    return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
+
+
+def _of_steps(noise: Noise, matched: Matched) -> Allowed:
+    side, rows = matched.reference, matched.alignment.reference
+    spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
+    found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

@@ -1,0 +1,1 @@
+"""Put the result into words and tables."""

@@ -1,0 +1,310 @@
+"""What a comparison says in the end: verdict, sentence, notes, and what only one side has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tensortap.compare.align.alignment import Renames, suggest
+from tensortap.compare.align.calls import remarks
+from tensortap.compare.align.ranks import UnpairedRanks
+from tensortap.compare.align.side import Side
+from tensortap.compare.align.stopped import stopped_recordings
+from tensortap.compare.judge.judging import UNSEEN_PARAMETERS, Judgement
+from tensortap.compare.judge.tolerance import Policy
+from tensortap.compare.matching import Matched
+from tensortap.compare.measure.measures import OTHER_LAYOUT
+from tensortap.compare.say import sentence
+from tensortap.compare.say.table import table_of
+from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
+from tensortap.compare.translate.fused import Fusion
+from tensortap.compare.translate.mapped import frameworks_differ, words_of
+from tensortap.core.records import Comparison, Finding, Unmatched, Verdict, shown
+
+__all__ = ["conclude"]
+
+_MOST_UNMATCHED = 10_000
+_LEAST_SHARE = 0.1
+_FEW = 3
+
+
+def conclude(
+    matched: Matched,
+    judgement: Judgement,
+    born: Mapping[int, Finding],
+    policy: Policy,
+    renames: Renames,
+    missing: Mapping[int, Finding],
+    extra: Mapping[tuple[int, float], Finding],
+    unpaired: UnpairedRanks,
+    isolated: bool = False,
+    doubts: Doubts = NO_DOUBTS,
+) -> Comparison:
+    """The comparison, from what was judged and the births by their pair, the earliest first.
+
+    `missing` is what the candidate lacks and should not, by the reference's row; `extra` what it has and should not, by
+    step and place in the reference's order. `unpaired` are the ranks that were not compared: without a divergence
+    elsewhere, nobody knows whether the runs match. `isolated` says that every module was fed from the reference.
+    """
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    rows = alignment.reference
+    known = {int(rows[pair]): finding for pair, finding in born.items()} | dict(missing)
+    placed = [((int(left.step[row]), float(left.seq[row])), finding) for row, finding in known.items()]
+    births = [finding for _, finding in sorted([*placed, *extra.items()], key=lambda each: each[0])]
+    counts = Counter(judgement.status)
+    one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
+    if one_sided:
+        counts["unmatched"] = one_sided
+    pairs = len(rows)
+    stopped = stopped_recordings(matched)
+    verdict: Verdict = "diverged" if births else "incomparable" if unpaired or stopped else "match"
+    judged = pairs > counts["unjudged"]
+    comparable = min(unpaired.compared(left, "reference"), unpaired.compared(right, "candidate"))
+    too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
+    if too_few or not judged:
+        verdict = "incomparable"
+    guessed = [doubts.words(matched.plan)] if matched.plan is not None and doubts.modules else []
+    if too_few:
+        said = sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
+    elif not judged:
+        said = sentence.none_judged(pairs)
+    else:
+        said = _sentence(births, born, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
+    if verdict == "match" and doubts.undecided:
+        verdict, said = "incomparable", sentence.undecided(guessed[0])
+        guessed = []
+    first = births[0] if births and verdict == "diverged" else None
+    notes = [*guessed, *([unpaired.note()] if unpaired else []), *_notes(matched, judgement, renames, births)]
+    return Comparison(
+        reference=str(left.run.path),
+        candidate=str(right.run.path),
+        verdict=verdict,
+        sentence=said,
+        first=first,
+        births=births,
+        counts=dict(counts),
+        unmatched=_unmatched(matched),
+        table=table_of(left, right, alignment, measures, judgement, born),
+        policy=policy.described(),
+        notes=notes,
+        info={"reference": left.run.info, "candidate": right.run.info},
+        mapping=None if matched.plan is None else matched.plan.report(),
+        isolated=isolated,
+        unpaired_ranks=unpaired.by_side(),
+    )
+
+
+def _sentence(
+    births: Sequence[Finding],
+    born: Mapping[int, Finding],
+    matched: Matched,
+    judgement: Judgement,
+    counts: Mapping[str, int],
+    left_out: str,
+    isolated: bool,
+) -> str:
+    left, right = matched.reference, matched.candidate
+    if not births:
+        return _agreement(matched, judgement, counts, left_out, isolated)
+    first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
+    pair = next((pair for pair, finding in born.items() if finding is first), None)
+    tensors = None if pair is None else _tensors(matched, pair)
+    if isolated:
+        return sentence.isolated(births, tensors, several) + sentence.called(first)
+    forward = _forward(matched, judgement, first)
+    if tensors is None:
+        return sentence.lost(first, several, forward)
+    if left.run.is_checkpoint and right.run.is_checkpoint:
+        return sentence.checkpoints(first, len(born), tensors)
+    at_start = first.key.step == int(left.step.min())
+    changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
+    parted = sentence.parted(
+        first,
+        changed if at_start else 0,
+        tensors,
+        several,
+        forward,
+        str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
+        ran_alike=not (steps := _other_steps(matched, first.key.step)),
+    )
+    if _parameters_unseen(left, first):
+        unseen = sentence.unseen_parameters()
+    else:
+        unseen = sentence.hidden_optimizer(_hidden(matched, judgement, first.key.step))
+    return parted + sentence.called(first) + (steps or unseen)
+
+
+def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
+    return ", and ".join(filter(None, (unpaired.in_words(), stopped)))
+
+
+def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], left_out: str, isolated: bool) -> str:
+    """Say that all that was compared matches, and what was `left_out`."""
+    left, alignment, measures = matched.reference, matched.alignment, matched.measures
+    steps = "" if isolated else _other_steps(matched)
+    unjudged = bool(counts.get("unjudged"))
+    agree = "What both runs have matches" if steps else "The runs match"
+    agree = "What could be judged matches" if unjudged else agree
+    if left_out:
+        what = "could be judged" if unjudged else "was compared"
+        agree = f"Too little in common to judge: {left_out}. What {what} matches"
+    elif isolated:
+        agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
+    if not counts.get("close"):
+        return sentence.matched(counts, None, agree) + steps
+    close = np.array(judgement.status) == "close"
+    worst = int(np.argmax(np.where(close, measures.rel_l2, -1.0)))
+    said = (float(measures.rel_l2[worst]), str(left.key(int(alignment.reference[worst]))))
+    return sentence.matched(counts, said, agree) + sentence.hidden_optimizer(_hidden(matched, judgement)) + steps
+
+
+def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
+    """The most that was allowed, up to a step, because parameters were not recorded; None if nothing was."""
+    rows = [row for row, rule in enumerate(judgement.rule) if rule == UNSEEN_PARAMETERS]
+    steps = matched.reference.step[matched.alignment.reference[rows]]
+    allowed = [
+        float(judgement.tolerance[row])
+        for row, step in zip(rows, steps.tolist(), strict=True)
+        if judgement.status[row] == "close" and (until is None or step <= until)
+    ]
+    return max(allowed, default=None)
+
+
+def _other_steps(matched: Matched, until: int | None = None) -> str:
+    """That one side lacks steps up to one, or ran one more often. Where steps are shifted, nobody expects otherwise."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(alignment.only_reference) and not len(alignment.only_candidate):
+        return ""
+    if left.run.is_checkpoint or right.run.is_checkpoint:
+        return ""
+    if np.any(left.step[alignment.reference] != right.step[alignment.candidate]):
+        return ""
+    backward = all("backward" in side.phase.words for side in (left, right))
+    return sentence.other_steps(*(_times(side, backward, until) for side in (left, right)))
+
+
+def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
+    """How often each step ran, up to one; only with a `backward` if there are any, for others change nothing."""
+    ran = side.phase.among(("backward",)) if backward else np.ones(len(side), bool)
+    if until is not None:
+        ran &= side.step <= until
+    spots = np.unique(np.stack([side.step[ran], side.micro[ran]]), axis=1)
+    return dict(Counter(spots[0].tolist()))
+
+
+def _parameters_unseen(side: Side, first: Finding) -> bool:
+    """Whether a module may be wrong only for its parameters, which an earlier step has changed unseen."""
+    key = first.key
+    if key.kind not in ("input", "output") or not first.inputs_matched or key.step <= side.step.min():
+        return False
+    if first.module not in side.module.words:  # the code around, of which nothing was recorded
+        return False
+    own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
+    kinds = set(side.kind.at(own))
+    if "param" in kinds:
+        return False
+    return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
+
+
+def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:
+    """What is said of the reference's tensor, and of the candidate's."""
+    rows = matched.alignment.reference[pair], matched.alignment.candidate[pair]
+    ours, theirs = (
+        sentence.Tensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair]))
+        for side, row, counts in zip(
+            (matched.reference, matched.candidate),
+            rows,
+            (matched.measures.sides[name] for name in ("reference", "candidate")),
+            strict=True,
+        )
+    )
+    return ours, theirs
+
+
+def _forward(matched: Matched, judgement: Judgement, first: Finding) -> str:
+    """Say that the forward pass agrees in which nothing was found before a finding; empty if it was not recorded."""
+    side, rows = matched.reference, matched.alignment.reference
+    passed = rows[(side.phase.among(("forward",)) & (side.step == first.key.step) & (side.rank == first.rank))[rows]]
+    if not len(passed):
+        return ""
+    unjudged = np.array(judgement.status)[np.isin(rows, passed)] == "unjudged"
+    return sentence.forward_agrees(bool(unjudged.any()))
+
+
+def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: list[Finding]) -> list[str]:
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    ours, theirs = left.run.notices, right.run.notices
+    notes = [f"{'both runs' if text in theirs else 'reference'}: {text}" for text in ours]
+    notes += [f"candidate: {text}" for text in theirs if text not in ours]
+    one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
+    if matched.plan is not None:
+        if births and births[0].cls.startswith("Dropout") and frameworks_differ(left.run, right.run):
+            notes.append("dropout draws other numbers in each framework: set its rate to 0 on both sides")
+        notes += words_of(matched.plan)
+        notes += _fused(matched.fusions.found)
+        if matched.repeated:
+            one = left.key(int(alignment.reference[matched.repeated[0]]))
+            notes.append(
+                f"the shapes of {len(matched.repeated):,} values differ in axes that one side repeats, as {one}: "
+                "compared as the other side would broadcast them"
+            )
+        if OTHER_LAYOUT in matched.measures.limits.values():
+            notes.append(
+                'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
+            )
+    elif one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
+        options = " ".join(f"--rename '{rule}'" for rule in rules)
+        notes.append(f"many names are on one side only; try {options}")
+    elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
+        notes.append(f"many names are on one side only, as {alone}: --map with an empty file goes by structure")
+    notes += _limits(matched, judgement)
+    if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
+        notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
+    said = {birth.module for birth in births[:1] if birth.arguments}
+    return notes + remarks(matched.calls.first_of_modules, said)
+
+
+def _limits(matched: Matched, judgement: Judgement) -> list[str]:
+    """Why pairs could not be judged by their summaries."""
+    limits = [(pair, why) for pair, why in matched.measures.limits.items() if why != OTHER_LAYOUT]
+    reasons = Counter(why for pair, why in limits if judgement.status[pair] == "unjudged")
+    return [
+        f'{times:,} pair{"s" * (times > 1)} could not be judged: {why}; capture with keep="tensors"'
+        for why, times in reasons.items()
+    ]
+
+
+def _fused(found: Sequence[Fusion]) -> list[str]:
+    """Modules that include others, a line each for the first few."""
+    words = list(dict.fromkeys(fusion.words() for fusion in found))
+    more = [f"so it is with {len(words) - _FEW:,} more modules"] if len(words) > _FEW else []
+    return words[:_FEW] + more
+
+
+def _names_alone(matched: Matched) -> str:
+    """A module that only one side has, of each side; nothing if both have the same ones."""
+    ours, theirs = matched.reference.module.words, matched.candidate.module.words
+    only_ours, only_theirs = set(ours) - set(theirs), set(theirs) - set(ours)
+    if not only_ours or not only_theirs:
+        return ""
+    one, other = next(filter(only_ours.__contains__, ours)), next(filter(only_theirs.__contains__, theirs))
+    return f"{shown(one)} of the reference and {shown(other)} of the candidate"
+
+
+def _unmatched(matched: Matched) -> list[Unmatched]:
+    found = []
+    alignment = matched.alignment
+    for name, side, rows in (
+        ("reference", matched.reference, alignment.only_reference),
+        ("candidate", matched.candidate, alignment.only_candidate),
+    ):
+        for row in rows[:_MOST_UNMATCHED].tolist():
+            key = side.key(row)
+            own = int(name == "candidate")
+            why = matched.fusions.why(own, key)
+            if not why and matched.plan is not None:
+                why = matched.plan.why(own, key.module, key.kind, key.path)
+            found.append(Unmatched(name, key, int(side.rank[row]), side.cls[row], why))  # type: ignore[arg-type]
+    return found

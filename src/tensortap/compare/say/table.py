@@ -1,0 +1,120 @@
+"""The table of pairs, put together from the columns of both sides, what was measured and what was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.measure.measures import Measures
+from tensortap.compare.say.columns import SCHEMA
+from tensortap.compare.translate.translated import Translated
+from tensortap.core.records import Finding
+
+__all__ = ["table_of"]
+
+_MEASURED = ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched", "row_rel_l2")
+_NOTHING = ("max_abs", "max_ulp", "mismatched", "row_rel_l2")  # 0 where both sides are equal
+
+
+def table_of(
+    reference: Side,
+    candidate: Side,
+    alignment: Alignment,
+    measures: Measures,
+    judgement: Judgement,
+    births: Mapping[int, Finding],
+) -> Any:
+    left, right = alignment.reference, alignment.candidate
+    count = len(left)
+    if not count:
+        return SCHEMA.empty_table()
+    columns: dict[str, Any] = {
+        name: getattr(reference, name)[left] for name in ("rank", "seq", "step", "micro", "call")
+    }
+    for name in ("phase", "module", "kind", "path", "cls"):
+        columns[name] = _words(getattr(reference, name), left)
+    columns |= {
+        "dtype_reference": _words(reference.dtype, left),
+        "dtype_candidate": _words(candidate.dtype, right),
+        "shape_reference": reference.shapes.take(pa.array(left)),
+        "shape_candidate": candidate.shapes.take(pa.array(right)),
+        "status": judgement.status,
+        "birth": _marks(count, list(births)),
+        "container": _containers(count, births),
+        "tolerance": judgement.tolerance,
+        "row_tolerance": judgement.row_tolerance,
+        "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),
+        "exact": measures.exact,
+        "rel_l2": _nullable(measures.rel_l2),
+        "rel_l2_bar": _nullable(measures.rel_l2_bar),
+        "cosine": _nullable(measures.cosine),
+    }
+    columns |= _measured(count, measures)
+    for side in ("reference", "candidate"):
+        numbers = measures.sides[side]
+        columns |= {f"{name}_{side}": numbers[name] for name in ("mean", "std", "l2", "nan", "inf")}
+        columns[f"var_{side}"] = numbers["std"] ** 2
+    columns |= _mapped(candidate, right, columns)
+    return pa.table([_typed(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _typed(column: Any, kind: Any) -> Any:
+    return column.cast(kind) if isinstance(column, pa.Array) else pa.array(column, kind)
+
+
+def _words(names: Any, rows: Any) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(names.codes[rows]), pa.array(names.words)).cast(pa.string())
+
+
+def _nullable(numbers: Any) -> Any:
+    return pa.array(numbers, mask=np.isnan(numbers))
+
+
+def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What the candidate calls things, where that is something else."""
+    if not isinstance(candidate, Translated):
+        return dict.fromkeys(("module_candidate", "path_candidate", "layout"), pa.nulls(len(rows), pa.string()))
+    own = candidate.own
+    found = {}
+    for name in ("module", "path"):
+        theirs = _words(getattr(own, name), candidate.origin[rows])
+        found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, columns[name]), pa.scalar(None, pa.string()), theirs)
+    laid = candidate.laid[rows]
+    layouts = [candidate.reading(row).words() or None if there else None for row, there in zip(rows, laid, strict=True)]
+    return found | {"layout": pa.array(layouts, pa.string())}
+
+
+def _marks(count: int, rows: Sequence[int]) -> Any:
+    marks = np.zeros(count, bool)
+    marks[list(rows)] = True
+    return marks
+
+
+def _containers(count: int, births: Mapping[int, Finding]) -> Any:
+    found: list[str | None] = [None] * count
+    for row, birth in births.items():
+        found[row] = birth.container
+    return pa.array(found, pa.string())
+
+
+def _measured(count: int, measures: Measures) -> dict[str, Any]:
+    """Numbers that only whole tensors give: known for equal pairs, and for those that were measured."""
+    same = np.where(measures.equal, 0.0, np.nan)
+    columns = {name: same.copy() if name in _NOTHING else np.full(count, np.nan) for name in _MEASURED}
+    index: list[tuple[int, ...] | None] = [None] * count
+    row_index: list[tuple[int, ...] | None] = [None] * count
+    for pair, found in measures.differences.items():
+        for name in _MEASURED:
+            columns[name][pair] = getattr(found, name)
+        index[pair], row_index[pair] = found.max_abs_index, found.row_index
+    return {name: _nullable(column) for name, column in columns.items()} | {
+        "max_abs_index": pa.array(index, pa.list_(pa.int64())),
+        "row_index": pa.array(row_index, pa.list_(pa.int64())),
+    }

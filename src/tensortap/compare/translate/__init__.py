@@ -1,0 +1,1 @@
+"""Express the candidate in the reference's names and layouts."""

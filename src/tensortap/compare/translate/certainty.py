@@ -1,0 +1,218 @@
+"""How certain it is that two records belong together, where modules were paired by the structure of the trees.
+
+A divergence between two records that need not be the same is none. So a pair that was guessed carries no verdict: it
+counts if values or names confirm it, or if the same two tensors meet in a pair that is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.judge.judging import Judgement, Pairs
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.measure.measures import Measures
+from tensortap.core.records import BAD, GRADIENT_KINDS, shown
+from tensortap.mapping.plan import Plan
+
+__all__ = [
+    "CERTAIN",
+    "DOUBTFUL",
+    "NO_DOUBTS",
+    "PLAUSIBLE",
+    "Doubts",
+    "Levels",
+    "judge_certain",
+    "levels",
+    "paired_by_state",
+]
+
+DOUBTFUL, PLAUSIBLE, CERTAIN = 0, 1, 2
+Levels = npt.NDArray[np.int8]
+GUESSED = "paired by structure alone, and nothing confirms it"
+_NAMED = ("root", "rename", "rule", "same name", "values")
+_SAME = 1e-3
+_STATE = 1e-5
+_FEW = 3
+_FLOWING = ("input", "output")
+
+
+def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Levels:
+    """For each pair, whether it is certain, plausible or doubtful that its records belong together."""
+    known = _Modules(reference, alignment, measures, plan)
+    rows = alignment.reference
+    words = np.array([known.level(word) for word in reference.module.words], np.int8)
+    found: Levels = words[reference.module.codes[rows]] if len(rows) else np.empty(0, np.int8)
+    # A container that returns another shape has its boundary elsewhere.
+    found[(found == PLAUSIBLE) & measures.reshaped] = DOUBTFUL
+    if not len(rows) or (found == CERTAIN).all():
+        return found
+    tensors = np.stack([reference.tensor_id[rows], candidate.tensor_id[alignment.candidate]])
+    same = np.unique(tensors, axis=1, return_inverse=True)[1].reshape(-1)
+    found[np.isin(same, same[found == CERTAIN])] = CERTAIN
+    return found
+
+
+class _Modules:
+    """What confirms the pairs of modules."""
+
+    def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> None:
+        self._side, self._rows, self._measures = reference, alignment.reference, measures
+        self._places = plan.places
+
+    def level(self, made: str) -> int:
+        places = self._places
+        if made not in places.of_made or places.how[made] in _NAMED:
+            return CERTAIN
+        given = places.of_made[made]
+        named_alike = made.rpartition(".")[2] == given.rpartition(".")[2] and not given.rpartition(".")[2].isdecimal()
+        if places.made.children(made) or places.given.children(given):
+            return CERTAIN if named_alike else PLAUSIBLE if places.look_the_same(made) else DOUBTFUL
+        if made in self._with_same_state:
+            return CERTAIN
+        own = bool(places.made.modules[made].tensors)
+        if own and named_alike:
+            return CERTAIN
+        # Without weights only order speaks for it; with weights, unless others like it are given the same tensor.
+        return CERTAIN if (own or not self._any_tensors) and self._in_order(made) else DOUBTFUL
+
+    def _in_order(self, made: str) -> bool:
+        """Whether both sides have as many modules of this look, one after the other, so that their order decides."""
+        group = self._places.alike.get(made)
+        if group is None:
+            return False
+        given = [tensor for name in group for tensor in self._inputs.get(name, ())]
+        return len(given) == len(set(given))
+
+    @cached_property
+    def _any_tensors(self) -> bool:
+        return any(module.tensors for module in self._places.made.modules.values())
+
+    @cached_property
+    def _with_same_state(self) -> set[str]:
+        """Modules of which a parameter or buffer agrees that is not one number throughout, as in a new norm."""
+        side, rows, measures = self._side, self._rows, self._measures
+        state = side.kind.among(("param", "buffer"))[rows] if len(rows) else np.empty(0, bool)
+        near = measures.equal | (measures.rel_l2 <= _SAME)
+        found = state & near & (measures.sides["reference"]["std"] > 0) & (side.call[rows] == 0)
+        return set(side.module.at(rows[found]))
+
+    @cached_property
+    def _inputs(self) -> dict[str, set[int]]:
+        """The tensors that modules were given, by number."""
+        side, rows = self._side, self._rows
+        inputs = rows[side.kind.among(("input",))[rows]] if len(rows) else rows
+        found: dict[str, set[int]] = {}
+        for module, tensor in zip(side.module.at(inputs), side.tensor_id[inputs].tolist(), strict=True):
+            found.setdefault(module, set()).add(tensor)
+        return found
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What was paired by structure alone and differs."""
+
+    modules: Sequence[str] = ()
+    """Of the reference."""
+    undecided: bool = False
+    """Whether nothing else differs, and nothing that is certain confirms that all is right."""
+
+    def words(self, plan: Plan) -> str:
+        """Which modules these are, and what to do."""
+        pairs = [f"{shown(name)} and {shown(plan.places.of_made[name])}" for name in self.modules]
+        few = "; ".join(pairs[:_FEW]) + (f"; and {len(pairs) - _FEW} more" if len(pairs) > _FEW else "")
+        return f"paired by structure alone, and different: {few}. If they belong together, say so with --map"
+
+
+NO_DOUBTS = Doubts()
+
+
+def judge_certain(
+    pairs: Pairs, structure: Structure, found: Callable[[], Levels], judge: Callable[[Pairs], Judgement]
+) -> tuple[Judgement, Doubts]:
+    """Judge, so that no pair that was guessed carries the verdict alone. `found` tells how certain each pair is.
+
+    If certain pairs diverge too, plausible ones may lead, as a container whose own code is wrong. If none does, pairs
+    that were guessed are left unjudged.
+    """
+    judgement = judge(pairs)
+    if not judgement.born or (known := found()).min(initial=CERTAIN) == CERTAIN:
+        return judgement, NO_DOUBTS
+    unsure = [row for row in judgement.born if known[row] < CERTAIN]
+    if not unsure:
+        return judgement, NO_DOUBTS
+    certain = _without(pairs, judgement, known < CERTAIN, judge)
+    if certain.born:
+        lead = _without(pairs, judgement, known == DOUBTFUL, judge)
+        doubtful = [structure.module[row] for row in unsure if known[row] == DOUBTFUL]
+        return lead, Doubts(list(dict.fromkeys(doubtful)))
+    modules = list(dict.fromkeys(structure.module[row] for row in unsure))
+    return certain, Doubts(modules, undecided=not _confirmed(certain, structure, known, unsure))
+
+
+def paired_by_state(reference: Side, candidate: Side, plan: Plan, modules: Sequence[str]) -> dict[str, str]:
+    """Other pairs of these modules of the reference and their counterparts, whose parameters agree: the candidate's
+    names and the reference's. Empty unless it is so with all that have any. Norms and sums do not depend on layout."""
+    of_made = plan.places.of_made
+    ours = {name: marks for name in modules if (marks := _marks(reference, name))}
+    theirs = {of_made[name]: _marks(candidate, of_made[name]) for name in ours}
+    found: dict[str, str] = {}
+    for name, marks in ours.items():
+        same = [other for other, others in theirs.items() if _agree(marks, others)]
+        if len(same) != 1 or same[0] in found:
+            return {}
+        found[same[0]] = name
+    return found if any(of_made[made] != given for given, made in found.items()) else {}
+
+
+def _marks(side: Side, module: str) -> list[tuple[int, float, float]]:
+    """What is known of a module's parameters before the first step, whatever their layout: size, norm and mean."""
+    if module not in side.module.words:
+        return []
+    own = np.flatnonzero(side.module.codes == side.module.words.index(module))
+    own = own[side.kind.among(("param",))[own] & (side.call[own] == 0)]
+    first = own[side.step[own] == side.step[own].min()] if len(own) else own
+    columns = (side.elements[first].tolist(), side.l2[first].tolist(), side.mean[first].tolist())
+    return sorted(zip(*columns, strict=True))
+
+
+def _agree(ours: Sequence[tuple[int, float, float]], theirs: Sequence[tuple[int, float, float]]) -> bool:
+    if [size for size, _, _ in ours] != [size for size, _, _ in theirs]:
+        return False
+    return all(
+        abs(norm - norm_2) <= _STATE * norm and abs(mean - mean_2) * size**0.5 <= _STATE * norm
+        for (size, norm, mean), (_, norm_2, mean_2) in zip(ours, theirs, strict=True)
+    )
+
+
+def _without(
+    pairs: Pairs, judgement: Judgement, guessed: npt.NDArray[np.bool_], judge: Callable[[Pairs], Judgement]
+) -> Judgement:
+    """Judge without those guessed pairs that differ. What they were made from may then count for others, so repeat."""
+    left = np.zeros(len(guessed), bool)
+    while (wrong := guessed & ~left & np.array([status in BAD for status in judgement.status], bool)).any():
+        left |= wrong
+        error = np.where(left, np.nan, pairs.error)
+        known = replace(pairs, error=error, nonfinite=pairs.nonfinite & ~left, reshaped=pairs.reshaped & ~left)
+        judgement = judge(known)
+    for row in np.flatnonzero(left).tolist():
+        judgement.rule[row] = GUESSED
+    return judgement
+
+
+def _confirmed(judgement: Judgement, structure: Structure, known: Levels, doubtful: Sequence[int]) -> bool:
+    """Whether after each doubtful pair that differs comes a certain one that agrees: a mistake would have moved it."""
+    last: dict[bool, tuple[int, int]] = {}
+    for row in np.flatnonzero(known == CERTAIN).tolist():
+        kind = structure.kind[row]
+        if judgement.status[row] in ("equal", "close") and kind in (*_FLOWING, *GRADIENT_KINDS):
+            when = (structure.scope[row][1], structure.seq[row])
+            last[kind in GRADIENT_KINDS] = max(last.get(kind in GRADIENT_KINDS, when), when)
+    whens = ((structure.kind[row] in GRADIENT_KINDS, structure.scope[row][1], structure.seq[row]) for row in doubtful)
+    return all((step, seq) < last.get(backward, (-1, -1)) for backward, step, seq in whens)

@@ -1,0 +1,274 @@
+"""Modules that do in one what the other side does in two: paddle's `BatchNorm(act="relu")` is a norm and a ReLU.
+
+Nothing in a run says so, but values do. Where the outputs of two modules that belong together differ, and one is what
+comes out of the activation behind the other, the two are compared there. If that activation is a function and no
+module, its result is what the next module is given, and that is compared anyway; if there is no next module either, the
+values have to be those of a known activation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.side import Ints, Side
+from tensortap.compare.translate.activations import activation_between
+from tensortap.core.records import Key, shown
+from tensortap.mapping.plan import Plan
+
+__all__ = ["Fusion", "Fusions", "find_fusions"]
+
+_APART = 0.01
+"""Outputs that differ by less, relatively, went through the same."""
+_NEARER = 0.25
+"""How much nearer, relatively, the activation's output has to be."""
+_WITH_WEIGHTS = ("norm", "conv", "linear")
+_OUTPUTS = ("output", "grad_output")
+_ROLES = ("reference", "candidate")
+Call = tuple[str, int]
+"""A module and the number of its call."""
+
+
+class Fusion(NamedTuple):
+    """A pair of modules of which one includes more."""
+
+    side: int
+    """The side that does both in one: 0 the reference, 1 the candidate."""
+    reference: Call
+    candidate: Call
+    activation: Call | None
+    """The other side's own module for what is included; None if that is a function."""
+    handed: tuple[str, int, str] | None = None
+    """Then the reference's module, call and argument that is given the result."""
+
+    def words(self) -> str:
+        ours, theirs = shown(self.reference[0]), shown(self.candidate[0])
+        one, other = (ours, theirs) if self.side == 0 else (theirs, ours)
+        what = f"what follows {other}" if self.activation is None else shown(self.activation[0])
+        text = f"{one} of the {_ROLES[self.side]} includes {what} of the {_ROLES[1 - self.side]}"
+        if self.activation is not None:
+            return f"{text}: compared there"
+        return text + ("" if self.handed is None else ": compared where the next module is given it")
+
+
+@dataclass
+class Fusions:
+    """Where the candidate's records belong because of modules that include others."""
+
+    found: list[Fusion] = field(default_factory=list)
+    routes: dict[tuple[str, str, int], Call | None] = field(default_factory=dict)
+    """(candidate's module, "input" or "output", call) → the reference's module and call; None if there is none."""
+    renamed: dict[Call, Call] = field(default_factory=dict)
+    """Activations of the reference whose outputs stand for the module before them, as that module's call."""
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """The candidate's modules whose calls go different ways."""
+        return {module for module, _, _ in self.routes}
+
+    def key(self, key: Key) -> Key:
+        """A record's identity, with the module that it is a result of."""
+        known = self.renamed.get((key.module, key.call)) if key.kind in _OUTPUTS else None
+        return key if known is None else key._replace(module=known[0], call=known[1])
+
+    def maker(self, key: Key) -> str | None:
+        """The module whose result an argument is, if the candidate makes it in that module and the reference behind it,
+        or the other way round."""
+        if key.kind != "input":
+            return None
+        spot = (key.module, key.call, key.path)
+        return next((fusion.reference[0] for fusion in self.found if fusion.handed == spot), None)
+
+    def why(self, side: int, key: Key) -> str:
+        """Why a record of a side has no counterpart, if that is because of a fusion; else nothing."""
+        for fusion in self.found:
+            own = (fusion.reference, fusion.candidate)[side]
+            if side != fusion.side and key.kind in _OUTPUTS and (key.module, key.call) == own:
+                return f"the {_ROLES[fusion.side]} has it and what follows in one"
+            if side != fusion.side and (key.module, key.call) == fusion.activation and key.kind not in _OUTPUTS:
+                return f"the {_ROLES[fusion.side]} has it and what comes before in one"
+        return ""
+
+
+def find_fusions(plan: Plan, reference: Side, candidate: Side) -> Fusions:
+    """Compare the outputs of modules that belong together, and look behind those that differ."""
+    finder = _Finder(plan, reference, candidate)
+    found = Fusions([fusion for made, given in plan.places.of_made.items() for fusion in finder.of(made, given)])
+    for fusion in found.found:
+        _route(found, fusion)
+    _renumber(found, finder, plan)
+    return found
+
+
+def _route(fusions: Fusions, fusion: Fusion) -> None:
+    (given, call), activation = fusion.candidate, fusion.activation
+    if fusion.side == 1:
+        fusions.routes[given, "output", call] = activation
+        if activation is not None:
+            fusions.renamed[activation] = fusion.reference
+        return
+    fusions.routes[given, "output", call] = None
+    if activation is not None:
+        fusions.routes[activation[0], "output", activation[1]] = fusion.reference
+        fusions.routes[activation[0], "input", activation[1]] = None
+
+
+def _renumber(fusions: Fusions, finder: _Finder, plan: Plan) -> None:
+    """Other calls of an activation that is used in several places keep their order, without those that are included."""
+    for side in (0, 1):
+        used: dict[str, set[int]] = defaultdict(set)
+        for fusion in fusions.found:
+            if fusion.side == 1 - side and fusion.activation is not None:
+                used[fusion.activation[0]].add(fusion.activation[1])
+        for module, numbers in used.items():
+            other = (plan.places.of_made, plan.places.of_given)[side].get(module)
+            if other is None:
+                continue
+            left = [number for number in sorted(finder.flows[side].outputs.get(module, ())) if number not in numbers]
+            there = sorted(finder.flows[1 - side].outputs.get(other, ()))
+            made, given = (module, other) if side == 0 else (other, module)
+            ours, theirs = (left, there) if side == 0 else (there, left)
+            for at, number in enumerate(theirs):
+                for way in ("input", "output"):
+                    fusions.routes.setdefault((given, way, number), (made, ours[at]) if at < len(ours) else None)
+
+
+class _Flow:
+    """What flowed through the modules of a side in its first forward pass."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.outputs: dict[str, dict[int, int]] = defaultdict(dict)
+        """Rows of modules that return one tensor, by module and call."""
+        self.inputs: dict[tuple[str, int, str], int] = {}
+        self.users: dict[int, list[tuple[str, int, str]]] = defaultdict(list)
+        """Calls that were given a tensor, with the path of the argument."""
+        several: set[str] = set()
+        for row in self._rows():
+            module, call, path = side.module[row], int(side.call[row]), side.path[row]
+            if side.kind[row] == "input":
+                self.inputs[module, call, path] = row
+                self.users[int(side.tensor_id[row])].append((module, call, path))
+            elif call in self.outputs[module]:
+                several.add(module)
+            else:
+                self.outputs[module][call] = row
+        for module in several:
+            del self.outputs[module]
+
+    def _rows(self) -> list[int]:
+        side = self.side
+        forward = np.flatnonzero(side.kind.among(("input", "output")))
+        if not len(forward):
+            return []
+        first = forward[np.lexsort((side.seq[forward], side.micro[forward], side.step[forward], side.rank[forward]))[0]]
+        scope = [column[forward] == column[first] for column in (side.rank, side.step, side.micro)]
+        found: list[int] = forward[np.logical_and.reduce(scope)].tolist()
+        return found
+
+
+class _Finder:
+    """Measures outputs of both sides against each other."""
+
+    def __init__(self, plan: Plan, reference: Side, candidate: Side) -> None:
+        self._plan = plan
+        self.flows = _Flow(reference), _Flow(candidate)
+
+    def of(self, made: str, given: str) -> Iterator[Fusion]:
+        if not self._works(made):  # an activation itself, of which there may be others nearby
+            return
+        ours, theirs = self.flows[0].outputs.get(made, {}), self.flows[1].outputs.get(given, {})
+        for call in sorted(ours.keys() & theirs.keys()):
+            if (apart := self._apart(ours[call], theirs[call])) is None:
+                continue
+            for side in (1, 0):
+                found = self._behind if apart > _APART else self._passed_by
+                if (fusion := found(side, (made, given), call, apart)) is not None:
+                    yield fusion
+                    break
+
+    def _works(self, made: str) -> bool:
+        """Whether a module has weights; by its class, where a run has recorded none at all."""
+        modules = self._plan.places.made.modules
+        if not any(module.tensors for module in modules.values()):
+            return any(word in modules[made].cls.lower() for word in _WITH_WEIGHTS)
+        return any(modules[name].tensors for name in (made, *self._plan.places.made.leaves(made)))
+
+    def _behind(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
+        """The fusion, if a side's output is what the other side has behind its own."""
+        whole, other = self.flows[side], self.flows[1 - side]
+        rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
+        for activation, after in self._activations(1 - side, rows[1]):
+            if self._nearer(side, rows[0], after, apart):
+                return Fusion(side, (names[0], call), (names[1], call), activation)
+        placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
+        for module, number, path in whole.users.get(int(whole.side.tensor_id[rows[0]]), ()):
+            given = other.inputs.get((placed.get(module, "\0"), number, path))
+            if given is not None and self._nearer(side, rows[0], given, apart):
+                made = module if side == 0 else placed[module]
+                return Fusion(side, (names[0], call), (names[1], call), None, (made, number, path))
+        if self._is_activation(side, *rows):
+            return Fusion(side, (names[0], call), (names[1], call), None)
+        return None
+
+    def _passed_by(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
+        """The same where an activation changes nothing, as a ReLU of what is positive: then it shows in what the next
+        module is given, a tensor of the module itself on one side and of the activation on the other."""
+        whole, other = self.flows[side], self.flows[1 - side]
+        rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
+        placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
+        users = whole.users.get(int(whole.side.tensor_id[rows[0]]), ())
+        given = [other.inputs.get((placed.get(module, "\0"), number, path)) for module, number, path in users]
+        tensors = {int(other.side.tensor_id[row]) for row in given if row is not None}
+        for activation, after in self._activations(1 - side, rows[1]):
+            if int(other.side.tensor_id[after]) in tensors:
+                return Fusion(side, (names[0], call), (names[1], call), activation)
+        return None
+
+    def _activations(self, side: int, row: int) -> Iterator[tuple[Call, int]]:
+        """Modules without weights that a side gives an output to, with the rows of what they return."""
+        flow, outline = self.flows[side], (self._plan.places.made, self._plan.places.given)[side]
+        for module, number, _ in flow.users.get(int(flow.side.tensor_id[row]), ()):
+            plain = not outline.children(module) and not outline.modules[module].tensors
+            after = flow.outputs.get(module, {}).get(number)
+            if plain and after is not None:
+                yield (module, number), after
+
+    def _is_activation(self, side: int, row: int, other: int) -> bool:
+        """Whether a side's output is the activation of the other's. It must go to no module with weights, whose input
+        would have shown that."""
+        whole, apart = self.flows[side], self.flows[1 - side]
+        outline = (self._plan.places.made, self._plan.places.given)[side]
+        users = [name for name, _, _ in whole.users.get(int(whole.side.tensor_id[row]), ())]
+        if any(outline.modules[name].tensors for name in users):
+            return False
+        if not whole.side.kept[row] or not apart.side.kept[other]:
+            return False
+        return activation_between(apart.side.array(other), whole.side.array(row)) is not None
+
+    def _nearer(self, side: int, row: int, other: int, apart: float) -> bool:
+        found = self._apart(*((row, other) if side == 0 else (other, row)))
+        return found is not None and found <= _NEARER * apart
+
+    def _apart(self, ours: int, theirs: int) -> float | None:
+        """The relative distance of two records, as their sketches tell it; None if they cannot be compared."""
+        left, right = self.flows[0].side, self.flows[1].side
+        if left.shape_hash[ours] != right.shape_hash[theirs]:
+            return None
+        if left.digest[ours] == right.digest[theirs]:
+            return 0.0
+        (matrix, which), (matrix_2, which_2) = self._sketches
+        at, at_2, size = int(which[ours]), int(which_2[theirs]), float(left.l2[ours])
+        if at < 0 or at_2 < 0 or not size > 0:
+            return None
+        return float(np.linalg.norm(matrix[at].astype(np.float64) - matrix_2[at_2])) / size
+
+    @cached_property
+    def _sketches(self) -> list[tuple[npt.NDArray[np.float32], Ints]]:
+        return [flow.side.sketches() for flow in self.flows]

@@ -1,0 +1,79 @@
+"""Values that one side repeats along an axis and the other holds once: position ids of a batch, a mask of all heads.
+
+Frameworks broadcast such a value where it is used, so a difference of shape alone is none. Pairs like that are measured
+at their common shape. A gradient is the sum over all repetitions, so there the larger one is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.measure.measures import Measures
+from tensortap.compare.measure.tensors import Tolerances
+from tensortap.core.records import STATE_KINDS
+from tensortap.kernels import difference
+from tensortap.kernels.pairs.reference import PairMeasure
+from tensortap.mapping.layouts import Shape, common_shape, same_elements
+
+__all__ = ["REPEATED", "measure_repeated", "repeated_pairs"]
+
+Array = npt.NDArray[Any]
+REPEATED = "its shape alone differs, and its elements were not kept"
+
+
+def repeated_pairs(reference: Side, candidate: Side, alignment: Alignment, measures: Measures) -> list[int]:
+    """Pairs whose shapes differ in axes of size one alone. They no longer count as reshaped."""
+    found = []
+    for pair in np.flatnonzero(measures.reshaped).tolist():
+        left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        if reference.kind[left] in STATE_KINDS or candidate.laid[right]:
+            continue
+        if common_shape(reference.shape(left), candidate.shape(right)) is not None:
+            found.append(pair)
+    measures.reshaped[found] = False
+    return found
+
+
+def measure_repeated(
+    reference: Side, candidate: Side, alignment: Alignment, pairs: list[int], tolerances: Tolerances
+) -> Iterator[tuple[int, PairMeasure]]:
+    """(pair, how far it is apart) of those whose elements both sides kept. The same two tensors are measured once."""
+    known: dict[tuple[int, int], PairMeasure] = {}
+    for pair in pairs:
+        left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        if not (reference.kept[left] and candidate.kept[right]):
+            continue
+        tensors = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
+        if tensors not in known:
+            backward = reference.kind[left].startswith("grad_")
+            ours, theirs = _fitted(reference.array(left), candidate.array(right), backward)
+            size = float(np.linalg.norm(ours.astype(np.float64).reshape(-1)))
+            known[tensors] = difference(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
+        yield pair, known[tensors]
+
+
+def _fitted(ours: Array, theirs: Array, backward: bool) -> tuple[Array, Array]:
+    """Both at one shape: forward at the larger one, backward at the smaller one."""
+    common = common_shape(ours.shape, theirs.shape)
+    assert common is not None, "only pairs that have one are measured"
+    if same_elements(ours.shape, theirs.shape):
+        return ours.reshape(common), theirs.reshape(common)
+    if not backward:
+        left, right = (np.ascontiguousarray(np.broadcast_to(array, common)) for array in (ours, theirs))
+        return left, right
+    ours, theirs = (array.reshape((1,) * (len(common) - array.ndim) + array.shape) for array in (ours, theirs))
+    smaller: Shape = tuple(np.minimum(ours.shape, theirs.shape).tolist())
+    return _summed(ours, smaller), _summed(theirs, smaller)
+
+
+def _summed(array: Array, shape: Shape) -> Array:
+    axes = tuple(axis for axis, (size, wanted) in enumerate(zip(array.shape, shape, strict=True)) if size != wanted)
+    if not axes:
+        return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array.astype(np.float64).sum(axes, keepdims=True).astype(array.dtype))

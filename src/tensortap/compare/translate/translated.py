@@ -1,0 +1,284 @@
+"""The candidate in the reference's terms: its names where they differ, and its tensors in the reference's layout.
+
+Built only where a mapping is in effect. Rows refer to rows of the candidate's own side; a tensor that the reference has
+in several gives as many rows, and several that the reference has in one give one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.compare.align.side import Bools, Ints, Names, Side, hash_of_shape
+from tensortap.compare.translate.fused import Fusions
+from tensortap.core.records import STATE_KINDS, Key
+from tensortap.mapping.layouts import Reading, Shape
+from tensortap.mapping.outline import full_name
+from tensortap.mapping.plan import Plan
+
+__all__ = ["Translated"]
+
+_UNPLACED = "\0"
+"""Before the name of a module that has no counterpart, so that no module of the reference is taken for it."""
+_ADDED = ("elements", "nan", "posinf", "neginf", "zeros")
+_MOMENTS = ("min", "max", "mean", "std", "l1", "l2")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the records of one module, kind and path belong."""
+
+    module: str
+    kind: str
+    path: str
+    reading: Reading | None = None
+    added: tuple[tuple[str, Reading], ...] = ()
+    """What the reference ties to it and the candidate has apart: the reference's gradient is the sum."""
+    call: int = -1
+    """The reference's call, if it has another number there."""
+
+
+class Translated(Side):
+    """A side whose modules, kinds and paths are the reference's. Keys, classes and shapes stay its own."""
+
+    def __init__(self, own: Side, plan: Plan, kinds_known: bool = True, fusions: Fusions | None = None) -> None:
+        """Against a checkpoint, which does not know its buffers from its parameters, all are parameters."""
+        self._fusions = fusions or Fusions()
+        self.run, self.ranks, self.own = own.run, own.ranks, own
+        self._kinds_known = kinds_known
+        self._made_by: dict[str, list[tuple[str, Reading]]] = {}
+        for made, reading in plan.tensors.readings.items():
+            for part in reading.parts:
+                self._made_by.setdefault(part, []).append((made, reading))
+        self._sums: dict[str, list[tuple[str, Reading]]] = {}
+        for part, first in plan.ties[0].items():
+            self._sums.setdefault(first, []).append((part, self._made_by[part][0][1]))
+        spots, calls, codes = _spots(own, self._fusions.modules)
+        targets = [self._routed(plan, spot, call) for spot, call in zip(spots, calls, strict=True)]
+        counts = np.array([len(each) for each in targets], np.int64)
+        times = counts[codes] if len(codes) else np.empty(0, np.int64)
+        self.origin = np.repeat(np.arange(len(own)), times)
+        before = np.repeat(np.cumsum(times) - times, times)
+        starts = np.cumsum(counts) - counts
+        which = starts[codes[self.origin]] + np.arange(len(self.origin)) - before
+        flat = [target for each in targets for target in each]
+        self.row, self.rank = own.row[self.origin], own.rank[self.origin]
+        self._readings = [target.reading for target in flat]
+        self._added = [target.added for target in flat]
+        self._which = which
+        self.module, self.kind, self.path = (
+            _named([getattr(target, name) for target in flat], which) for name in ("module", "kind", "path")
+        )
+        self._parts = self._join(spots, codes)
+        if self._fusions.routes:
+            moved = np.array([target.call for target in flat], np.int64)[which]
+            self.call = np.where(moved >= 0, moved, own.call[self.origin])
+
+    @staticmethod
+    def _unplaced(module: str, kind: str, path: str) -> list[_Target]:
+        return [_Target(_UNPLACED + module, kind, path)]
+
+    def _routed(self, plan: Plan, spot: tuple[str, str, str], call: int) -> list[_Target]:
+        """Where records belong, after what modules include that the reference has apart, or the other way round."""
+        module, kind, _ = spot
+        found = self._targets(plan, *spot)
+        key = (module, kind.removeprefix("grad_"), call)
+        if kind in STATE_KINDS or key not in self._fusions.routes or not found:
+            return found
+        route = self._fusions.routes[key]
+        if route is None:
+            return self._unplaced(*spot)
+        return [replace(target, module=route[0], call=route[1]) for target in found]
+
+    def _targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
+        if plan.ignored(1, module, kind, path.partition("~")[0]):
+            return []
+        if kind in STATE_KINDS:
+            return self._state_targets(plan, module, kind, path)
+        if module not in plan.modules:
+            return self._unplaced(module, kind, path)
+        base, again, number = path.partition("~")
+        flow = plan.flows.get((module, kind.removeprefix("grad_"), base))
+        if flow is None:
+            return [_Target(plan.modules[module], kind, path)]
+        reading = Reading((), flow.permute) if flow.permute else None
+        return [_Target(plan.modules[module], kind, flow.path + again + number, reading)]
+
+    def _state_targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
+        base, again, number = path.partition("~")
+        name = full_name(module, base)
+        if kind == "param_grad" and name in plan.ties[0]:
+            return []  # it is added to what the reference ties it to
+        if kind == "param_grad" and name in plan.ties[1].values():
+            return self._unplaced(module, kind, path)  # a sum, of which nobody can tell the parts
+        found = []
+        for made, reading in self._made_by.get(name, ()):
+            if reading.parts[0] != name:
+                continue  # it comes with the first of the parts
+            at = plan.places.made.find(made)
+            assert at is not None
+            own = plan.places.made.tensor(made)
+            kept = own.kind if kind != "param_grad" and self._kinds_known else kind
+            changed = not reading.plain or own.shape != plan.places.given.tensor(name).shape
+            added = tuple(self._sums.get(made, ())) if kind == "param_grad" else ()
+            found.append(_Target(at[0], kept, at[1] + again + number, reading if changed or added else None, added))
+        return found if name in self._made_by else self._unplaced(module, kind, path)
+
+    def _join(self, spots: list[tuple[str, str, str]], codes: Ints) -> dict[int, list[int]]:
+        """For rows made of several, the own rows that they are made of. A row that lacks one of them has no place."""
+        joined = [at for at in range(len(self._readings)) if len(self._part_names(at)) > 1]
+        rows = np.flatnonzero(np.isin(self._which, joined)).tolist()
+        if not rows:
+            return {}
+        wanted = {part for at in joined for part in self._part_names(at)}
+        having = [full_name(module, path.partition("~")[0]) in wanted for module, _, path in spots]
+        by_key = {self._spot(row): row for row in np.flatnonzero(np.array(having)[codes]).tolist()}
+        found: dict[int, list[int]] = {}
+        lost = []
+        for row in rows:
+            first = self._spot(int(self.origin[row]))
+            parts = [by_key.get((part, *first[1:])) for part in self._part_names(self._which[row])]
+            if None in parts:
+                lost.append(row)
+            found[row] = [part for part in parts if part is not None]
+        if lost:
+            words = [*self.module.words, _UNPLACED]
+            codes = self.module.codes.copy()
+            codes[lost] = len(words) - 1
+            self.module = Names(codes, words)
+        return found
+
+    def _part_names(self, at: int) -> tuple[str, ...]:
+        """What a target is made of, the parts that are added to it last."""
+        reading = self._readings[at]
+        return () if reading is None else reading.parts + tuple(name for name, _ in self._added[at])
+
+    def _spot(self, row: int) -> tuple[Any, ...]:
+        own, (path, _, number) = self.own, self.own.path[row].partition("~")
+        where = (int(own.rank[row]), int(own.step[row]), int(own.micro[row]), int(own.call[row]), own.kind[row], number)
+        return (full_name(own.module[row], path), *where)
+
+    # --- columns -----------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("own", "origin"):
+            raise AttributeError(name)
+        column = getattr(self.own, name)[self.origin]
+        for row, parts in self._parts.items():
+            numbers = getattr(self.own, name)[parts]
+            summed = bool(self._added[self._which[row]])
+            if name in _ADDED and not (summed and name == "elements"):
+                column[row] = numbers.sum()
+            elif name in _MOMENTS:
+                column[row] = np.sqrt(np.square(numbers).sum()) if name == "l2" and not summed else np.nan
+        if name in _MOMENTS:
+            column[self.cut] = np.nan  # of a part nothing is known but what its elements say
+        setattr(self, name, column)
+        return column
+
+    def names(self, column: str) -> Names:
+        own = self.own.names(column)
+        return Names(own.codes[self.origin], own.words)
+
+    @cached_property
+    def shapes(self) -> Any:
+        return self.own.shapes.take(pa.array(self.origin))
+
+    @cached_property
+    def kept(self) -> Bools:
+        found: Bools = self.own.kept[self.origin]
+        for row, parts in self._parts.items():
+            found[row] = bool(self.own.kept[parts].all())
+        return found
+
+    @cached_property
+    def cut(self) -> Bools:
+        """Whether a row is a part of a tensor."""
+        parts = np.array([reading is not None and reading.cut is not None for reading in self._readings], bool)
+        return parts[self._which] if len(parts) else np.zeros(len(self), bool)
+
+    @cached_property
+    def laid(self) -> Bools:
+        having = np.array([reading is not None for reading in self._readings], bool)
+        return having[self._which] if len(having) else np.zeros(len(self), bool)
+
+    @cached_property
+    def moved(self) -> Bools:
+        found = np.zeros(len(self), bool)
+        for row in np.flatnonzero(self.laid).tolist():
+            found[row] = row in self._parts or self.reading(row).moves(self.shape(row))
+        return found
+
+    @cached_property
+    def shape_hash(self) -> npt.NDArray[np.uint64]:
+        found: npt.NDArray[np.uint64] = self.own.shape_hash[self.origin]
+        for row in np.flatnonzero(self.laid).tolist():
+            shape = self.read_shape(row)
+            found[row] = 0 if shape is None else hash_of_shape(shape)
+        return found
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+    def reading(self, row: int) -> Reading:
+        """How the tensor of a row that is `laid` is read."""
+        found: Reading | None = self._readings[self._which[row]]
+        assert found is not None
+        return found
+
+    def read_shape(self, row: int) -> Shape | None:
+        """The shape in the reference's layout; None if the tensor cannot be read in it."""
+        reading = self.reading(row)
+        shapes = [self.own.shape(part) for part in self._own_rows(row)[: len(reading.parts) or 1]]
+        found = reading.result(shapes)
+        if found is None or reading.shape is None or np.prod(found) != np.prod(reading.shape):
+            return found
+        return reading.shape
+
+    def _own_rows(self, row: int) -> list[int]:
+        return self._parts.get(row) or [int(self.origin[row])]
+
+    def key(self, row: int) -> Key:
+        return self.own.key(int(self.origin[row]))
+
+    def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
+        return self.own.locations(self.origin[rows])
+
+    def array(self, row: int) -> npt.NDArray[Any]:
+        arrays = [self.own.array(part) for part in self._own_rows(row)]
+        if not self.laid[row]:
+            return arrays[0]
+        reading, added = self.reading(row), self._added[self._which[row]]
+        first = len(arrays) - len(added)
+        found = reading.apply(arrays[:first])
+        for (_, how), array in zip(added, arrays[first:], strict=True):
+            found = found + how.apply([array])
+        return found
+
+
+def _spots(side: Side, by_call: Collection[str] = ()) -> tuple[list[tuple[str, str, str]], list[int], Ints]:
+    """Every (module, kind, path) of a side, with the call of modules that are told apart `by_call`, and for each row
+    which of them it has."""
+    columns = [side.module, side.kind, side.path]
+    if not len(side):
+        return [], [], np.empty(0, np.int64)
+    whole = np.zeros(len(side), np.int64)
+    for column in columns:
+        whole = whole * len(column.words) + column.codes
+    calls = np.where(side.module.among(by_call), side.call, 0) if by_call else np.zeros(len(side), np.int64)
+    whole = whole * (int(calls.max()) + 1) + calls
+    _, first, codes = np.unique(whole, return_index=True, return_inverse=True)
+    spots = [(side.module[row], side.kind[row], side.path[row]) for row in first.tolist()]
+    return spots, calls[first].tolist(), codes.reshape(-1).astype(np.int64)
+
+
+def _named(words: list[str], which: Ints) -> Names:
+    known = {word: code for code, word in enumerate(dict.fromkeys(words))}
+    codes = np.array([known[word] for word in words], np.int64)
+    return Names(codes[which] if len(codes) else np.empty(0, np.int64), list(known))

@@ -1,0 +1,1 @@
+"""Plain data and contracts that every room shares."""

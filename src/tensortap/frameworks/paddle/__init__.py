@@ -1,0 +1,1 @@
+"""PaddlePaddle behind the contracts of `frameworks.base`."""

@@ -1,0 +1,326 @@
+"""PaddlePaddle's answers to `frameworks.base.Framework`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+from tensortap.core import dtypes
+from tensortap.core.arguments import Told
+from tensortap.core.host_copies import Pinning
+from tensortap.frameworks.base import (
+    After,
+    Before,
+    Consumer,
+    Edge,
+    Gradient,
+    Identity,
+    Remove,
+    Workshop,
+)
+from tensortap.frameworks.frames import inside_function
+from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.paddle.calls import on_call
+from tensortap.frameworks.paddle.graph import Uses, along, consumers, watchable
+from tensortap.frameworks.paddle.optimizers import around_steps
+from tensortap.frameworks.paddle.replacing import Replacing
+from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
+
+__all__ = ["Paddle"]
+
+_WRAPPERS = {
+    "DataParallel": "_layers",
+    "MetaParallelBase": "_layers",  # fleet's tensor, pipeline, sharding and segment parallelism
+    "MixPrecisionLayer": "_layers",
+    "GroupShardedStage2": "_layer",
+    "GroupShardedStage3": "_layer",
+    "FullyShard": "_layer",
+}
+# BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
+_STATISTICS = ("_mean", "_variance")
+# DLPack carries these under an integer type of the same width.
+_BITS: dict[str, tuple[str, np.dtype[Any]]] = {
+    "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
+    "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
+    "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
+}
+
+# In paddle 3.0 to 3.2 these have no common base class.
+_PLACES: tuple[type, ...] = tuple(
+    getattr(paddle.base.core, name)
+    for name in ("Place", "CPUPlace", "CUDAPlace", "CUDAPinnedPlace", "CustomPlace", "IPUPlace", "XPUPlace")
+    if hasattr(paddle.base.core, name)
+)
+
+_BROKEN_GRAPH = (
+    "to_static compiled the calling function piece by piece, because hooks break its graph: an error of the compiler "
+    'may not show here; compiled="eager" compiles nothing at all'
+)
+_LOCAL_SHARDS = (
+    "distributed tensors are recorded as the values that this rank holds: a shard, a replica or a partial sum, with "
+    "its own shape"
+)
+
+_FLAGS = (
+    "FLAGS_cudnn_deterministic",
+    "FLAGS_embedding_deterministic",
+    "FLAGS_cudnn_exhaustive_search",
+    "FLAGS_allow_tf32",
+    "FLAGS_use_mkldnn",
+)
+
+
+def _flags() -> dict[str, Any]:
+    """The switches that this build has."""
+    found: dict[str, Any] = {}
+    for name in _FLAGS:
+        with suppress(ValueError):
+            found |= paddle.get_flags([name])
+    return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
+
+
+class Paddle(Replacing):
+    """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
+
+    name = "paddle"
+
+    def __init__(self) -> None:
+        self._uses = Uses()
+        self._notices: dict[str, None] = {}
+
+    # --- the process -------------------------------------------------------------------------------------------
+    def environment(self) -> dict[str, Any]:
+        return {
+            "versions": {
+                "paddle": paddle.version.full_version,
+                "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
+            },
+            "devices": [paddle.get_device()],
+            "flags": {"default_dtype": paddle.get_default_dtype(), **_flags()},
+            "seed": paddle.base.core.default_cpu_generator().initial_seed(),
+        }
+
+    def rank(self) -> int:
+        return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+
+    def world(self) -> int:
+        return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+    def compute_threads(self, model: Any) -> int:
+        on_cpu = all(parameter.place.is_cpu_place() for parameter in model.parameters())
+        return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1) if on_cpu else 1
+
+    def openmp(self) -> str | None:
+        return loaded_openmp(Path(paddle.__file__).parent)
+
+    # --- modules -----------------------------------------------------------------------------------------------
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return [(name, child) for name, child in module._sub_layers.items() if child is not None]
+
+    def own_class(self, module: Any) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("paddle.nn."))
+        found = next(known, paddle.nn.Layer)
+        return "" if found is paddle.nn.Layer else found.__name__
+
+    def wrapped(self, module: Any) -> str | None:
+        for cls in type(module).__mro__:
+            if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.startswith("paddle."):
+                return attribute
+        return None
+
+    def compiled(self, module: Any) -> bool:
+        return is_compiled(module)
+
+    def callable(self, module: Any) -> bool:
+        return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        own = module._parameters.items()
+        return [(n, t) for n, t in own if t is not None and not self._running_statistics(module, n, t)]
+
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        return [(place, *each) for place, module in enumerate(modules) for each in self.parameters(module)]
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        own = module._parameters.items()
+        statistics = [(n, t) for n, t in own if t is not None and self._running_statistics(module, n, t)]
+        return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
+
+    def _running_statistics(self, module: Any, name: str, tensor: Any) -> bool:
+        """Whether this is a BatchNorm's running mean or variance. A user's own trainable `_mean` is not."""
+        return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
+
+    def remarks(self, module: Any) -> str:
+        return ""
+
+    def notices(self) -> Sequence[str]:
+        return list(self._notices)
+
+    def _note(self, text: str) -> None:
+        self._notices[text] = None
+
+    # --- hooks -------------------------------------------------------------------------------------------------
+    def on_call(self, module: Any, before: Before, after: After) -> Remove:
+        return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
+
+    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
+        if tensor.stop_gradient:
+            return None
+
+        def hook(gradient: Any) -> None:
+            uncompiled(seen, gradient)  # and nothing is returned: that would replace the gradient
+
+        # Paddle's own handle would keep the tensor alive until the end of the step.
+        number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
+
+        def remove() -> None:
+            if (alive := reference()) is not None:
+                alive._remove_grad_hook(number)
+
+        return remove
+
+    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
+        return self.on_gradient(parameter, seen)
+
+    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
+        return False
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
+
+    def run_eagerly(self) -> Remove:
+        return run_eagerly()
+
+    # --- autograd ----------------------------------------------------------------------------------------------
+    def replaying(self) -> bool:
+        # There is no question to ask the engine; but a recomputation can only come from recompute's own frames.
+        if "paddle.distributed.fleet.recompute" not in sys.modules:
+            return False
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name in ("backward", "unpack") and "recompute" in code.co_filename:
+                return True
+            frame = frame.f_back
+        return False
+
+    def inside_function(self) -> bool:
+        return inside_function()
+
+    def records_gradients(self) -> bool:
+        return bool(paddle.is_grad_enabled())
+
+    def requires_gradient(self, tensor: Any) -> bool:
+        return not tensor.stop_gradient
+
+    def version(self, tensor: Any) -> int:
+        return int(tensor.inplace_version)
+
+    def mark(self) -> int:
+        return 0
+
+    def edge(self, tensor: Any) -> Edge | None:
+        if tensor.stop_gradient or (node := tensor.grad_fn) is None:
+            return None
+        # The slot is told by nobody. The tensor's own number tells it from others that its operation made.
+        return Edge(node, id(tensor), tuple(tensor.shape), tensor=tensor)
+
+    def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        return consumers(outputs, edges)
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
+        if not watchable(node):
+            return None
+        goes_on = [after is not None for after in node.next_functions]
+
+        def hook(sent: Any, _received: Any) -> Any:
+            uncompiled(seen, along(sent, goes_on))
+            return sent  # paddle takes what the hook returns: the very same tensors
+
+        handle = node._register_post_hook(hook)
+
+        def remove() -> None:
+            handle.remove()
+
+        return remove
+
+    def uses(self, node: Any) -> Callable[[], int | None]:
+        return partial(self._uses.of, node.node_ptr())
+
+    def memory(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def add(self, left: Any, right: Any) -> Any:
+        with paddle.no_grad():
+            return left + right
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
+    # --- tensors -----------------------------------------------------------------------------------------------
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, paddle.Tensor)
+
+    def named(self, value: Any) -> Told | None:
+        if type(value) is paddle.dtype:
+            return Told("dtype", str(value).removeprefix("paddle."))
+        if isinstance(value, _PLACES):
+            return Told("device", str(value).removeprefix("Place(").removesuffix(")"))
+        return None
+
+    def unreadable(self, tensor: Any) -> str:
+        if not tensor.is_selected_rows() and not tensor.is_sparse() and tensor.size == 0:
+            return ""
+        if tensor.is_selected_rows() or tensor.is_sparse():
+            return "a sparse tensor (SelectedRows) has no dense elements"
+        if not tensor._is_initialized():
+            return "not initialised yet"
+        if _name(tensor) not in dtypes.NAMES:
+            return f"dtype {_name(tensor)} is not supported"
+        return ""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        reference = weakref.ref(tensor)
+        token = (
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tuple(tensor.strides),
+            tensor.dtype,
+            tensor.inplace_version,
+        )
+        return Identity(token, lambda: reference() is not None)
+
+    def host(self, tensor: Any) -> npt.NDArray[np.generic]:
+        tensor = tensor.detach()
+        if tensor.is_dist():
+            self._note(_LOCAL_SHARDS)
+            tensor = tensor._local_value()
+        if not tensor.place.is_cpu_place():
+            tensor = tensor.cpu()
+        if tensor.size == 0:
+            return np.empty(tuple(tensor.shape), dtypes.numpy_dtype(_name(tensor)))
+        if (bits := _BITS.get(_name(tensor))) is not None:
+            return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
+        return np.from_dlpack(tensor)
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: Any) -> Workshop | None:
+        return None  # tensors on a device come to the host
+
+    def pinning(self, model: Any) -> Pinning | None:
+        return None
+
+
+def _name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("paddle.")

@@ -1,0 +1,116 @@
+"""PaddlePaddle's answers to what a check asks beyond capture: other values in a tensor's place, and back again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+from tensortap.core import dtypes
+from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.paddle.static import uncompiled
+
+__all__ = ["Replacing"]
+
+
+class Replacing:
+    """The part of `Paddle` that changes what flows."""
+
+    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+        if tensor.is_dist():
+            return None
+
+        def fresh() -> Any:
+            name = str(tensor.dtype).removeprefix("paddle.")
+            return _tensor(dtypes.with_range_ends_of(name, values), tensor)
+
+        if paddle.is_grad_enabled() and not tensor.stop_gradient:
+            return _Forced.apply(tensor, fresh, exchange)
+        with paddle.no_grad():
+            return fresh()
+
+    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
+        if tensor.stop_gradient or tensor.is_dist():
+            return None
+
+        def hook(gradient: Any) -> Any:
+            if gradient is None:  # one of several outputs, and the loss does not use it
+                return None
+            values = uncompiled(exchange, gradient)
+            return None if values is None else _tensor(values, gradient)
+
+        number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
+
+        def remove() -> None:
+            if (alive := reference()) is not None:
+                alive._remove_grad_hook(number)
+
+        return remove
+
+    def has_past(self, gradient: Any) -> bool:
+        return False  # paddle tells a hook nothing of it
+
+    def overwrite(self, tensor: Any, values: Any) -> None:
+        paddle.assign(values, tensor)
+
+    def remember(self, model: Any) -> Callable[[], None]:
+        places = [
+            (holder, name, tensor, tensor.detach().clone(), tensor.grad)
+            for module in model.sublayers(include_self=True)
+            for holder in (module._parameters, module._buffers)
+            for name, tensor in holder.items()
+            if tensor is not None and tensor._is_initialized()
+        ]
+        gradients = [None if gradient is None else gradient.clone() for *_, gradient in places]
+        random = paddle.get_rng_state()
+
+        def put_back() -> None:
+            with paddle.no_grad():
+                for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
+                    holder[name] = tensor
+                    tensor.set_value(values)
+                    if gradient is None:
+                        tensor.clear_gradient(False)  # paddle before 3.3 rejects `grad = None`
+                    else:
+                        tensor.grad = gradient.clone()
+            paddle.set_rng_state(random)
+
+        return put_back
+
+    def backward(self, tensors: Sequence[Any]) -> None:
+        random = np.random.default_rng(0)
+        gradients = [
+            _tensor(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
+            for tensor in tensors
+        ]
+        if tensors:
+            paddle.autograd.backward(list(tensors), gradients)
+
+    def fill(self, tensor: Any, values: npt.NDArray[np.generic], recast: bool = False) -> None:
+        with paddle.no_grad():
+            tensor.set_value(_tensor(values, tensor))
+
+
+class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
+    """Takes a tensor's place in the graph with values that were not computed there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], exchange: Exchange) -> Any:
+        ctx.exchange = exchange
+        return fresh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        values = uncompiled(ctx.exchange, gradient)
+        return gradient if values is None else _tensor(values, gradient)
+
+
+def _tensor(values: npt.NDArray[np.generic], like: Any) -> Any:
+    """The values in memory of their own, with the dtype and place of another tensor."""
+    if dtypes.name_of(values.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        values = values.astype(np.float32)  # every number of a short dtype is one of these
+    return paddle.to_tensor(np.ascontiguousarray(values), place=like.place).astype(like.dtype)

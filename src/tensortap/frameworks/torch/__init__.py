@@ -1,0 +1,1 @@
+"""PyTorch behind the contracts of `frameworks.base`."""

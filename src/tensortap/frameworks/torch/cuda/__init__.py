@@ -1,0 +1,1 @@
+"""CUDA tensors, read where they are."""

@@ -1,0 +1,270 @@
+"""CUDA tensors, looked at where they are: summaries are launched at once or a little later, and known later still.
+
+Each stream has a lane of its own, where everything happens in the stream's order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tensortap.core.host_copies import Incoming
+from tensortap.frameworks.base import Collected, Described, Patience, Trial
+from tensortap.frameworks.torch.cuda.backlog import Backlog
+from tensortap.frameworks.torch.cuda.host_copies import CudaSending
+from tensortap.frameworks.torch.cuda.lane import Lane
+from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
+from tensortap.frameworks.torch.memory import StorageWatch, described, is_still
+from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_flat, is_shared_out, lies_flat
+from tensortap.kernels.cuda.gpu import Gpu
+from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
+from tensortap.kernels.cuda.results import RESULT, columns
+from tensortap.kernels.cuda.variants import Device
+from tensortap.kernels.summary.reference import digest_weights
+
+__all__ = ["CudaWorkshop"]
+
+
+class CudaWorkshop:
+    """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
+
+    watch = StorageWatch
+
+    def __init__(self) -> None:
+        self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._sending: dict[int, CudaSending] = {}
+        self.lock: AbstractContextManager[Any] = threading.RLock()  # the end of a backward comes from anywhere
+        self._one_stream = True
+        """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
+        use, and get its memory, before it is read."""
+        self._backlog: Backlog | None = None
+        """Of one stream at a time: records have an order."""
+        self._looking: Patience | None = None
+        """While one of the backlog is looked at, how long it may wait further."""
+        self._phase = -1
+        """The backward that is under way; -1 outside of one."""
+        self._error: Exception | None = None
+
+    def described(self, tensor: torch.Tensor) -> Described:
+        plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
+        if self._looking is None and not ((plain or not is_shared_out(tensor)) and is_flat(tensor)):
+            return described(tensor)
+        dtype = tensor.dtype
+        try:
+            # One of another class may be met as a plain one, too, and has the same token then.
+            # It begins with another type than other tokens do, and is never equal to one of them.
+            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape
+        except RuntimeError:  # an inference tensor has no version
+            return None, NAMES[dtype], tuple(tensor.shape), plain
+        return token, NAMES[dtype], token[4:], plain
+
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        known: CudaTicket | None = None,
+        flat: bool | None = None,
+    ) -> CudaTicket:
+        if self._looking is not None and self._backlog is not None:  # which takes nothing that does not lie flat
+            return self._backlog.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
+        if flat is None:
+            flat = lies_flat(tensor)
+        if not flat:
+            tensor = dense(tensor)
+        if (index := tensor.get_device()) == torch._C._cuda_getDevice():
+            return self._submit(tensor, flat, index, known)
+        with torch.cuda.device(index):  # kernels are launched in the context that is current
+            return self._submit(tensor, flat, index, known)
+
+    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[Any], None]) -> bool:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        with self.lock:
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
+                return False
+            lane = self._lanes.get((index, torch._C._cuda_getCurrentRawStream(index)))
+            if lane is None:
+                return False
+            if (backlog := self._backlog) is None or backlog.lane is not lane:
+                self._catch_up()
+                backlog = self._backlog = Backlog(lane)
+            taken = backlog.add(tensor, patience, look)
+            if backlog.is_due:
+                self._catch_up()
+            return taken
+
+    def catch_up(self) -> None:
+        with self.lock:
+            if self._backlog and not torch.cuda.is_current_stream_capturing():
+                self._catch_up()
+
+    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+        if not lies_flat(tensor):
+            return
+        index = tensor.get_device()
+        with self.lock, torch.cuda.device(index):
+            if self._one_stream:
+                lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
+                lane.submit_again(tensor, tensor.data_ptr(), trial)
+
+    def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
+        with self.lock:
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
+            if flat:
+                address, layout = tensor.data_ptr(), FLAT
+            else:
+                tensor, address, layout = _laid_out(tensor)
+            return lane.submit(tensor, address, layout, known, None)
+
+    def _catch_up(self) -> None:
+        """Look at what was put off, on the stream that it was seen on."""
+        if not (backlog := self._backlog) or self._looking is not None:
+            return
+        index = backlog.lane.device.index
+        try:
+            with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
+                while backlog:  # one by one: whoever interrupts, as a notebook may, can go on
+                    tensor, version, address, self._looking, look = backlog.pop()
+                    if is_still(tensor, version, address):
+                        look(tensor)
+                    else:
+                        backlog.lane.pass_over(tensor)
+                        look(None)
+        finally:
+            self._looking = None
+            backlog.hurry()
+
+    def settle(self) -> None:
+        with self.lock:
+            if not torch.cuda.is_current_stream_capturing():
+                self._settle()
+
+    def forget(self) -> None:
+        with self.lock:
+            self._backlog = None
+            for lane in self._lanes.values():
+                lane.forget()
+
+    def _new_lane(self, index: int, stream: int) -> Lane:
+        lane = self._lanes[index, stream] = self._open_lane(index, stream)
+        if len(self._lanes) != len(self._gpus) and self._one_stream:
+            self._one_stream = False
+            self._settle()  # what waits so far must not either
+        return lane
+
+    def _begin(self, phase: int) -> None:
+        """A forward or backward has begun, or goes on inside another: none waits any longer."""
+        self._settle()
+        self._phase = phase
+        if phase != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+
+    def _settle(self) -> None:
+        self._catch_up()
+        for (index, _), lane in self._lanes.items():
+            with torch.cuda.device(index):
+                lane.settle()
+
+    def _settle_quietly(self) -> None:
+        """At the end of a backward, which must not fail for it."""
+        try:
+            self.settle()
+        except Exception as error:
+            self._error = error
+
+    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
+        tensor = dense(tensor)
+        index = tensor.get_device()
+        if index not in self._sending:
+            self._sending[index] = CudaSending(tensor.device)
+        yield from self._sending[index].parts(tensor)
+
+    def end_step(self) -> None:
+        with self.lock:
+            if self._error is not None:
+                raise self._error
+            self._catch_up()
+            for lane in self._lanes.values():
+                lane.end_step()
+
+    def arrive(self, tickets: Sequence[CudaTicket]) -> None:
+        for batch in dict.fromkeys([ticket.batch for ticket in tickets]):
+            batch.rows()
+
+    def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
+        # The interpreter that goes through the tickets here is the one that launches the next step: few are looked at.
+        firsts, unchanged = list(tickets), [False] * len(tickets)
+        again = [(place, ticket) for place, ticket in enumerate(tickets) if ticket.known is not None]
+        for place, ticket in again:
+            firsts[place] = first = first_sighting(ticket)
+            unchanged[place] = first is not ticket
+        rows, starts = _joined(dict.fromkeys(first.batch for first in firsts))
+        places = [starts[first.batch] + first.number for first in firsts]
+        results = rows.take(places)
+        gone = {start + number for batch, start in starts.items() for number in batch.missed}
+        missed = {place for place, row in enumerate(places) if row in gone} if gone else ()
+        for place, ticket in again:
+            if ticket.known is not None and not ticket.probed:
+                known = first_sighting(ticket.known)
+                digest = known.batch.rows()["digest"][known.number]
+                unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
+        elements = np.array([ticket.elements for ticket in tickets], np.int64)
+        return Collected(columns(results, elements), unchanged, missed)
+
+    def close(self) -> None:
+        for sending in self._sending.values():
+            sending.close()
+        self._sending.clear()
+        self._backlog = None
+        self._lanes.clear()
+
+    def _open_lane(self, index: int, stream: int) -> Lane:
+        device = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
+        if index not in self._gpus:
+            capability = torch.cuda.get_device_capability(index)
+            gpu = Gpu(Device(index, capability, properties.multi_processor_count, torch.version.cuda or ""))
+            weights = torch.from_numpy(digest_weights().view(np.int32)).to(device)
+            torch.cuda.current_stream(index).synchronize()  # other streams read it too
+            self._gpus[index] = gpu, weights
+        gpu, weights = self._gpus[index]
+        return Lane(gpu, weights, device, stream, properties.total_memory)
+
+
+def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:
+    """The rows of all of them, and where those of each begin. Waits until they have arrived."""
+    rows = [np.empty(0, RESULT)]
+    starts: dict[Batch, int] = {}
+    size = 0
+    for batch in batches:
+        rows.append(batch.rows())
+        starts[batch] = size
+        size += batch.size
+    return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
+
+
+def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
+    """What to read in its place, where, and how."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    address, layout = tensor.data_ptr(), FLAT
+    if address % 16 or not tensor.is_contiguous():
+        found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
+        if found is None:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
+            address = tensor.data_ptr()
+        else:
+            layout = found
+    return tensor, address, layout

@@ -1,0 +1,358 @@
+"""PyTorch's answers to `frameworks.base.Framework`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.errors import UsageError
+from tensortap.frameworks.base import (
+    After,
+    Before,
+    Consumer,
+    Edge,
+    Gradient,
+    Remove,
+)
+from tensortap.frameworks.frames import inside_function
+from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
+from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.torch import environment as torch_environment
+from tensortap.frameworks.torch.reading import Reading
+from tensortap.frameworks.torch.replacing import Replacing
+from tensortap.frameworks.torch.steps import after_step
+from tensortap.frameworks.torch.tensors import PLAIN, is_shared_out
+
+__all__ = ["Torch"]
+
+# Classes that add nothing of their own, and where each keeps the module that does the work.
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
+
+
+class Torch(Reading, Replacing):
+    """torch.nn.Module, torch.Tensor and torch's autograd."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
+        """Outputs that are views, and how to say that they were changed in place since; the last few."""
+
+    def _look_at_views(self) -> None:
+        for _ in range(len(self._views)):
+            reference, version, changed = self._views.popleft()
+            if (tensor := reference()) is None:
+                continue
+            if tensor._version != version:
+                changed.append(None)
+            else:
+                self._views.append((reference, version, changed))
+
+    # --- the process -------------------------------------------------------------------------------------------
+    def environment(self) -> dict[str, Any]:
+        return torch_environment.environment()
+
+    def rank(self) -> int:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank()
+        return int(os.environ.get("RANK", "0"))
+
+    def world(self) -> int:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size()
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    def compute_threads(self, model: torch.nn.Module) -> int:
+        devices = {parameter.device.type for parameter in model.parameters()}
+        return torch.get_num_threads() if devices <= {"cpu"} else 1
+
+    def openmp(self) -> str | None:
+        return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
+
+    # --- modules -----------------------------------------------------------------------------------------------
+    def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
+        return [(name, child) for name, child in module._modules.items() if child is not None]
+
+    def own_class(self, module: torch.nn.Module) -> str:
+        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn."))
+        found = next(known, torch.nn.Module)
+        return "" if found is torch.nn.Module else found.__name__
+
+    def wrapped(self, module: torch.nn.Module) -> str | None:
+        for cls in type(module).__mro__:
+            if (attribute := _WRAPPERS.get(cls.__name__)) and cls.__module__.partition(".")[0] in (
+                "torch",
+                "deepspeed",
+            ):
+                return attribute
+        return None
+
+    def compiled(self, module: torch.nn.Module) -> bool:
+        return (
+            type(module).__name__ == "OptimizedModule"
+            or getattr(module, "_compiled_call_impl", None) is not None
+            or isinstance(module, torch.jit.ScriptModule)
+        )
+
+    def callable(self, module: torch.nn.Module) -> bool:
+        if isinstance(module, torch.jit.ScriptModule):
+            return True
+        return type(module).forward is not torch.nn.Module.forward or "forward" in vars(module)
+
+    def parameters(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
+
+    def parameters_of(self, modules: Sequence[torch.nn.Module]) -> Sequence[tuple[int, str, torch.Tensor]]:
+        return [
+            (place, name, tensor)
+            for place, module in enumerate(modules)
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        ]
+
+    def buffers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+
+    def remarks(self, module: torch.nn.Module) -> str:
+        if isinstance(module, torch.jit.ScriptModule):
+            return "a scripted module takes no hooks: neither it nor its parts can be seen"
+        name = type(module).__name__
+        if name in _FUSED_INFERENCE and not module.training:
+            return "its fused inference path is off while it is tapped; results may move in the last digits"
+        if name == "DataParallel":
+            return "the replicas that DataParallel makes on other devices are not tapped"
+        if name == "DistributedDataParallel":
+            return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
+        for parameter in module._parameters.values():
+            if parameter is not None and is_shared_out(parameter):
+                return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
+        return ""
+
+    def notices(self) -> Sequence[str]:
+        return ()
+
+    # --- hooks -------------------------------------------------------------------------------------------------
+    def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
+        if isinstance(module, torch.jit.ScriptModule):
+            return lambda: None  # it takes no hooks; `remarks` says so
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return _around_compiled(module, before, after)
+
+        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # Inside a graph being compiled there are no values to see, and looking would break the graph.
+            if torch.compiler.is_compiling():
+                return None
+            if self._views:
+                self._look_at_views()
+            return before(args, kwargs)
+
+        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return None
+            if self._views:
+                self._look_at_views()
+            return after(output)
+
+        first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
+        last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
+
+        def remove() -> None:
+            first.remove()
+            last.remove()
+
+        return remove
+
+    def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
+        if not tensor.requires_grad:
+            return None
+        base = None
+        if tensor._is_view():
+            # If its memory was changed past its view's node, torch makes that anew when asked for it. A hook that is
+            # registered before would crash the process.
+            _ = tensor.grad_fn
+            base = _base_of(tensor)
+        if base is None or base.grad_fn is None:
+            return tensor.register_hook(_TensorHook(seen)).remove
+
+        # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
+        # gradient of the value before the change then arrives at the base.
+        arrived: list[None] = []
+        changed: list[None] = []
+        shape = tensor.shape
+        self._views.append((weakref.ref(tensor), tensor._version, changed))
+
+        def at_tensor(gradient: torch.Tensor | None) -> None:
+            arrived.append(None)
+            seen(gradient)
+
+        def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
+            if arrived:
+                arrived.clear()
+            elif changed and gradients[0] is not None:  # unchanged, the view was just never used
+                seen(gradients[0].reshape(shape))
+
+        handles = tensor.register_hook(_TensorHook(at_tensor)), base.grad_fn.register_prehook(at_base)
+
+        def remove() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return remove
+
+    def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+        if type(parameter) in PLAIN:  # nearly all are
+            return self.on_gradient(parameter, seen)
+        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            return None
+        if not is_shared_out(parameter):
+            return self.on_gradient(parameter, seen)
+        if not parameter.requires_grad:
+            return None
+
+        # A sharded parameter's own hook never fires; what can be seen is the reduced, accumulated gradient.
+        def hook(accumulated: torch.Tensor) -> None:
+            if accumulated.grad is not None:
+                seen(accumulated.grad)
+
+        return parameter.register_post_accumulate_grad_hook(hook).remove
+
+    def hook_stays(self, parameter: torch.Tensor, remove: Remove) -> bool:
+        if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
+            return False
+        hooks = handle.hooks_dict_ref()
+        return hooks is not None and hooks is parameter._backward_hooks and next(reversed(hooks), None) == handle.id
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        optimizer = innermost_optimizer(optimizer)
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise UsageError(
+                f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}; "
+                "leave it out and call tap.step() after each step instead"
+            )
+        return after_step(optimizer, stepped)
+
+    def run_eagerly(self) -> Remove:
+        if not hasattr(torch.compiler, "set_stance"):
+            raise UsageError(f'compiled="eager" needs torch 2.6 or newer, this is {torch.__version__}')
+        stance = torch.compiler.set_stance("force_eager")
+        return lambda: stance.__exit__(None, None, None)
+
+    # --- autograd ----------------------------------------------------------------------------------------------
+    def replaying(self) -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    def inside_function(self) -> bool:
+        return inside_function()
+
+    def records_gradients(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def requires_gradient(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
+
+    def version(self, tensor: torch.Tensor) -> int:
+        return 0 if tensor.is_inference() else tensor._version
+
+    def mark(self) -> int:
+        return torch._C._autograd._get_sequence_nr()
+
+    def edge(self, tensor: torch.Tensor) -> Edge | None:
+        if not tensor.requires_grad:
+            return None
+        found = torch.autograd.graph.get_gradient_edge(tensor)
+        base = _base_of(tensor)
+        return Edge(
+            found.node,
+            found.output_nr,
+            tuple(tensor.shape),
+            self.edge(base) if base is not None else None,
+        )
+
+    def consumers(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
+        wanted |= {(edge.node, edge.slot): edge for edge in edges}
+        ends = {edge.node for edge in edges}
+        visited: set[Any] = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+        waiting = list(visited)  # outputs that one operation made, as a split does, have one node
+        found = []
+        while waiting:
+            node = waiting.pop()
+            if node in ends or node._sequence_nr() < mark:  # made before the module ran: not its own work
+                continue
+            for index, (after, slot) in enumerate(node.next_functions):
+                if after is None:
+                    continue
+                if (edge := wanted.get((after, slot))) is not None:
+                    found.append(Consumer(node, index, edge))
+                if after not in visited:
+                    visited.add(after)
+                    waiting.append(after)
+        return found
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
+        def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
+            seen(sent)
+
+        return node.register_hook(hook).remove
+
+    def uses(self, node: Any) -> Callable[[], int | None]:
+        return lambda: None  # nobody asks: edges are told apart by their slots
+
+    def memory(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return left + right
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone()
+
+
+class _TensorHook(partial[None]):
+    """Stands on a tensor, which may be saved meanwhile: without it, and without a warning."""
+
+    __slots__ = ()
+    __torch_unserializable__ = True
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that this one is another shape of, element for element."""
+    base = tensor._base if tensor._is_view() else None
+    if base is None or base.numel() != tensor.numel():
+        return None
+    return base if base.is_contiguous() and tensor.is_contiguous() else None
+
+
+def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> Remove:
+    """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
+
+    def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if (others := before(args, kwargs)) is not None:
+            args, kwargs = others
+        try:
+            output = compiled(*args, **kwargs)
+        except BaseException:
+            after(None)
+            raise
+        replaced = after(output)
+        return output if replaced is None else replaced
+
+    return Detour(module, "_compiled_call_impl", around).remove

@@ -1,0 +1,159 @@
+"""What can be read of a torch tensor, whether it is the same as before, and where it is looked at."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.dlpack import to_dlpack
+
+from tensortap.core.arguments import Told
+from tensortap.core.host_copies import Pinning
+from tensortap.frameworks.base import Identity, Workshop
+from tensortap.frameworks.torch.memory import StorageAlive, token_of
+from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_shared_out
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """The part of `frameworks.base.Framework` that is about tensors and the devices they are on."""
+
+    def __init__(self) -> None:
+        self._workshops: dict[str, Workshop | None] = {}
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def named(self, value: Any) -> Told | None:
+        if type(value) is torch.dtype:
+            return Told("dtype", str(value).removeprefix("torch."))
+        return Told("device", str(value)) if type(value) is torch.device else None
+
+    def unreadable(self, tensor: torch.Tensor) -> str:
+        # Asked for every tensor of a step, hence in one piece for those that are nothing peculiar.
+        plain = type(tensor) in PLAIN
+        if not (plain and tensor.dtype in NAMES and not tensor.is_nested and not tensor.is_meta):
+            if reason := _unreadable_by_kind(tensor):
+                return reason
+        elif _is_wrapped(tensor):
+            return _WRAPPED
+        if tensor.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return _CAPTURING
+        elif not tensor.is_cpu:
+            return ""
+        own = tensor.layout is torch.strided and (plain or not is_shared_out(tensor))
+        return "its memory has been given back" if own and not tensor.data_ptr() and tensor.numel() else ""
+
+    def identity(self, tensor: torch.Tensor) -> Identity | None:
+        token = token_of(tensor)
+        return None if token is None else Identity(token, StorageAlive(tensor.untyped_storage()))
+
+    def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+        tensor = tensor.detach()
+        plain = type(tensor) in PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
+        if plain and tensor.is_cpu and not tensor.is_neg():
+            return np.from_dlpack(_Lent(tensor))
+        tensor = dense(tensor)
+        if tensor.device.type != "cpu":
+            tensor = tensor.cpu()
+        tensor = tensor.resolve_conj().resolve_neg()
+        if (bits := BITS.get(tensor.dtype)) is not None:
+            return np.from_dlpack(_Lent(tensor.view(bits[0]))).view(bits[1])
+        return np.from_dlpack(_Lent(tensor))
+
+    # --- devices -----------------------------------------------------------------------------------------------
+    def workshop(self, tensor: torch.Tensor) -> Workshop | None:
+        if tensor.is_cpu:
+            return None
+        kind = "cuda" if tensor.is_cuda else tensor.device.type  # making a device and its name takes longer
+        if kind not in self._workshops:
+            self._workshops[kind] = _workshop_for(kind, tensor.device)
+        return self._workshops[kind]
+
+    def pinning(self, model: torch.nn.Module) -> Pinning | None:
+        if not any(parameter.is_cuda for parameter in model.parameters()):
+            return None
+        from tensortap.frameworks.torch.cuda.host_copies import CudaPinning
+
+        return CudaPinning()
+
+
+class _Lent:
+    """A tensor's memory, for NumPy to read. `Tensor.numpy` would forbid the user to resize its storage ever after, and
+    the tensor's own `__dlpack__` takes three times as long."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return to_dlpack(self._tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the host
+
+
+def _unreadable_by_kind(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor has no single shape"
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "not initialised yet"
+    if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+        return "a meta tensor has no elements"
+    if _is_wrapped(tensor):
+        return _WRAPPED
+    if tensor.dtype not in NAMES:
+        return f"dtype {_name(tensor.dtype)} is not supported"
+    if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
+        return f"a {type(tensor).__name__} has no elements of its own"
+    return ""
+
+
+def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
+    if kind == "cuda" and torch.version.hip is None:
+        from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+        from tensortap.kernels.cuda.driver import CudaError
+
+        try:
+            workshop = CudaWorkshop()
+            # Of all kernels, those of 16-bit floats ask most of a device.
+            workshop.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
+            workshop.end_step()
+        except CudaError as error:
+            warnings.warn(
+                f"tensortap summarises by plain torch operations, several times slower: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            return workshop
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError):  # a device without float64: its tensors come to the host
+        return None
+    from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+
+    return OpsWorkshop()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
+_WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
+_CAPTURING = (
+    "while a CUDA graph is being captured nothing runs, and its replays call no hooks: tap the model without graphs"
+)
+
+if sys.byteorder != "little":  # the digest is defined on little-endian bytes and taken from memory as it is
+    raise ImportError("tensortap reads tensors on little-endian machines only")

@@ -1,0 +1,1 @@
+"""Examine one run without a reference."""

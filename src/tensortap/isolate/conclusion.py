@@ -1,0 +1,134 @@
+"""A comparison whose candidate was measured while it ran: what is left is to align, judge and say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Renames, align
+from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
+from tensortap.compare.align.side import Scope, Side
+from tensortap.compare.judge.findings import findings, whatever_is_wrong
+from tensortap.compare.judge.isolated import Isolation, isolated_findings
+from tensortap.compare.judge.judging import Isolated, Pairs, judge
+from tensortap.compare.judge.one_sided import Parameters, extra, lost_in_free_run, lost_in_isolation, without_gradient
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.tolerance import Allowed, Policy
+from tensortap.compare.matching import Matched, moved_in, pairs_of
+from tensortap.compare.measure.measures import estimate, prepare
+from tensortap.compare.measure.noise import as_one, noise_of
+from tensortap.compare.request import Request
+from tensortap.compare.say.conclusion import conclude
+from tensortap.compare.say.sentence import listed
+from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
+from tensortap.kernels.pairs.reference import PairMeasure
+from tensortap.store import Run
+
+__all__ = ["conclude_live"]
+
+
+def conclude_live(
+    reference: Run,
+    candidate: Run,
+    measured: Mapping[int, PairMeasure],
+    isolation: Isolation | None,
+    parameters: Parameters,
+    request: Request,
+) -> Comparison:
+    """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
+    renames = Renames.of(request.rename)
+    right = Side(candidate, Scope(request.modules, rename=renames))
+    backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
+    kinds = None if backward else [kind for kind in KINDS if kind not in GRADIENT_KINDS]
+    left = Side(reference, Scope(request.modules, kinds, candidate.steps, candidate.ranks))
+    alignment = align(left, right, renames if renames else None)
+    measures = prepare(left, right, alignment)
+    rows: list[int] = right.row[alignment.candidate].tolist()
+    for pair, row in enumerate(rows):
+        if row in measured:
+            measures.take(pair, measured[row])
+    estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
+    matched = Matched(left, right, alignment, measures)
+    structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
+    deprived = without_gradient(matched, structure, free=isolation is None)
+    with ExitStack() as files:
+        noise = noise_of(matched, request, files)
+    if isolation is None:
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
+        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
+        born = findings(matched.case(judgement, structure))
+        missing = lost_in_free_run(matched, structure, judgement.deprived, parameters)
+    else:
+        numbers = right.row[alignment.candidate]
+        pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
+        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
+        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
+        missing = lost_in_isolation(matched, structure, isolation, parameters)
+        lost = {left.key(row) for row in alignment.only_reference.tolist()}
+        case = matched.case(judgement, structure)
+        born = isolated_findings(case, isolation, numbers, lost, bool(missing))
+        known = {birth.module for birth in born.values()}
+        missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+    gained = extra(matched, structure)
+    if not (born or missing or gained):
+        born = whatever_is_wrong(matched.case(judgement, structure))
+    result = conclude(
+        matched, judgement, born, policy, renames, missing, gained, UnpairedRanks(), isolated=isolation is not None
+    )
+    unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
+    notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
+    notes += _other_steps(matched, request.steps or ())
+    unchecked = unchecked_ranks(reference, candidate)
+    if unchecked:
+        notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")
+    text = result.sentence
+    if not len(right):
+        text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
+    elif result.verdict == "match" and not candidate.finished:
+        text = f"The step was broken off. As far as it came: {text}"
+    elif result.verdict == "match" and unseen:
+        text += " No backward ran: the reference's gradients were not compared."
+    if result.verdict == "match" and unchecked:
+        text += f" {unchecked[0].upper()}{unchecked[1:]}."
+    # A model that ran cannot be compared again from a command line: no options.
+    return replace(result, options=None, notes=notes, sentence=text)
+
+
+def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
+    """That the model ran fewer steps than the reference has, or took several for one."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(right):
+        return []
+    ran = sorted(set(right.step.tolist()))
+    advice = "give the optimizer, or call check.step() after each step"
+    if never := sorted(set(wanted) - set(ran)):
+        what = f"the reference has step{'s' * (len(never) > 1)} {listed(never)}"
+        return [f"{what}, which the model did not run, or not as a step of its own: {advice}"]
+    beyond = alignment.only_candidate[right.micro[alignment.only_candidate] > left.micro.max(initial=0)]
+    if len(beyond):
+        return [f"the model ran more often in step {int(right.step[beyond[0]])} than the reference: {advice}"]
+    return []
+
+
+def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+    """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
+    counts = np.array([Policy.has_rows(*each) for each in zip(kinds, lengths, strict=True)], bool)
+    row_gain = Policy.row_gain_alone(pairs.base, counts, noise)
+    with np.errstate(invalid="ignore"):  # infinitely far off, of rows that do not count
+        error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
+    ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
+    for pair, off in measures.differences.items():
+        if matched.at_range_ends[pair]:
+            continue  # the norms are those of a mask's hidden elements, which the difference leaves out
+        if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
+            along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
+            error[pair] = max(error[pair], Policy.along(along))
+    dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
+    cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
+    return replace(pairs, error=error, row_gain=row_gain, isolated=Isolated(forced, cast & forced))

@@ -1,0 +1,53 @@
+"""What a device's kernels leave of a tensor, and how a summary is made of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.kernels.summary.reference import BUCKETS
+
+__all__ = ["RESULT", "columns"]
+
+RESULT = np.dtype(
+    [
+        ("sketch", "<f4", BUCKETS),
+        ("about", "<f8"),
+        ("sum", "<f8"),
+        ("squares", "<f8"),
+        ("l1", "<f8"),
+        ("low", "<f8"),
+        ("high", "<f8"),
+        ("digest", "<u8"),
+        ("nan", "<u8"),
+        ("posinf", "<u8"),
+        ("neginf", "<u8"),
+        ("zeros", "<u8"),
+        ("probe", "<u4"),
+        ("unchanged", "<u4"),
+    ]
+)
+"""What is left of a tensor; sums are of x - about."""
+
+
+def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    """The fields of summaries, by name, from what `finish` left in host memory."""
+    finite = elements - (results["nan"] + results["posinf"] + results["neginf"]).astype(np.int64)
+    low, high = results["low"].copy(), results["high"].copy()
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        along = results["sum"] / finite
+        mean = results["about"] + along
+        m2 = np.maximum(results["squares"] - results["sum"] * along, 0.0)
+        constant = low == high
+        mean[constant], m2[constant] = low[constant], 0.0
+        std = np.sqrt(m2 / finite)
+        l2 = np.sqrt(m2 + finite * np.square(mean))
+    empty = finite == 0
+    low[empty] = high[empty] = mean[empty] = std[empty] = math.nan
+    l2[empty] = 0.0
+    counts = {name: results[name].astype(np.int64) for name in ("nan", "posinf", "neginf", "zeros")}
+    moments = {"min": low, "max": high, "mean": mean, "std": std, "l1": results["l1"], "l2": l2}
+    return {"elements": elements, **counts, **moments, "digest": results["digest"], "sketch": results["sketch"]}

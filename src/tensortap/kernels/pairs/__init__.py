@@ -1,0 +1,1 @@
+"""Two tensors to their difference."""

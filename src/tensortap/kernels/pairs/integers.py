@@ -1,0 +1,62 @@
+"""Pairs of 64-bit integers, which float64 would round before they are subtracted: loops that `pair_rows` calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from tensortap.kernels.summary.rows import CODES, ROW, _compiled
+from tensortap.kernels.vectors import pointer
+
+__all__ = ["integer_gaps", "integer_place", "whole_numbers"]
+
+_I64, _U64 = CODES["i64"], CODES["u64"]
+
+
+@_compiled()
+def whole_numbers(codes: Any) -> Any:
+    """Whether both sides are such integers."""
+    return (codes[0] == _I64 or codes[0] == _U64) and (codes[1] == _I64 or codes[1] == _U64)
+
+
+@_compiled()
+def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
+    """|c - r| of two 64-bit integers, given by their bits: nothing is lost before the subtraction."""
+    r_negative, c_negative = r_signed and np.int64(r) < 0, c_signed and np.int64(c) < 0
+    if r_negative == c_negative:
+        return np.float64(r - c if r > c else c - r)
+    if r_signed and c_signed:
+        return np.float64(c - r if r_negative else r - c)
+    below, above = (np.uint64(0) - r, c) if r_negative else (np.uint64(0) - c, r)
+    total = below + above
+    if total >= above:
+        return np.float64(total)
+    half = (total >> np.uint64(1)) | (total & np.uint64(1)) | np.uint64(1 << 63)  # the 65th bit is back, none is lost
+    return 2 * np.float64(half)
+
+
+@_compiled()
+def integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: float) -> Any:
+    """The sum of their squares, the greatest, and how many are outside the tolerance."""
+    r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
+    gap2 = top = 0.0
+    outside = 0
+    for i in range(n):
+        gap = _integer_gap(r[i], c[i], codes[0] == _I64, codes[1] == _I64)
+        size = np.float64(np.int64(r[i])) if codes[0] == _I64 else np.float64(r[i])
+        gap2 += gap * gap
+        top = max(top, gap)
+        outside += int(gap > atol + rtol * abs(size))
+    return gap2, top, outside
+
+
+@_compiled()
+def integer_place(r_at: int, c_at: int, n: int, codes: Any, top: float) -> Any:
+    """The first place where the gap is that."""
+    r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
+    for i in range(n):
+        if _integer_gap(r[i], c[i], codes[0] == _I64, codes[1] == _I64) == top:
+            return i
+    return 0

@@ -1,0 +1,117 @@
+"""How many representable numbers two rows of floats are apart: compiled loops that `pair_rows` calls.
+
+Floats of one sign are ordered as their bits are, so the steps between two of one type are a difference of
+integers; below zero the order turns, and -0 stands where 0 does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from tensortap.kernels.summary.rows import ROW, _compiled
+from tensortap.kernels.vectors import greater, pointer
+
+__all__ = ["BITS", "INTEGERS", "ROUNDED", "WIDE_BITS", "steps_apart"]
+
+INTEGERS, BITS, WIDE_BITS, ROUNDED = range(4)
+"""How units in the last place are counted: the difference itself; the bits of both, of one float type, as
+integers; their bits once they are float64; or the place of both among the numbers of the coarser type."""
+
+
+# One loop for each width, or LLVM makes no vectors of it.
+
+
+@_compiled()
+def _steps8(r_at: int, c_at: int, n: int) -> Any:
+    r, c = carray(pointer(r_at), ROW, np.int8), carray(pointer(c_at), ROW, np.int8)
+    most = np.int16(0)
+    for i in range(n):
+        x, y = np.int16(r[i] & np.int8(0x7F)), np.int16(c[i] & np.int8(0x7F))
+        x = np.int16(-x) if r[i] < 0 else x
+        y = np.int16(-y) if c[i] < 0 else y
+        steps = np.int16(x - y) if x > y else np.int16(y - x)
+        most = steps if steps > most else most
+    return np.float64(most)
+
+
+@_compiled()
+def _steps16(r_at: int, c_at: int, n: int) -> Any:
+    r, c = carray(pointer(r_at), ROW, np.int16), carray(pointer(c_at), ROW, np.int16)
+    most = np.int32(0)
+    for i in range(n):
+        x, y = np.int32(r[i] & np.int16(0x7FFF)), np.int32(c[i] & np.int16(0x7FFF))
+        x = np.int32(-x) if r[i] < 0 else x
+        y = np.int32(-y) if c[i] < 0 else y
+        steps = np.int32(x - y) if x > y else np.int32(y - x)
+        most = steps if steps > most else most
+    return np.float64(most)
+
+
+@_compiled()
+def _steps32(r_at: int, c_at: int, n: int) -> Any:
+    r, c = carray(pointer(r_at), ROW, np.int32), carray(pointer(c_at), ROW, np.int32)
+    most = np.uint32(0)
+    for i in range(n):
+        x, y = np.int32(r[i] & np.int32(0x7FFFFFFF)), np.int32(c[i] & np.int32(0x7FFFFFFF))
+        x = np.int32(-x) if r[i] < 0 else x
+        y = np.int32(-y) if c[i] < 0 else y
+        steps = np.uint32(np.uint32(x) - np.uint32(y)) if x > y else np.uint32(np.uint32(y) - np.uint32(x))
+        most = steps if steps > most else most
+    return np.float64(most)
+
+
+@_compiled()
+def _steps64(r_at: int, c_at: int, n: int) -> Any:
+    r, c = carray(pointer(r_at), ROW, np.int64), carray(pointer(c_at), ROW, np.int64)
+    most = np.uint64(0)
+    for i in range(n):
+        x, y = r[i] & np.int64(0x7FFFFFFFFFFFFFFF), c[i] & np.int64(0x7FFFFFFFFFFFFFFF)
+        x = -x if r[i] < 0 else x
+        y = -y if c[i] < 0 else y
+        steps = np.uint64(x) - np.uint64(y) if x > y else np.uint64(y) - np.uint64(x)
+        most = steps if steps > most else most
+    return np.float64(most)
+
+
+@_compiled()
+def _ordinal(x: float, digits: int, lowest: int) -> Any:
+    """Which number of a float type x is, rounded to it: 0 is number 0. The type's exponents have no upper end here."""
+    bits = np.float64(x).view(np.int64) & np.int64(0x7FFFFFFFFFFFFFFF)
+    exponent = (bits >> np.int64(52)) - np.int64(1023)
+    exponent = exponent if exponent > lowest else np.int64(lowest)
+    scale = np.int64((digits - exponent + np.int64(1023)) << np.int64(52)).view(np.float64)
+    number = np.rint(np.int64(bits).view(np.float64) * scale) + np.float64((exponent - lowest) << np.int64(digits))
+    return -number if x < 0 else number
+
+
+@_compiled()
+def _rounded_steps(r: Any, c: Any, n: int, digits: int, lowest: int) -> Any:
+    most = 0.0
+    for i in range(n):
+        x = _ordinal(np.float64(r[i]), digits, lowest)
+        y = _ordinal(np.float64(c[i]), digits, lowest)
+        most = greater(most, abs(x - y))
+    return most
+
+
+@_compiled()
+def steps_apart(like: Any, unit: Any, itemsize: int, raw: Any, rows: Any, cleaned: bool, n: int) -> Any:
+    """The most steps between the two in `n` elements, given as they were in memory and as numbers of `like`'s type."""
+    mode, digits, lowest = unit
+    if mode == WIDE_BITS or (mode == BITS and cleaned and itemsize == like.itemsize):
+        return _steps32(rows[0], rows[1], n) if like.itemsize == 4 else _steps64(rows[0], rows[1], n)
+    if mode == BITS and cleaned:
+        mode = ROUNDED
+    if mode == ROUNDED:
+        r, c = carray(pointer(rows[0]), ROW, like.dtype), carray(pointer(rows[1]), ROW, like.dtype)
+        return _rounded_steps(r, c, n, digits, lowest)
+    if itemsize == 1:
+        return _steps8(raw[0], raw[1], n)
+    if itemsize == 2:
+        return _steps16(raw[0], raw[1], n)
+    if itemsize == 4:
+        return _steps32(raw[0], raw[1], n)
+    return _steps64(raw[0], raw[1], n)

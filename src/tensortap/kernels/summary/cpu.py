@@ -1,0 +1,201 @@
+"""The summary of a tensor in main memory: one pass over it, on several cores, in compiled code.
+
+Threads take chunks of fixed size off a shared counter, and the chunks' results are joined in their order,
+so the result is the same bit for bit for any number of threads. The calling thread works too and never
+waits for a helper that has not begun. The helpers are kept for the next call, idle and without cost;
+`release` ends them, and the interpreter's exit does so by itself. Any thread may call, several at once, and
+so may a forked child.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import threading
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from tensortap.core import dtypes
+from tensortap.core.records import Summary
+from tensortap.errors import UsageError
+from tensortap.kernels.compiling import announced, load
+from tensortap.kernels.sharing import MOST_THREADS, Helpers
+from tensortap.kernels.summary import reference, rows
+from tensortap.kernels.team import Team
+
+__all__ = ["borrow", "release", "summarize"]
+
+_log = logging.getLogger("tensortap")
+_CHUNK = rows.CHUNK_ROWS * reference.ROW
+_FIELDS = struct.Struct("=10dQ")
+
+Array = npt.NDArray[Any]
+
+
+class _Layout(NamedTuple):
+    """How elements of one dtype are read."""
+
+    like: Any
+    """An array of the type in which rows are read: float32 if that holds every element exactly, or else float64."""
+    itemsize: int
+    code: int
+    table: int
+    """Address of the numbers behind the 256 bytes, for 8-bit types."""
+    components: int
+    """To an element: 2 if it is complex."""
+
+
+class _Scratch(threading.local):
+    """Memory that a thread works in, allocated once."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(rows.SCRATCH + 64, np.uint8)
+        self.address = (_address(self._memory) + 63) // 64 * 64
+        self.record = np.empty(rows.RECORD)
+        self.record_address = _address(self.record)
+        self.counter = np.zeros(1, np.int64)
+        self.counter_address = _address(self.counter)
+
+
+def summarize(array: Array, threads: int | None = None) -> Summary:
+    """The summary of `array` as `reference` defines it. `threads`: None is one for each core, 8 at most.
+
+    >>> summarize(np.array([3.0, -4.0], np.float32)).l2
+    5.0
+    """
+    layout = _LAYOUTS.get(array.dtype)
+    if layout is None or not array.flags.c_contiguous:
+        array = reference.components(array)
+        layout = _LAYOUTS[array.dtype]
+    elements = array.size * layout.components
+    if not elements:
+        return reference.summarize(array)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be 1 or more, not {threads}")
+    if layout.like.itemsize not in _ready:
+        _compile(layout.like)
+    chunks = (elements + _CHUNK - 1) // _CHUNK
+    helpers = min(threads or MOST_THREADS, chunks) - 1
+    if chunks > 1:
+        records, counter = np.empty(chunks * rows.RECORD), np.zeros(1, np.int64)
+        records_at, counter_at = _address(records), _address(counter)
+    else:
+        records, counter = _scratch.record, _scratch.counter
+        records_at, counter_at = _scratch.record_address, _scratch.counter_address
+        counter[0] = 0
+    work = (layout, _address(array), elements, counter_at, records_at)
+    if helpers > 0 and threads is None and _team is not None and _team.here():
+        arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
+        _team.run(layout.like, (*arguments, _CONSTANTS_AT), chunks)
+    elif helpers > 0:
+        _helpers.share(partial(_take_chunks, work, (array, records, counter)), helpers)
+    else:
+        _take_chunks(work)
+    sketch = np.empty(reference.BUCKETS, np.float32)
+    rows.finish(records_at, chunks, sketch)
+    return _summary(elements, records, sketch)
+
+
+def borrow(library: str, threads: int) -> None:
+    """Let the calling thread's summaries run on the OpenMP threads of a framework; see `team`."""
+    global _team
+    try:
+        _team = Team(library, min(threads, MOST_THREADS)) if threads > 1 else None
+    except (OSError, AttributeError) as error:
+        _log.debug("cannot borrow the threads of %s: %s", library, error)
+        _team = None
+
+
+def release() -> None:
+    """End the helper threads. The next large array starts new ones."""
+    _helpers.release()
+
+
+def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> None:
+    """Do a thread's part. A helper holds `keep`, the memory that it reads and writes, should the caller be gone."""
+    layout, source, elements, counter, records = work
+    rows.run(
+        source,
+        elements,
+        layout.itemsize,
+        layout.code,
+        layout.table,
+        layout.like,
+        counter,
+        records,
+        _scratch.address,
+        _CONSTANTS_AT,
+    )
+
+
+def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32]) -> Summary:
+    n, nan, posinf, neginf, zeros, low, high, mean, m2, l1, digest = _FIELDS.unpack_from(records.data)
+    if not n:
+        low = high = mean = std = math.nan
+    elif low == high:
+        mean, m2, std = low, 0.0, 0.0
+    else:
+        std = math.sqrt(m2 / n)
+    l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
+    return Summary(
+        elements, int(nan), int(posinf), int(neginf), int(zeros), low, high, mean, std, l1, l2, digest, sketch
+    )
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _compile(like: Array) -> None:
+    with announced(rows.run, f"CPU kernel for {8 * like.itemsize}-bit numbers"):
+        at = types.int64
+        load(rows.run, (at,) * 5 + (types.float32[::1] if like is _NARROW else types.float64[::1],) + (at,) * 4)
+        load(rows.finish, (at, at, types.float32[::1]))
+    _ready.add(like.itemsize)
+
+
+def _layout(name: str) -> _Layout:
+    dtype = dtypes.numpy_dtype(name)
+    components = 2 if dtype.kind == "c" else 1
+    itemsize = dtype.itemsize // components
+    table = 0
+    if itemsize == 1:
+        code = "table"
+        _TABLES[name] = np.arange(256, dtype=np.uint8).view(np.uint8 if name == "bool" else dtype).astype(np.float32)
+        table = _address(_TABLES[name])
+    else:
+        code = {"bfloat16": "bf16", "float16": "f16"}.get(name, "direct")
+        if dtype.kind in "iu":
+            code = f"{dtype.kind}{8 * itemsize}"
+    wide = itemsize == 8 or code in ("i32", "u32")
+    return _Layout(_WIDE if wide else _NARROW, itemsize, rows.CODES[code], table, components)
+
+
+def _constants() -> npt.NDArray[np.uint8]:
+    """The definition's constants in the order in which `rows` reads them."""
+    seeds = np.array([reference.SIGN_SEED, reference.ROW_SEED], np.uint32)
+    golden = np.array([reference.GOLDEN], np.uint64)
+    head = np.concatenate([part.view(np.uint8) for part in (seeds, golden)])
+    parts = [np.pad(head, (0, rows.WEIGHTS - head.size))]
+    for itemsize in (1, 2, 4, 8):
+        order = np.arange(128 // itemsize)
+        weights = reference.digest_weights().reshape(order.size, -1)
+        parts += [weights[order ^ moved].reshape(-1).view(np.uint8) for moved in order]
+    return np.concatenate(parts)
+
+
+_NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)
+_TABLES: dict[str, npt.NDArray[np.float32]] = {}
+_LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
+_CONSTANTS = _constants()
+_CONSTANTS_AT = _address(_CONSTANTS)
+_scratch = _Scratch()
+_ready: set[int] = set()
+_helpers = Helpers("tensortap-summary")
+_team: Team | None = None

@@ -1,0 +1,301 @@
+"""The definition of a summary, in plain NumPy. Every fast kernel is tested against this file.
+
+Digests must be equal bit for bit; moments and sketches within rounding. A change of any result below is a
+new `VERSION`, because summaries of two versions cannot be compared.
+
+**Elements.** A complex tensor is its real view, one trailing dimension of 2 longer, so that `elements`
+counts components. A bool is a uint8 of 0 or 1. An element's place is its flat position `pos` in C order in
+the whole tensor, whatever the strides in memory.
+
+**Counts and moments.** elements, nan, posinf, neginf, zeros (-0.0 is one). Over the finite elements, in
+float64: min, max, mean, std = sqrt(M2 / n) with M2 = Σ(x - mean)², l1 = Σ|x|, l2 = sqrt(M2 + n·mean²).
+Where min == max, mean is that value and std is 0, exactly. Where no element is finite, min, max, mean and
+std are NaN and l1 and l2 are 0. Sums that float64 cannot hold (elements past 1e150) are inf or NaN.
+
+**Rows, groups and slots.** g = pos // 8 is an element's group, j = pos % 8 its place in it, and row = pos //
+1024. In each row the groups are moved to slots: slot = (g % 128) ^ r, with r the low 7 bits of mix(row ^
+ROW_SEED). mix is the 32-bit mixer "lowbias32"; of a number past 2³², the high word h takes part as mix(h):
+mix(low ^ mix(h) ^ seed); mix(0) is 0.
+
+**Digest.** The tensor's bytes, little endian, each group in its slot, padded with zeros to whole 32-bit
+words W. Word k has line k // 256 and column k % 256, and the digest is Σ W · A[column] · H(line) mod 2⁶⁴. It
+is linear in the bits, so parts merge by adding, exactly, even where they share a word. A holds 256 odd 32-bit
+constants: the high halves of splitmix64's outputs from seed 0 with the first and last bit set, without those
+whose last 11 bits came before; so two of them never differ by a multiple of 2¹¹. H is an odd 32-bit hash of
+the line (the low half of splitmix64's finaliser). Whoever owns a slot multiplies by A once, at the end.
+  - Always noticed: any change within one word, so any flipped bit; any swap of two unequal words of one
+    line; two flipped top bits (float32 signs) in one line; any odd number of flipped top bits.
+  - Noticed but for a chance of about 2⁻³¹: two lines that are swapped, or change by opposite amounts in the
+    same columns; an even number of words that change in their top bit only (2⁻¹⁷ at worst, for two columns
+    of the table in the same two lines); few words, all in one line or all in one column, that change by little.
+    Otherwise, for changes that reach the words' last bits in several lines and columns, about 2⁻⁶³.
+  - Never noticed: zeros appended at the end. Shape and dtype are not part of it: compare them first.
+
+**Sketch.** 256 buckets, added up in float64 and stored as float32. An element's sign is bit 8·(row % 4) + j of
+mix((128·(row // 4) + slot) ^ SIGN_SEED) (set: minus), its bucket (2·slot + 29·j) % 256. A non-finite element
+adds nothing. So one hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one
+channel reaches half of the buckets whatever the width of a row. A bucket past float32's range is inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core import dtypes
+from tensortap.core.records import Summary
+from tensortap.errors import UsageError
+
+__all__ = [
+    "BUCKETS",
+    "ROW",
+    "VERSION",
+    "Part",
+    "components",
+    "digest_weights",
+    "line_hash",
+    "merge",
+    "sketch_distance",
+    "summarize",
+]
+
+VERSION = 2
+BUCKETS = 256
+ROW = 1024
+"""Elements in a row; 1024 elements of n bytes are n whole lines of the digest."""
+SIGN_SEED = 0x27D4EB2F
+ROW_SEED = 0x85EBCA6B
+GOLDEN = 0x9E3779B97F4A7C15
+
+_BLOCK = 1 << 20  # elements at a time, so that positions and hashes of a large tensor fit in memory
+
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a rectangular block sits: the whole tensor's shape, and the index in it of the block's first element.
+
+    >>> summarize(np.ones((2, 3)), Part(shape=(4, 3), offset=(2, 0))).elements
+    6
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
+    """The summary of a tensor, or of one part of it that `merge` can put together with the others.
+
+    >>> s = summarize(np.array([3.0, -4.0], np.float32))
+    >>> s.l1, s.l2, s.zeros
+    (7.0, 5.0, 0)
+    """
+    if part is None:
+        part = Part(array.shape, (0,) * array.ndim)
+    _check(array.shape, part)
+    if array.dtype.kind == "c":
+        part = Part((*part.shape, 2), (*part.offset, 0))
+    array = components(array)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        values = array.astype(np.float64).ravel()
+    finite = np.isfinite(values)
+    digest = 0
+    sketch = np.zeros(BUCKETS)
+    bits = array.reshape(-1).view(f"<u{array.itemsize}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span, pos in _positions(array.shape, part):
+            row, slot, j = _slots(pos)
+            moved = np.uint64(ROW) * row + np.uint64(8) * slot + j
+            digest += _digest(bits[span].astype(np.uint64), moved, array.itemsize)
+            sketch += _sketch(np.where(finite[span], values[span], 0.0), row, slot, j)
+        return Summary(
+            elements=array.size,
+            nan=int(np.isnan(values).sum()),
+            posinf=int(np.isposinf(values).sum()),
+            neginf=int(np.isneginf(values).sum()),
+            zeros=int((values == 0).sum()),
+            **_moments(values[finite]),
+            digest=digest % 2**64,
+            sketch=sketch.astype(np.float32),
+        )
+
+
+def merge(summaries: Iterable[Summary]) -> Summary:
+    """The summary of the whole tensor from those of its parts, in any order. The parts must cover it once."""
+    parts = list(summaries)
+    n, mean, m2, l2 = 0, 0.0, 0.0, 0.0
+    for s in parts:
+        l2 = math.hypot(l2, s.l2)
+        if s.finite:
+            delta, total = s.mean - mean, n + s.finite
+            m2 += s.std * s.std * s.finite + delta * delta * (n / total * s.finite)
+            mean += delta * (s.finite / total)
+            n = total
+    low = min((s.min for s in parts if s.finite), default=math.nan)
+    high = max((s.max for s in parts if s.finite), default=math.nan)
+    if low == high:
+        mean, m2 = low, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        sketch = sum((s.sketch for s in parts), start=np.zeros(BUCKETS)).astype(np.float32)
+    return Summary(
+        elements=sum(s.elements for s in parts),
+        nan=sum(s.nan for s in parts),
+        posinf=sum(s.posinf for s in parts),
+        neginf=sum(s.neginf for s in parts),
+        zeros=sum(s.zeros for s in parts),
+        min=low,
+        max=high,
+        mean=mean if n else math.nan,
+        std=math.sqrt(m2 / n) if n else math.nan,
+        l1=sum((s.l1 for s in parts), start=0.0),
+        l2=l2,
+        digest=sum(s.digest for s in parts) % 2**64,
+        sketch=sketch,
+    )
+
+
+def sketch_distance(reference: Summary, candidate: Summary) -> float:
+    """An estimate of |reference - candidate| (L2) from the sketches alone, unbiased in its square.
+
+    Its standard error is about 4 % of the truth, 6 % where a single channel differs. Elements that are not
+    finite count as 0. NaN if a bucket overflowed float32 in both.
+    """
+    with np.errstate(invalid="ignore"):
+        difference = reference.sketch.astype(np.float64) - candidate.sketch
+    return math.sqrt(float(difference @ difference))
+
+
+def components(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array as real, little-endian numbers in C order, copied only where it must be.
+
+    UsageError if tensortap does not know its dtype.
+    """
+    try:
+        dtypes.name_of(array.dtype)
+    except KeyError:
+        raise UsageError(
+            f"cannot summarise elements of dtype {array.dtype}; known are {', '.join(dtypes.NAMES)}"
+        ) from None
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    # ascontiguousarray makes a 0-d array 1-d, which np.require does not.
+    array = np.require(array, requirements=["C", "A"])
+    if array.dtype.kind == "c":
+        return array[..., np.newaxis].view(array.real.dtype)
+    return array.view(np.uint8) if array.dtype.kind == "b" else array
+
+
+def digest_weights() -> npt.NDArray[np.uint32]:
+    """The table A: 256 odd constants, no two of which differ by a multiple of 2¹¹."""
+    weights: dict[int, int] = {}
+    state = 0
+    while len(weights) < 256:
+        state = (state + GOLDEN) % 2**64
+        weight = int(_finalise(np.array([state], np.uint64))[0]) >> 32 | 0x80000001
+        weights.setdefault(weight % 2**11, weight)
+    return np.array(list(weights.values()), np.uint32)
+
+
+def _check(block: tuple[int, ...], part: Part) -> None:
+    fits = len(part.shape) == len(part.offset) == len(block) and all(
+        start >= 0 and start + n <= whole for start, n, whole in zip(part.offset, block, part.shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(f"a block of shape {block} at offset {part.offset} does not fit in the whole's {part.shape}")
+
+
+def _positions(block: tuple[int, ...], part: Part) -> Iterator[tuple[slice, Words]]:
+    """Spans of the block's elements in C order, each with their flat positions in the whole."""
+    size = math.prod(block)
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        index = np.arange(start, stop, dtype=np.uint64)
+        pos = np.zeros(stop - start, np.uint64)
+        stride = 1
+        for n, offset, whole in zip(reversed(block), reversed(part.offset), reversed(part.shape), strict=True):
+            index, along = np.divmod(index, np.uint64(n))
+            pos += (along + np.uint64(offset)) * np.uint64(stride)
+            stride *= whole
+        yield slice(start, stop), pos
+
+
+def _moments(finite: npt.NDArray[np.float64]) -> dict[str, float]:
+    n = finite.size
+    if not n:
+        nan = math.nan
+        return {"min": nan, "max": nan, "mean": nan, "std": nan, "l1": 0.0, "l2": 0.0}
+    low, high = float(finite.min()), float(finite.max())
+    mean, m2 = low, 0.0
+    if low != high:
+        mean = float(finite.mean())
+        m2 = float(np.square(finite - mean).sum())
+    return {
+        "min": low,
+        "max": high,
+        "mean": mean,
+        "std": math.sqrt(m2 / n),
+        "l1": float(np.abs(finite).sum()),
+        "l2": float(np.sqrt(m2 + n * np.square(mean))),
+    }
+
+
+def _digest(bits: Words, pos: Words, itemsize: int) -> int:
+    if itemsize == 8:
+        low, high = bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)
+        return _digest(low, pos * np.uint64(2), 4) + _digest(high, pos * np.uint64(2) + np.uint64(1), 4)
+    byte = pos * np.uint64(itemsize)
+    word = byte // np.uint64(4)
+    in_word = bits << (np.uint64(8) * (byte % np.uint64(4)))
+    weight = _WEIGHTS[word % np.uint64(256)] * line_hash(word // np.uint64(256))
+    return int((in_word * weight).sum(dtype=np.uint64))
+
+
+def line_hash(line: Words) -> Words:
+    """H, the odd hash of a line of the digest."""
+    odd: Words = _finalise(line + np.uint64(GOLDEN)) & np.uint64(0xFFFFFFFF) | np.uint64(1)
+    return odd
+
+
+def _finalise(z: Words) -> Words:
+    """The finaliser of splitmix64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _slots(pos: Words) -> tuple[Words, Words, Words]:
+    """An element's row, the slot of its group, and its place in there."""
+    g, row = pos // np.uint64(8), pos // np.uint64(ROW)
+    slot = (g % np.uint64(128)) ^ (_hash(row, ROW_SEED) & np.uint32(127)).astype(np.uint64)
+    return row, slot, pos % np.uint64(8)
+
+
+def _sketch(values: npt.NDArray[np.float64], row: Words, slot: Words, j: Words) -> npt.NDArray[np.float64]:
+    four, within = np.divmod(row, np.uint64(4))
+    bit = (np.uint64(8) * within + j).astype(np.uint32)
+    minus = (_hash(np.uint64(128) * four + slot, SIGN_SEED) >> bit) & np.uint32(1)
+    bucket = (np.uint64(2) * slot + np.uint64(29) * j) % np.uint64(BUCKETS)
+    signed = np.where(minus == 1, -values, values)
+    return np.bincount(bucket.astype(np.int64), signed, BUCKETS).astype(np.float64)
+
+
+def _hash(x: Words, seed: int) -> npt.NDArray[np.uint32]:
+    low, high = x.astype(np.uint32), (x >> np.uint64(32)).astype(np.uint32)
+    return _mix(low ^ _mix(high) ^ np.uint32(seed))
+
+
+def _mix(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    mixed: npt.NDArray[np.uint32] = x ^ (x >> np.uint32(16))
+    return mixed
+
+
+_WEIGHTS = digest_weights().astype(np.uint64)

@@ -1,0 +1,1 @@
+"""Modules in the frameworks' profilers."""

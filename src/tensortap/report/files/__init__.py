@@ -1,0 +1,1 @@
+"""Output as files for programs and people."""

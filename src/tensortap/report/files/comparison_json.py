@@ -1,0 +1,112 @@
+"""A comparison as one JSON object.
+
+    format      "tensortap-compare"
+    schema      1; grows when a key changes its meaning or goes. New keys may come without that.
+    reference, candidate   as they were named
+    verdict     "match", "diverged" or "incomparable"
+    sentence    the answer in words
+    first       the first divergence, or null:
+                step, micro, phase, module, call, kind, path   what it is; module is the record's own
+                container       the module in whose own code the value was born, if it appeared between two modules
+                counterpart     what the candidate calls the module to look at, if it has another name there
+                rank, cls, status                              where, of what class, diverged | nonfinite | shape
+                inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
+                                                               or none of them could be judged)
+                unjudged        what it was made from and could not be judged: the seven keys of each
+                tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
+                arguments       plain arguments in which the call of the module to look at differs: path, reference and
+                                candidate each, written as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
+                elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
+                candidate_value, max_ulp, mismatched, row_rel_l2, row_index
+                                                               how far apart; null where it was not measured
+    births      every place where a wrong value was born, each like `first`, in execution order
+    counts      pairs by status (equal, close, diverged, nonfinite, shape, unjudged), and unmatched
+    unpaired_ranks   ranks that take part and have no counterpart, under "reference" and "candidate"; while no
+                divergence is found elsewhere, they make the verdict "incomparable"
+    unmatched   records that only one side has: side, rank, cls, the seven keys of their identity, and why, if known
+    policy      the tolerance in words
+    notes       what to know beside the verdict
+    mapping     null, or where names and layouts were mapped: modules, tensors and values (reference, candidate, how,
+                change), left and ignored (side, name, why), and unused rules
+    info        run.json of both sides, under "reference" and "candidate"
+    isolated    whether every module worked on the reference's own inputs, so that each birth is a fault of its own
+    rows        every pair in execution order, one a line, with all columns of the table
+
+JSON knows neither NaN nor infinities: such a number is null. A number that was not measured is null too; whether a
+tensor holds NaN or Inf is counted in nan_reference, nan_candidate, inf_reference and inf_candidate.
+The root module's name is the empty string.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.core.records import Comparison, Unmatched
+from tensortap.report.files.output import encoded
+from tensortap.report.findings import finding_object
+from tensortap.report.plain import plain
+
+__all__ = ["SCHEMA_VERSION", "head_object", "text", "write"]
+
+SCHEMA_VERSION = 1
+_CHUNK = 2048
+
+
+def write(comparison: Comparison, file: BinaryIO) -> None:
+    file.writelines(encoded(text(comparison)))
+
+
+def text(comparison: Comparison) -> Iterator[str]:
+    """The object, piece by piece: the rows are never in memory together."""
+    yield json.dumps(plain(head_object(comparison)), indent=2, allow_nan=False)[:-2]
+    yield ',\n  "unmatched": ['
+    for at, each in enumerate(comparison.unmatched):
+        yield (",\n    " if at else "\n    ") + json.dumps(_unmatched(each))
+    yield '\n  ],\n  "rows": ['
+    start = "\n    "
+    for batch in comparison.table.to_batches(max_chunksize=_CHUNK):
+        for row in _finite(batch).to_pylist():
+            yield start + json.dumps(row, allow_nan=False)
+            start = ",\n    "
+    yield "\n  ]\n}\n"
+
+
+def head_object(comparison: Comparison) -> dict[str, Any]:
+    """All but what may be long."""
+    return {
+        "format": "tensortap-compare",
+        "schema": SCHEMA_VERSION,
+        "reference": comparison.reference,
+        "candidate": comparison.candidate,
+        "verdict": comparison.verdict,
+        "sentence": comparison.sentence,
+        "first": None if comparison.first is None else finding_object(comparison.first),
+        "births": [finding_object(birth) for birth in comparison.births],
+        "counts": dict(comparison.counts),
+        "unpaired_ranks": {side: list(ranks) for side, ranks in comparison.unpaired_ranks.items()},
+        "policy": comparison.policy,
+        "notes": list(comparison.notes),
+        "mapping": None if comparison.mapping is None else comparison.mapping.as_dict(),
+        "info": dict(comparison.info),
+        "isolated": comparison.isolated,
+    }
+
+
+def _unmatched(each: Unmatched) -> dict[str, Any]:
+    return {"side": each.side, **each.key._asdict(), "rank": each.rank, "cls": each.cls, "why": each.why}
+
+
+def _finite(batch: Any) -> Any:
+    """The same rows with null for every number that JSON does not know; by column, which is much faster."""
+    columns = [
+        pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+        if pa.types.is_floating(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.record_batch(columns, names=batch.schema.names)

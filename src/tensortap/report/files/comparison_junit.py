@@ -1,0 +1,102 @@
+"""A comparison as JUnit XML, for CI: one case a module, since one a tensor would be a hundred times as many.
+
+A case fails if any pair of its module failed, and says what is wrong with the first of them. It is skipped if none of
+its pairs could be judged, or if only one side has the module. A rank without a counterpart is one more skipped case.
+Runs with too little in common are one more error: nothing but skipped cases would look like success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+from xml.etree import ElementTree
+
+from tensortap.core.records import Comparison, Key, shown
+from tensortap.report import pairs
+from tensortap.report.terminal.assertion import explained
+from tensortap.report.wording import clean, plural
+
+__all__ = ["Case", "cases", "write"]
+
+_SUITE = "tensortap compare"
+
+
+@dataclass
+class Case:
+    """What became of one module."""
+
+    module: str
+    pairs: int = 0
+    failed: list[int] = field(default_factory=list)
+    """Numbers of rows."""
+    unjudged: int = 0
+    side: str = ""
+    """The only side that has it."""
+
+    @property
+    def skipped(self) -> str:
+        """Why, if it is."""
+        if self.side:
+            return f"only the {self.side} has this module"
+        return "no pair could be judged" if self.unjudged == self.pairs else ""
+
+
+def cases(comparison: Comparison) -> list[Case]:
+    """In execution order; modules of one side only come last."""
+    found: dict[str, Case] = {}
+    columns = (comparison.table.column(name).to_pylist() for name in ("module", "status"))
+    for at, (module, status) in enumerate(zip(*columns, strict=True)):
+        case = found.setdefault(module, Case(module))
+        case.pairs += 1
+        case.unjudged += status == "unjudged"
+        if status in pairs.BAD:
+            case.failed.append(at)
+    for each in comparison.unmatched:
+        found.setdefault(each.key.module, Case(each.key.module, side=each.side))
+    return list(found.values())
+
+
+def write(comparison: Comparison, file: BinaryIO) -> None:
+    all_cases = cases(comparison)
+    failed = [case for case in all_cases if case.failed]
+    lost = comparison.verdict == "incomparable" or (comparison.verdict == "diverged" and not failed)
+    unpaired = [(rank, side) for side, ranks in comparison.unpaired_ranks.items() for rank in ranks]
+    counts = {"tests": len(all_cases) + len(unpaired) + lost, "failures": len(failed), "errors": int(lost)}
+    counts["skipped"] = sum(bool(case.skipped) for case in all_cases) + len(unpaired)
+    said = {name: str(n) for name, n in counts.items()}
+    root = ElementTree.Element("testsuites", {"name": _SUITE, **said})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _SUITE, **said, "time": "0"})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name in ("reference", "candidate", "verdict", "sentence", "policy"):
+        text = clean(getattr(comparison, name))
+        ElementTree.SubElement(properties, "property", {"name": name, "value": text})
+    if lost:
+        error = {"message": clean(comparison.sentence), "type": comparison.verdict}
+        ElementTree.SubElement(_case(suite, "the two runs"), "error", error)
+    for rank, side in unpaired:
+        skipped = {"message": f"only the {side} has this rank: its records were not compared"}
+        ElementTree.SubElement(_case(suite, f"rank {rank} of the {side}"), "skipped", skipped)
+    rows = iter(pairs.rows_of(comparison, [case.failed[0] for case in failed]))
+    for case in all_cases:
+        element = _case(suite, shown(case.module))
+        if case.failed:
+            _fail(element, case, next(rows))
+        elif case.skipped:
+            ElementTree.SubElement(element, "skipped", {"message": case.skipped})
+    ElementTree.indent(root)
+    ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+    file.write(b"\n")
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    about = {"classname": "tensortap.compare", "name": clean(name), "time": "0"}
+    return ElementTree.SubElement(suite, "testcase", about)
+
+
+def _fail(element: ElementTree.Element, case: Case, row: Mapping[str, Any]) -> None:
+    key = Key(*(row[name] for name in Key._fields))
+    how = "born here" if row["birth"] else "passed on from before"
+    message = f"{clean(shown(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
+    failure = ElementTree.SubElement(element, "failure", {"message": message, "type": clean(row["status"])})
+    failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *explained(row)])

@@ -1,0 +1,1 @@
+"""The data that the page's scripts draw from."""

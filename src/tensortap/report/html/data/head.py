@@ -1,0 +1,62 @@
+"""`head`, the document that scripts read first: what both pages say in it. docs/report-data.md has its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.core.records import Comparison, Examination
+from tensortap.report.html.data.environment import Setting
+from tensortap.report.html.data.outline import Outline
+from tensortap.report.wording import clean
+
+__all__ = ["Head"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a page knows beside its columns."""
+
+    told: Comparison | Examination
+    """Whose verdict, sentence, policy and counts it has."""
+    outline: Outline
+    start: int | None
+    """The row to begin at."""
+    first: int | None
+    """Which birth the sentence is about."""
+    births: Sequence[Mapping[str, Any]]
+    by_step: Mapping[str, Sequence[Any]]
+    own: Mapping[str, Any]
+    """What the other page does not have."""
+    runs: Mapping[str, str]
+    """Paths by their side."""
+    settings: Sequence[Setting]
+    notes: Sequence[str]
+    definitions: Mapping[str, str]
+
+    def object(
+        self, page: str, columns: Sequence[Any], words: Mapping[str, Sequence[str]], details: Mapping[int, str]
+    ) -> dict[str, Any]:
+        nonfinite = (at for at, birth in enumerate(self.births) if birth["status"] == "nonfinite")
+        return {
+            "page": page,
+            **self.outline.object(),
+            "columns": columns,
+            "words": {name: [clean(word) for word in each] for name, each in words.items()},
+            "verdict": self.told.verdict,
+            "sentence": clean(self.told.sentence),
+            "policy": clean(self.told.policy),
+            "counts": dict(self.told.counts),
+            "start": self.outline.start(self.start),
+            "first": self.first,
+            "first_nonfinite": next(nonfinite, None),
+            "births": self.births,
+            "by_step": self.by_step,
+            **self.own,
+            "details": {str(row): block for row, block in details.items()},
+            "runs": [{"side": side, "path": clean(path)} for side, path in self.runs.items()],
+            "environment": [setting.object() for setting in self.settings],
+            "notes": [clean(note) for note in self.notes],
+            "definitions": [{"term": term, "text": text} for term, text in self.definitions.items()],
+        }

@@ -1,0 +1,282 @@
+"""What the scripts draw a comparison from: `head` and the columns. docs/report-data.md has their meaning."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core.records import STATUSES, Comparison, Finding, Key, shown
+from tensortap.report import pairs, unmatched
+from tensortap.report.findings import inputs_in_words
+from tensortap.report.html.data.columns import Column, bits_for
+from tensortap.report.html.data.environment import Setting, settings
+from tensortap.report.html.data.head import Head
+from tensortap.report.html.data.outline import Coded, Outline, coded, coded_shapes, elements_of, greatest
+from tensortap.report.html.definitions import PAIRS
+from tensortap.report.wording import clean, command_line, rough
+
+__all__ = ["PairsData"]
+
+_MOST_UNMATCHED = 2000
+_MOST_PERCENT = 65534
+_AT_LEAST = 65535
+_TEXTS = {
+    "rel_l2": ("rel. error", "|candidate − reference| / |reference|; 0 where equal."),
+    "one_minus_cosine": ("1 − cos", "How far both point in other directions."),
+    "max_abs": ("max abs", "The greatest difference of two elements."),
+    "max_ulp": ("ULP", "The greatest distance in units in the last place."),
+    "mismatched": ("mismatched", "Share of elements outside atol + rtol · |reference|."),
+    "tolerance": ("allowed", "The relative error that was allowed."),
+    "row_rel_l2": ("worst row", "The relative error of the worst row along the last dimension, by itself."),
+    "row_tolerance": ("allowed of a row", "The relative error that was allowed of a single row."),
+}
+_MAPPED = {
+    "module_candidate": ("module, candidate", "What the candidate calls the module, if it is something else."),
+    "path_candidate": ("path, candidate", "What the candidate calls the tensor, if it is something else."),
+    "layout": ("layout", "What was done to the candidate's tensor to read it as the reference's."),
+}
+_MOMENTS = {"mean": "Mean", "std": "Standard deviation", "l2": "Norm"}
+_COUNTS = {"nan": "NaN", "inf": "infinities"}
+_ONE_SIDED = {"missing": "never comes", "extra": "comes, though not in the reference"}
+
+
+class PairsData:
+    """Plain data from a comparison, in columns."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.outline = Outline(comparison.table)
+        self.places = _places(comparison)
+        """Rows of the births, in their order."""
+
+    def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
+        """All columns, and the words that their codes stand for."""
+        found, words = self.outline.columns()
+        more, more_words = self._judged()
+        found += more + self._measured() + self._sides()
+        return found, words | more_words
+
+    def head(self) -> Head:
+        comparison = self.comparison
+        return Head(
+            told=comparison,
+            outline=self.outline,
+            start=self._start(),
+            first=0 if comparison.first is not None and self.births else None,
+            births=self.births,
+            by_step=self._by_step(),
+            own={"unmatched": self._unmatched()},
+            runs={"reference": comparison.reference, "candidate": comparison.candidate},
+            settings=self.settings,
+            notes=comparison.notes,
+            definitions=PAIRS,
+        )
+
+    @property
+    def settings(self) -> list[Setting]:
+        info = self.comparison.info
+        return settings(info.get("reference", {}), info.get("candidate", {}))
+
+    # --- columns ---------------------------------------------------------------------------------------------------
+    def floats(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of numbers; NaN where nothing is known."""
+        return np.asarray(self.comparison.table.column(name).to_numpy(), np.float64)
+
+    def _judged(self) -> tuple[list[Column], dict[str, list[str]]]:
+        table = self.comparison.table
+        status, rule, container = (coded(table.column(name)) for name in ("status", "rule", "container"))
+        dtypes, shapes = _both(table, "dtype"), _both(table, "shape")
+        mapped = {name: coded(table.column(name)) for name in _MAPPED}
+        words = {
+            "status": list(STATUSES),
+            "rule": rule.words,
+            "container": _or_none(container),
+            **{name: _or_none(each) for name, each in mapped.items()},
+            "dtype": dtypes[1],
+            "shape": shapes[1],
+        }
+        found = [
+            Column(
+                "status", status.within(words["status"]), "status", "Equal, close, or how it failed.", words="status"
+            ),
+            Column("birth", _flags(table, "birth"), "birth", "A wrong value was born here."),
+            Column("rule", rule.codes, "rule", "Which rule gave the tolerance.", words="rule"),
+            Column(
+                "container",
+                container.within(words["container"]),
+                "born in",
+                "The module in whose own code the value was born, if that is another one.",
+                words="container",
+            ),
+        ]
+        for name, (codes, _) in (("dtype", dtypes), ("shape", shapes)):
+            for side in ("reference", "candidate"):
+                title = f"{name}, {side}"
+                found.append(Column(f"{name}_{side}", codes[side], title, f"The {side}'s {name}.", words=name))
+        found += [Column(name, each.within(words[name]), *_MAPPED[name], words=name) for name, each in mapped.items()]
+        return found, words
+
+    def _measured(self) -> list[Column]:
+        bits = bits_for(self.outline.rows, error=True)
+        error, bar = self.floats("rel_l2"), self.floats("rel_l2_bar")
+        numbers = {name: self.floats(name) for name in _TEXTS if name not in ("one_minus_cosine", "rel_l2")}
+        numbers = {"rel_l2": error, "one_minus_cosine": 1 - self.floats("cosine"), **numbers}
+        with np.errstate(all="ignore"):
+            percent = np.nan_to_num(np.where(bar > 0, 100 * bar / error, 0.0), nan=0.0, posinf=_MOST_PERCENT)
+            percent = np.minimum(np.rint(percent), _MOST_PERCENT).astype(np.int64)
+            percent[np.isinf(bar) & np.isfinite(error)] = _AT_LEAST
+        found = [Column(name, numbers[name], *_TEXTS[name], bits=bits) for name in _TEXTS]
+        return [
+            *found,
+            Column("bar_percent", percent, "±", "Half-width of the 95 % interval around the error.", unit="%"),
+            Column(
+                "exact", _flags(self.comparison.table, "exact"), "exact", "Measured on all elements, not estimated."
+            ),
+            Column(
+                "elements",
+                elements_of(coded_shapes(self.comparison.table.column("shape_reference"))),
+                "elements",
+                "Of the reference's tensor.",
+            ),
+        ]
+
+    def _sides(self) -> list[Column]:
+        bits = bits_for(self.outline.rows)
+        found = []
+        for name, what in _MOMENTS.items():
+            for side in ("reference", "candidate"):
+                column, like = f"{name}_{side}", f"{name}_reference" if side == "candidate" else None
+                text = f"{what} of the {side}'s finite elements."
+                found.append(Column(column, self.floats(column), f"{name}, {side}", text, bits=bits, like=like))
+        for name, what in _COUNTS.items():
+            for side in ("reference", "candidate"):
+                column, text = f"{name}_{side}", f"How many {what} the {side} has."
+                found.append(Column(column, self.outline.ints(column), f"{what}, {side}", text))
+        return found
+
+    # --- head ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def births(self) -> list[dict[str, Any]]:
+        """Every birth that has a row in words, in execution order."""
+        rows = pairs.rows_of(self.comparison, self.places) if self.places else []
+        return [self._birth(*each) for each in zip(_seen(self.comparison), self.places, rows, strict=True)]
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """What one side alone has, and so has no row, in words."""
+        return [
+            {
+                "row": None,
+                "title": clean(birth.key),
+                "text": f"{_ONE_SIDED[birth.status]}; look at {clean(shown(birth.module))}",
+            }
+            for birth in self.comparison.births
+            if birth.status in _ONE_SIDED
+        ]
+
+    def _birth(self, birth: Finding, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "row": place,
+            "module": int(self.outline.module[place]),
+            "place": clean(shown(birth.module)),
+            "step": birth.key.step,
+            "rank": birth.rank,
+            "status": birth.status,
+            "title": clean(birth.key),
+            "text": birth_text(birth, row),
+            "command": command(self.comparison, birth),
+        }
+
+    def _start(self) -> int | None:
+        """The first birth; in a match, what is nearest to its tolerance."""
+        rows = self.places[:1] or (pairs.nearest(self.comparison, 1) if self.outline.rows else [])
+        return rows[0] if rows else None
+
+    def _by_step(self) -> dict[str, list[Any]]:
+        steps, places = len(self.outline.steps), self.outline.step_places()
+        status = coded(self.comparison.table.column("status")).within(STATUSES)
+        births = _flags(self.comparison.table, "birth")
+        kinds = len(STATUSES)
+        counts = np.bincount(places * kinds + status, minlength=steps * kinds).reshape(steps, kinds)
+        found: dict[str, list[Any]] = {"pairs": counts.sum(1).tolist()}
+        found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
+        found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()
+        error = self.floats("rel_l2")
+        told = np.isfinite(error) & (status != STATUSES.index("nonfinite"))  # that one is of the finite elements alone
+        found["worst_row"], found["worst"] = greatest(np.where(told, error, np.nan), places, steps)
+        return found
+
+    def _unmatched(self) -> dict[str, Any]:
+        groups = [
+            {"side": each.side, "modules": each.modules, "tensors": each.tensors}
+            | {"name": clean(each.name), "text": unmatched.words(each)}
+            for each in unmatched.groups(self.comparison)
+        ]
+        rows = []
+        for each in self.comparison.unmatched[:_MOST_UNMATCHED]:
+            key = each.key
+            where = [each.side, each.rank, key.step, key.phase, clean(shown(key.module)), key.call]
+            rows.append([*where, key.kind, clean(key.path), clean(each.cls), clean(each.why)])
+        return {"count": self.comparison.counts.get("unmatched", 0), "groups": groups, "rows": rows}
+
+
+def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
+    """What is known of a birth beside its name."""
+    parts = []
+    if birth.inputs_matched is not None or birth.unjudged:
+        came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 and birth.inputs_matched else ""
+        parts.append(f"inputs {inputs_in_words(birth)}{came_in}")
+    if birth.status == "diverged":
+        parts.append(f"relative error {pairs.error(row)}, allowed {rough(birth.tolerance)} ({clean(birth.rule)})")
+    if more := pairs.detail(row):
+        parts.append(more)
+    return "; ".join(parts)
+
+
+def command(comparison: Comparison, birth: Finding) -> str:
+    """What shows the birth in a terminal; nothing if no command compares the two again."""
+    if comparison.options is None:
+        return ""
+    words = ["tensortap", "compare", comparison.reference, comparison.candidate, *comparison.options]
+    words += [] if "--step" in comparison.options else ["--step", str(birth.key.step)]
+    words += ["--module", glob.escape(shown(birth.key.module)), "--kind", birth.key.kind]
+    if birth.rank:
+        words += ["--rank", str(birth.rank)]
+    return command_line(words)
+
+
+def _places(comparison: Comparison) -> list[int]:
+    """The rows of the births. They are marked in the table; identities tell which is which."""
+    table = comparison.table
+    marked = np.flatnonzero(_flags(table, "birth"))
+    taken = pairs.rows_of(comparison, marked.tolist()) if len(marked) else []
+    keys = [(row["rank"], Key(*(row[name] for name in Key._fields))) for row in taken]
+    at = dict(zip(keys, marked.tolist(), strict=True))
+    return [at[birth.rank, birth.key] for birth in _seen(comparison)]
+
+
+def _seen(comparison: Comparison) -> list[Finding]:
+    """The births that the table has a row of: what one side alone has, has none."""
+    return [birth for birth in comparison.births if birth.status not in _ONE_SIDED]
+
+
+def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:
+    return np.asarray(table.column(name).to_numpy(), np.int64)
+
+
+def _or_none(column: Coded) -> list[str]:
+    """The words of a column that may have none: the first is empty."""
+    return ["", *(word for word in column.words if word)]
+
+
+def _both(table: Any, name: str) -> tuple[dict[str, npt.NDArray[np.int64]], list[str]]:
+    """Codes of both sides in one list of words."""
+    read = coded_shapes if name == "shape" else coded
+    sides = {side: read(table.column(f"{name}_{side}")) for side in ("reference", "candidate")}
+    words = list(dict.fromkeys([*sides["reference"].words, *sides["candidate"].words]))
+    return {side: each.within(words) for side, each in sides.items()}, words

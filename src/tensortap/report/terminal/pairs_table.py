@@ -1,0 +1,74 @@
+"""Pairs as aligned columns for the terminal: the names, the error, where it is greatest, and the judgement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensortap.core.records import shown
+from tensortap.report import pairs
+from tensortap.report.terminal.table import Column
+from tensortap.report.wording import clean, dtype, rough, shape
+
+__all__ = ["STYLES", "columns_of"]
+
+Row = Mapping[str, Any]
+
+STYLES = {
+    "equal": "green",
+    "close": "green",
+    "diverged": "red",
+    "nonfinite": "magenta",
+    "shape": "red",
+    "unjudged": "yellow",
+    "unmatched": "yellow",
+}
+
+
+def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
+    """All columns, in order; the layout leaves out those without room, a column without a value is never there."""
+    styles = [_style(row) for row in rows]
+    result = []
+    if len({row["step"] for row in rows}) > 1:
+        result.append(Column("step", [str(row["step"]) for row in rows]))
+    if ranks > 1:
+        result.append(Column("rank", [str(row["rank"]) for row in rows]))
+    modules = [clean(shown(row["module"])) for row in rows]
+    result.append(Column("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows]))
+    result.append(Column("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
+    counters = [name for name in ("micro", "call") if any(row[name] for row in rows)]
+    result += [Column(name, [str(row[name]) for row in rows]) for name in counters]
+    tensors = [clean(f"{row['kind']} {row['path']}") for row in rows]
+    result.append(Column("tensor", tensors, left=True, least=13))
+    result.append(Column("rel err", [pairs.error(row) for row in rows]))
+    further = [
+        Column("allowed", [rough(pairs.value(row, "tolerance")) for row in rows], optional=2),
+        Column("max abs", [pairs.greatest(row) for row in rows]),
+        Column("at index", [pairs.index(row) for row in rows], left=True, optional=1),
+        Column("mismatched", [pairs.share(row) for row in rows], optional=4),
+        Column("worst row", [pairs.worst_row(row) for row in rows], optional=6),
+        Column("1-cos", [_distance(row) for row in rows], optional=3),
+        Column("ULP", [pairs.ulps(pairs.value(row, "max_ulp")) for row in rows], optional=5),
+        Column("dtype", [_both(row, "dtype") for row in rows], left=True, optional=8),
+        Column("shape", [_both(row, "shape") for row in rows], left=True, optional=9),
+    ]
+    result += [column for column in further if any(cell.strip("–") for cell in column.cells)]
+    return [*result, Column("status", [pairs.said(row) for row in rows], left=True, styles=styles)]
+
+
+def _style(row: Row) -> str:
+    style = STYLES.get(row["status"], "")
+    return f"bold {style}" if row["birth"] else style
+
+
+def _distance(row: Row) -> str:
+    cosine = pairs.value(row, "cosine")
+    return "" if math.isnan(cosine) else rough(max(0.0, 1 - cosine))
+
+
+def _both(row: Row, name: str) -> str:
+    """What both sides have, or what each has."""
+    sides = [row[f"{name}_{side}"] for side in ("reference", "candidate")]
+    words = [("?" if v is None else shape(v)) if name == "shape" else dtype(clean(v)) for v in sides]
+    return words[0] if words[0] == words[1] else f"{words[0]}/{words[1]}"

@@ -1,0 +1,127 @@
+"""Records as a table: what each was, its size and type, and as many of its numbers as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tensortap.core.records import Record, Summary, shown
+from tensortap.report.terminal.table import Column
+from tensortap.report.wording import clean, count, dtype, number, plural, shape
+
+__all__ = ["RecordsView", "columns_of", "heading", "remainder"]
+
+# What a column shows, and how soon it goes when there is little room. A column to sort by is always shown.
+_NUMBERS: dict[str, tuple[int, Callable[[Record], str]]] = {
+    "mean": (3, lambda r: number(r.summary.mean)),
+    "std": (1, lambda r: number(r.summary.std)),
+    "absmax": (2, lambda r: number(_absmax(r.summary))),
+    "l2": (4, lambda r: number(r.summary.l2)),
+    "min": (6, lambda r: number(r.summary.min)),
+    "max": (7, lambda r: number(r.summary.max)),
+    "l1": (9, lambda r: number(r.summary.l1)),
+    "zeros": (5, lambda r: _share(r.summary.zeros, r.summary.elements)),
+    "elements": (10, lambda r: count(r.summary.elements)),
+    "seq": (8, lambda r: str(r.seq)),
+}
+
+
+@dataclass(frozen=True)
+class RecordsView:
+    """Some records of a run, and of how many."""
+
+    records: Sequence[Record]
+    matching: int
+    """How many pass the filters."""
+    total: int
+    """How many the run has."""
+    sort: str = "seq"
+    """A column's name; a minus before it is largest first."""
+    ranks: int = 1
+    """How many ranks the run has: with several, each row says its own."""
+    hint: str = ""
+    """What to try instead, if nothing matches."""
+    calls: Sequence[tuple[str, str]] = ()
+    """Modules among the records that got plain arguments, and which, in words."""
+
+    @property
+    def hidden(self) -> int:
+        return self.matching - len(self.records)
+
+
+def columns_of(view: RecordsView) -> list[Column]:
+    """All columns, in order; the layout leaves out those without room."""
+    records, sorted_by = view.records, view.sort.lstrip("-")
+    result = []
+    if len({r.key.step for r in records}) > 1:
+        result.append(Column("step", [str(r.key.step) for r in records]))
+    if view.ranks > 1:
+        result.append(Column("rank", [str(r.rank) for r in records]))
+    result.append(Column("module", [clean(shown(r.key.module)) for r in records], left=True, least=22))
+    result.append(Column("class", [clean(r.cls) for r in records], left=True, optional=11))
+    counters = {name: [getattr(r.key, name) for r in records] for name in ("micro", "call")}
+    result += [Column(name, list(map(str, values))) for name, values in counters.items() if any(values)]
+    result.append(Column("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))
+    result.append(Column("shape", [shape(r.shape) for r in records], left=True, least=16))
+    result.append(Column("dtype", [dtype(clean(r.dtype)) for r in records], left=True))
+    for name, (place, cell) in _NUMBERS.items():
+        by_choice = name == sorted_by and name != "seq"
+        result.append(Column(name, [cell(r) for r in records], optional=0 if by_choice else place))
+    if any(r.summary.nonfinite for r in records):
+        result.append(Column("non-finite", [nonfinite(r.summary) for r in records], left=True, style="bold red"))
+    return result
+
+
+def nonfinite(summary: Summary) -> str:
+    """A sign and a word, so that it needs no colour to be seen.
+
+    An ordinary tensor has an empty cell; others "✗ 3 NaN", "✗ 12 Inf", "✗ all NaN", "✗ 3 NaN 12 Inf".
+    """
+    counted = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
+    parts = [f"{'all' if n == summary.elements else count(n)} {word}" for word, n in counted.items() if n]
+    return " ".join(["✗", *parts]) if parts else ""
+
+
+def heading(view: RecordsView) -> str:
+    """How many records these are, and in what order."""
+    shown_now, matching, total = len(view.records), view.matching, view.total
+    if not total:
+        return "no records"
+    if not matching:
+        return f"none of the {plural(total, 'record')} matches"
+    said = f"{count(shown_now)} of {plural(matching, 'record')}" if view.hidden else plural(matching, "record")
+    if matching < total:
+        said += f" that match{'es' if matching == 1 else ''} ({count(total)} in all)"
+    steps = {r.key.step for r in view.records}
+    if len(steps) == 1:
+        said += f", step {steps.pop()}"
+    return f"{said}, {_order(view.sort)}"
+
+
+def remainder(view: RecordsView) -> str:
+    """What is not shown, and how to see it."""
+    if not view.matching:
+        return view.hint
+    if not view.hidden:
+        return ""
+    return f"{count(view.hidden)} more: --limit 0 shows all; --module, --kind and --step choose"
+
+
+def _order(sort: str) -> str:
+    name = sort.lstrip("-")
+    if name == "seq":
+        return "last first" if sort.startswith("-") else "in execution order"
+    if name in ("module", "kind", "dtype", "class"):
+        return f"by {name}" + (", backwards" if sort.startswith("-") else "")
+    return f"{'largest' if sort.startswith('-') else 'smallest'} {name} first"
+
+
+def _absmax(summary: Summary) -> float:
+    return max(abs(summary.min), abs(summary.max))
+
+
+def _share(part: int, whole: int) -> str:
+    if not part:
+        return "0"
+    share = 100 * part / whole
+    return "100%" if part == whole else f"{min(share, 99.9):.1f}%" if share >= 0.05 else "<0.1%"

@@ -1,0 +1,1 @@
+"""Trees of .npy files, as saving hooks write them."""

@@ -1,0 +1,173 @@
+"""The arrays of an .npz archive: mapped where they are stored as they are, decompressed on demand where not."""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensortap.core.records import Location
+from tensortap.errors import RunUnreadable
+from tensortap.store.formats.entries import Array, Loaded
+from tensortap.store.formats.npy.header import NpyHeader, array_from, read_header
+
+__all__ = ["NpzArchive", "is_npz"]
+
+_SUFFIX, _MEMBER = ".npz", ".npy"
+_HEAD = 1 << 14
+"""Bytes that hold any header that NumPy reads."""
+_MOST_RATIO = 1032
+"""Bytes that deflate makes of one at most."""
+_LOCAL = struct.Struct("<4s22xHH")
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+def is_npz(path: Path) -> bool:
+    """Whether a file is an archive of arrays, by its ending or, if it has another one, by its content."""
+    if path.suffix == _SUFFIX:
+        return not path.is_dir()
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except _BROKEN:
+        return False
+    return bool(names) and all(name.endswith(_MEMBER) for name in names)
+
+
+class NpzArchive:
+    """Reads members by name, without their ending. Errors of a member are RunUnreadable with the reason alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._zip = zipfile.ZipFile(path)
+        except _BROKEN as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise RunUnreadable(f"{path} cannot be read as an .npz archive: {reason}.") from error
+        self.others = [each.filename for each in self._zip.infolist() if not each.filename.endswith(_MEMBER)]
+        """Members that are no arrays."""
+        members = [each for each in self._zip.infolist() if each.filename.endswith(_MEMBER)]
+        self._members = {each.filename.removesuffix(_MEMBER): each for each in members}
+        if len(self._members) < len(members):
+            raise RunUnreadable(f"{path} is damaged: several of its arrays have the same name.")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What tensortap wrote of itself into the archive's comment; empty if it did not write the archive."""
+        try:
+            said = json.loads(self._zip.comment)
+        except (ValueError, RecursionError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def text(self, name: str) -> str:
+        """A member that is a text, as NumPy saves one."""
+        array = self.load(name).array
+        return str(array) if array.dtype.kind == "U" and array.ndim == 0 else ""
+
+    def header(self, name: str) -> NpyHeader:
+        """What a member says of its array."""
+        with self._reading(name) as member:
+            if member.compress_type == zipfile.ZIP_STORED:
+                view = self._stored(member)[1]
+                return read_header(io.BytesIO(view[:_HEAD]), len(view))
+            with self._opened(member) as stream:
+                return read_header(stream, member.file_size)
+
+    def load(self, name: str) -> Loaded:
+        """The array of a member, in the dtype and byte order that it has there."""
+        with self._reading(name) as member:
+            if member.compress_type != zipfile.ZIP_STORED:
+                return Loaded(self._decompressed(member))
+            begin, view = self._stored(member)
+            header = read_header(io.BytesIO(view[:_HEAD]), len(view))
+            if zlib.crc32(view) != member.CRC:
+                raise RunUnreadable("its bytes do not have the checksum that the archive has of them: it is damaged")
+            span = Location("", begin + header.offset, header.nbytes) if header.is_plain else None
+            return Loaded(array_from(view[header.offset :], header), span)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[zipfile.ZipInfo]:
+        """A member that can be read. Whatever is wrong with it becomes RunUnreadable."""
+        if name not in self._members:
+            raise RunUnreadable("the archive has no such array")
+        try:
+            if self._members[name].flag_bits & 1:
+                raise ValueError("it is encrypted")
+            yield self._members[name]
+        except RunUnreadable:
+            raise
+        except MemoryError as error:
+            raise RunUnreadable("it needs more memory than there is") from error
+        except _BROKEN as error:
+            raise RunUnreadable(" ".join(str(error).split()) or type(error).__name__) from error
+
+    def _stored(self, member: zipfile.ZipInfo) -> tuple[int, memoryview]:
+        """Where in the file a member begins that is stored as it is, and its bytes."""
+        begin = self._begin(member)
+        view = memoryview(self._data)[begin : begin + member.file_size]
+        if len(view) < member.file_size or member.compress_size != member.file_size:
+            raise ValueError("the archive is cut off, or its directory is damaged")
+        return begin, view
+
+    def _begin(self, member: zipfile.ZipInfo) -> int:
+        """Where the bytes of a member begin in the file: behind its local header, which ends in names of any length."""
+        head = self._data[member.header_offset : member.header_offset + _LOCAL.size]
+        if member.header_offset < 0 or len(head) < _LOCAL.size:
+            raise ValueError("the archive is cut off, or its directory is damaged")
+        mark, name, extra = _LOCAL.unpack(head)
+        if mark != b"PK\x03\x04":
+            raise ValueError("the archive's directory is damaged")
+        return member.header_offset + _LOCAL.size + int(name) + int(extra)
+
+    def _opened(self, member: zipfile.ZipInfo) -> Any:
+        if member.compress_type != zipfile.ZIP_DEFLATED:
+            raise ValueError("it is compressed in a way that NumPy does not write")
+        if member.file_size > _MOST_RATIO * (member.compress_size + 64):
+            raise ValueError(f"the archive is damaged: {member.compress_size} bytes cannot hold {member.file_size}")
+        return self._zip.open(member)
+
+    def _decompressed(self, member: zipfile.ZipInfo) -> Array:
+        with self._opened(member) as stream:
+            header = read_header(stream, member.file_size)
+            data: Array = np.empty(header.nbytes, np.uint8)
+            view = data.data
+            while view:
+                count = stream.readinto(view)
+                if not count:
+                    raise EOFError("it is cut off")
+                view = view[count:]
+            while stream.read(_HEAD):  # to the end, so that the checksum is compared
+                pass
+        return array_from(data.data, header)

@@ -1,0 +1,75 @@
+"""An .npz archive, opened as a run: an export, one call of a module, or a model's parameters by name."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from tensortap.errors import RunNotFound, RunUnreadable
+from tensortap.store.exports.manifest import EXPORT, MANIFEST, Listed, is_manifest, read_manifest
+from tensortap.store.formats.arrays import ArrayRun
+from tensortap.store.formats.entries import Array, EntriesRun, Summarize, few_notices
+from tensortap.store.formats.exported import export_info, key_of, listed_entries, named_entries
+from tensortap.store.formats.npy.header import known_dtype, readable_dtype
+from tensortap.store.formats.npz.archive import NpzArchive, is_npz
+from tensortap.store.formats.npz.module_call import is_module_call, open_module_call
+from tensortap.store.run import Run
+
+__all__ = ["is_npz", "open_npz"]
+
+
+def open_npz(path: Path, summarize: Summarize) -> Run:
+    """Open an archive of arrays. Nothing is unpickled, and arrays are read when asked for."""
+    if not path.exists():
+        raise RunNotFound(f"{path} does not exist: no .npz archive to open.")
+    archive = NpzArchive(path)
+    if not archive.names:
+        raise RunUnreadable(f"{path} holds no arrays.")
+    manifest = path.with_name(f"{path.stem}.{MANIFEST}")
+    rows = list(read_manifest(manifest)) if is_manifest(manifest) else []
+    if any(row.name in archive for row in rows) or all(key_of(name) is not None for name in archive.names):
+        return _export(path, archive, rows, summarize)
+    if is_module_call(archive.names):
+        return open_module_call(path, archive, summarize)
+    return _parameters(path, archive, summarize)
+
+
+def _export(path: Path, archive: NpzArchive, rows: list[Listed], summarize: Summarize) -> EntriesRun:
+    about = archive.about if archive.about.get("format") == EXPORT else {}
+    if rows:
+        entries = listed_entries(rows, lambda row: archive.load(row.name))
+        listed = {row.name for row in rows}
+        unlisted = [name for name in archive.names if name not in listed]
+        notices = few_notices("arrays that the manifest does not list, and that are left out", unlisted)
+    else:
+        entries, notices = named_entries(archive.names, archive.load)
+    info = {**export_info(path, about), "world": len({entry.rank for entry in entries}) or 1}
+    return EntriesRun(path, entries, info, summarize, notices=notices, complete=bool(about.get("complete", True)))
+
+
+def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> ArrayRun:
+    """Arrays by name, as a state dict saved with numpy.savez has them."""
+    reasons = {name: _why_not(archive, name) for name in archive.names}
+    readable = {name: partial(_array, archive, name) for name, reason in reasons.items() if not reason}
+    unreadable = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
+    notices = few_notices("unreadable arrays", unreadable)
+    if not readable:
+        raise RunUnreadable(f"{path}: {notices[0]}.")
+    info = {"framework": "npz", "model": path.name, "format": "npz", "config": {"kind": "named arrays"}, "world": 1}
+    return ArrayRun(path, readable, info, summarize, notices)
+
+
+def _why_not(archive: NpzArchive, name: str) -> str:
+    """The reason why an array cannot be read, as far as its header has one."""
+    try:
+        readable_dtype(archive.header(name).dtype)
+    except RunUnreadable as error:
+        return str(error)
+    return ""
+
+
+def _array(archive: NpzArchive, name: str) -> Array:
+    try:
+        return known_dtype(archive.load(name).array)
+    except RunUnreadable as error:
+        raise RunUnreadable(f"{archive.path}: {name} cannot be read: {error}.") from error

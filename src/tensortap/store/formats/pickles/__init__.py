@@ -1,0 +1,1 @@
+"""Pickles, read as data. No code in them runs."""

@@ -1,0 +1,1 @@
+"""Write a run to disk while it goes on."""

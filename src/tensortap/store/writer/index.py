@@ -1,0 +1,282 @@
+"""The index as it grows: rows wait a moment, then go out as one Arrow batch, in one write."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from tensortap.core.records import Record
+from tensortap.store.format import END_OF_STREAM, SCHEMA, encode, encode_columns
+from tensortap.store.writer.state import State, write_error
+
+__all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
+
+BATCH = 256
+"""Rows that make a batch worth writing."""
+AGE = 1.0
+"""Seconds that a row waits at most."""
+MOST_WAITING = 4096
+"""Rows, of about a kilobyte each, that may wait; who has more waits too."""
+MOST_AHEAD = 32_768
+"""The same for rows that come together: they hold next to nothing until they are written."""
+
+
+class Rows(Protocol):
+    """Many rows at once, which may still have to be waited for."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether they may be written a step later."""
+
+    def arrive(self) -> None:
+        """Have them safe in host memory; waits for it, but does little."""
+
+    def columns(self) -> Mapping[str, Any]:
+        """All columns of the index, by name; waits until they are known."""
+
+
+class BatchTarget(Protocol):
+    """Receives the Arrow batches of an index, in order."""
+
+    @property
+    def path(self) -> object:
+        """What error messages call it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all whole batches so far."""
+
+    def write(self, batch: Any) -> None:
+        """Append a batch, whole or not at all."""
+
+    def close(self, complete: bool) -> None:
+        """Accept no more batches. `complete` is False if some could not be written."""
+
+
+class IndexFile:
+    """Writes the batches of an index to a file, as an Arrow IPC stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nbytes = 0
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._write(SCHEMA.serialize())
+        except OSError as error:
+            if self._fd >= 0:
+                os.close(self._fd)
+            raise write_error(error, path, begun=False) from error
+
+    def write(self, batch: Any) -> None:
+        self._write(batch.serialize())
+
+    def close(self, complete: bool) -> None:
+        try:
+            if complete:
+                self._write(END_OF_STREAM)
+        finally:
+            os.close(self._fd)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._cut_off()
+            raise
+        self.nbytes += len(memoryview(data))
+
+    def _cut_off(self) -> None:
+        """Remove a half-written batch. Readers cope with one, but need not have to."""
+        try:
+            os.ftruncate(self._fd, self.nbytes)
+            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+        except OSError:
+            pass  # the first error is the one that counts
+
+
+class IndexWriter:
+    """Encodes rows and passes them to `target` in batches.
+
+    `barrier` returns True once all bytes that were put so far are written, False if they cannot be.
+    """
+
+    def __init__(self, target: BatchTarget, barrier: Callable[[], bool], state: State) -> None:
+        self._target = target
+        self._barrier = barrier
+        self._state = state
+        self._seen = _Seen()
+        self._thread: threading.Thread | None = None
+        # Shared with the thread, under the state's lock:
+        self._due = state.condition()
+        self._rows: list[Record | Rows] = []
+        self._oldest = 0.0
+        self._urgent = 0
+        """So many of them are to go out now."""
+        self._expected: Rows | None = None
+        """Those that are not to go out yet, but to arrive."""
+        self._stopping = False
+        self.appended = 0
+        self.written = 0
+        self.missing = 0
+        """Of those, rows that turned out to have nothing to tell."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all whole batches so far."""
+        return self._target.nbytes
+
+    def append(self, record: Record) -> None:
+        state = self._state
+        with state.changed:
+            if state.failure is not None or len(self._rows) >= MOST_WAITING:
+                state.stall_for(lambda: len(self._rows) < MOST_WAITING)
+            self._rows.append(record)
+            self.appended += 1
+            if len(self._rows) == 1:
+                self._oldest = time.monotonic()
+                self._start()
+            if len(self._rows) in (1, BATCH):
+                self._due.notify_all()
+
+    def append_rows(self, rows: Rows) -> None:
+        """As append, for rows that come together. Who is many such ahead of the disk waits.
+
+        They do not hurry: they come right before their step ends, and its end sends them out. Sooner, they would have
+        slabs written that are still being filled.
+        """
+        state = self._state
+        with state.changed:
+            if state.failure is not None or self.appended - self.written >= MOST_AHEAD:
+                self.hurry()
+                state.stall_for(lambda: self.appended - self.written < MOST_AHEAD)
+            self._rows.append(rows)
+            self.appended += len(rows)
+            if len(self._rows) == 1:
+                self._oldest = time.monotonic()
+                self._start()
+                self._due.notify_all()
+
+    def hurry(self, step_is_over: bool = False) -> None:
+        """Let what waits go out now; does not wait for it.
+
+        When a step is over, rows that came together at its end may stay until the end of the next one, unless that is
+        long in coming. They are still on their way from a device, and arrive in the middle of the next forward: the
+        interpreter that encodes them is the one that has to keep the device busy then.
+        """
+        with self._due:
+            self._expected = None
+            count = len(self._rows)
+            if step_is_over and count and not isinstance(newest := self._rows[-1], Record) and newest.may_wait:
+                self._expected = newest
+                count -= 1
+            self._urgent = max(self._urgent, count)
+            self._due.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all rows so far are written."""
+        self.hurry()
+        with self._state.changed:
+            target = self.appended
+            self._state.wait_for(lambda: self.written >= target)
+        self._state.check()
+
+    def stop(self) -> None:
+        """Write what waits, close the stream, and end the thread."""
+        with self._due:
+            self._stopping = True
+            self._due.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            self._target.close(complete=self._state.failure is None)
+        except OSError as error:
+            self._state.fail(error, self._target.path)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="tensortap-index", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while (rows := self._next()) and self._barrier():
+                for count, batch in self._batches(rows):
+                    self._target.write(batch)
+                    with self._state.changed:
+                        self.written += count
+                        self._state.changed.notify_all()
+        except BaseException as error:  # whatever it is, the caller must learn of it
+            self._state.fail(error, self._target.path)
+
+    def _batches(self, rows: Sequence[Record | Rows]) -> Iterator[tuple[int, Any]]:
+        """Arrow batches, and how many rows each has: single records together, rows that came together by themselves."""
+        for single, some in groupby(rows, lambda row: isinstance(row, Record)):
+            if single:
+                records: list[Any] = list(some)
+                yield len(records), encode(records, self._seen.first(record.tensor for record in records))
+            else:
+                for together in some:
+                    assert not isinstance(together, Record)
+                    columns = together.columns()
+                    self.missing += len(together) - len(columns["tensor"])
+                    yield len(together), encode_columns(columns, self._seen.first(columns["tensor"]))
+
+    def _next(self) -> Sequence[Record | Rows]:
+        """The next batch, once it is due; none when all is done."""
+        while True:
+            with self._due:
+                expected = None
+                while not (self._stopping or self._urgent or self._state.failure is not None):
+                    left = self._oldest + AGE - time.monotonic()
+                    if self._rows and (len(self._rows) >= BATCH or left <= 0):
+                        break
+                    expected, self._expected = self._expected, None
+                    if expected is not None:
+                        break
+                    self._due.wait(left if self._rows else None)
+                if self._state.failure is not None:
+                    return ()
+                if expected is None:
+                    return self._taken()
+            expected.arrive()
+
+    def _taken(self) -> Sequence[Record | Rows]:
+        count = self._urgent if self._urgent and not self._stopping else len(self._rows)
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._oldest, self._urgent = time.monotonic(), 0
+        self._state.changed.notify_all()
+        return rows
+
+
+class _Seen:
+    """Which tensors have been in the index. Numbers that come without gaps take no memory."""
+
+    def __init__(self) -> None:
+        self._below = 0
+        self._others: set[int] = set()
+
+    def first(self, numbers: Iterable[int]) -> list[bool]:
+        """For each, whether it comes for the first time."""
+        return [self._add(number) for number in numbers]
+
+    def _add(self, number: int) -> bool:
+        if 0 <= number < self._below or number in self._others:
+            return False
+        if number != self._below:
+            self._others.add(number)
+            return True
+        self._below += 1
+        while self._below in self._others:
+            self._others.remove(self._below)
+            self._below += 1
+        return True

@@ -1,0 +1,137 @@
+"""RankWriter: the contract between capture and the store. It takes one rank of a run; subclasses hold it somewhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from tensortap.core import dtypes
+from tensortap.core.host_copies import Incoming
+from tensortap.core.records import Coverage, Location, Record
+from tensortap.errors import UsageError
+from tensortap.store.format import FORMAT, RUN_FORMAT
+from tensortap.store.writer.index import IndexWriter, Rows
+from tensortap.store.writer.state import State
+
+__all__ = ["RankWriter", "now", "storable_dtype"]
+
+Self = TypeVar("Self", bound="RankWriter")
+
+
+class RankWriter(ABC):
+    """Takes the tensors and records of one rank. All methods may be called from any thread."""
+
+    _index: IndexWriter
+
+    def __init__(self, path: Path, rank: int, world: int, info: Mapping[str, Any]) -> None:
+        if not 0 <= rank < world:
+            raise UsageError(f"rank must be at least 0 and below world: rank {rank}, world {world}")
+        self.path = path
+        self.rank = rank
+        self._pid = os.getpid()
+        self._state = State()
+        self._started = now()
+        own = {"format": RUN_FORMAT, "version": FORMAT, "world": world, "started": self._started}
+        if clash := sorted(own.keys() & info.keys()):
+            raise UsageError(f"info must not have {', '.join(clash)}: the store writes that itself.")
+        self._info = {**own, **info}
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @abstractmethod
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location | None:
+        """Keep an array's bytes; the array may change once this returns. Return None if there is no room for them."""
+
+    @abstractmethod
+    def put_incoming(
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+    ) -> Location | None:
+        """Keep bytes in C order that a device sends. They may still be on their way when this returns."""
+
+    @abstractmethod
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        """Keep the plain arguments of a call, as `tensortap.core.arguments` writes them.
+
+        The caller reports them before the call's records, and only if they differ from the module's previous call.
+        """
+
+    @abstractmethod
+    def end_step(self, step: int) -> None:
+        """Complete the step, without waiting until everything is stored."""
+
+    @abstractmethod
+    def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
+        """Store what was seen of each module, and what was not; replaces what was stored before."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return what was stored so far, and how long the caller waited for it."""
+
+    @abstractmethod
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        """Store what waits and end all threads. A second call does nothing."""
+
+    @abstractmethod
+    def _barrier(self) -> bool:
+        """Wait until all bytes that were put so far are stored; False if they cannot be."""
+
+    def take_notices(self) -> list[str]:
+        """Return what a user should know of the storing since the last call, such as a limit that was reached."""
+        return []
+
+    def append(self, record: Record) -> None:
+        """Queue an index row. It goes out with others, after the bytes it refers to."""
+        self._check_open()
+        self._index.append(record)
+
+    def append_rows(self, rows: Rows) -> None:
+        """Queue many rows whose values are not known yet. The index reads their columns when they go out."""
+        self._check_open()
+        self._index.append_rows(rows)
+
+    def flush(self) -> None:
+        """Wait until all that was put and appended so far is stored."""
+        self._check_open()
+        self._state.check()
+        self._barrier()
+        self._index.flush()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self._state.told = True  # the error under way is the one to be seen
+        self.close("failed", f"{type(error).__name__}: {error}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the writer of {self.path} is closed.")
+        if os.getpid() != self._pid:  # threads and locks do not survive a fork
+            raise UsageError(f"the writer of {self.path} belongs to process {self._pid}: open one in each process.")
+
+
+def storable_dtype(name: str, array: npt.NDArray[Any]) -> str:
+    """Return the name of the array's dtype; raise UsageError if the store has none for it."""
+    try:
+        return dtypes.name_of(array.dtype)
+    except KeyError:
+        raise UsageError(
+            f"{name}: dtype {array.dtype} cannot be stored; known are {', '.join(dtypes.NAMES)}."
+        ) from None
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,234 @@
+"""RunWriter: puts one rank of a run on disk while the run goes on.
+
+Tensors go through shards, records through the index; both have threads of their own. The caller waits only
+when the buffers are full. A kill at any moment leaves a readable index, and every location in it is readable.
+What is promised is what write() promises: it outlives the process, not a power cut.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core import dtypes
+from tensortap.core.host_copies import Incoming, Pinning
+from tensortap.core.machine import cores, memory, neighbours
+from tensortap.core.records import Coverage, Location
+from tensortap.errors import TensortapError, UsageError
+from tensortap.store.calls import Called, CallsWriter
+from tensortap.store.folder import claim, write_json
+from tensortap.store.format import (
+    CALLS,
+    COVERAGE_JSON,
+    FORMAT,
+    INDEX,
+    RANK_FORMAT,
+    RANK_JSON,
+    shard_name,
+)
+from tensortap.store.writer.index import IndexFile, IndexWriter
+from tensortap.store.writer.pieces import pieces
+from tensortap.store.writer.pool import SlabPool
+from tensortap.store.writer.rank_writer import RankWriter, now, storable_dtype
+from tensortap.store.writer.route import Route, can_go_past
+from tensortap.store.writer.shard import Shard
+from tensortap.store.writer.state import write_error
+
+__all__ = ["RunWriter"]
+
+DEFAULT_BUFFER = 256 << 20
+_MOST_PINNED = 4 << 30
+
+
+class RunWriter(RankWriter):
+    """Writes one rank of a run. All methods may be called from any thread.
+
+    >>> with RunWriter("runs/a", info={"framework": "torch"}) as writer:       # doctest: +SKIP
+    ...     where = writer.put("fc1 output 0", array, step=0)
+    ...     writer.append(Record(..., location=where))
+    ...     writer.end_step(0)
+
+    `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
+    many threads write tensors, each to a file of its own. `crowded` says that the run itself needs every core of the
+    machine. `pinning` is for tensors that come from a device. `calls` says that plain arguments are kept, even if no
+    call has any.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world: int = 1,
+        info: Mapping[str, Any],
+        overwrite: bool = False,
+        max_buffer: int | None = None,
+        writers: int | None = None,
+        crowded: bool = False,
+        pinning: Pinning | None = None,
+        calls: bool = False,
+    ) -> None:
+        count = _default_writers(pinning is not None) if writers is None else writers
+        buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
+        if count < 1 or buffer < 1:
+            raise UsageError(f"writers and max_buffer must be positive: writers {count}, max_buffer {buffer}")
+        super().__init__(Path(path), rank, world, info)
+        try:
+            self._folder = claim(self.path, rank, world, self._info, overwrite)
+            self._write_status("running", "")
+        except TensortapError:
+            raise
+        except OSError as error:
+            raise write_error(error, self.path, begun=False) from error
+        self._numbers: dict[int, int] = {}
+        self._numbers_lock = threading.Lock()
+        past = can_go_past(self._folder)
+        # Beside a run that needs every core, a thread that keeps one busy costs more than it saves.
+        threaded = past or not crowded
+        route = Route(past, favour=8 if crowded else 2) if threaded else None
+        self._pool = SlabPool(buffer, count, self._state, pinning)
+        self._shards = [
+            Shard(self._folder, self._new_name, self._pool.share(), self._state, route) for _ in range(count)
+        ]
+        self._calls = CallsWriter(self._folder / CALLS, self._state) if calls else None
+        try:
+            self._index = IndexWriter(IndexFile(self._folder / INDEX), self._barrier, self._state)
+        except BaseException:
+            if self._calls is not None:
+                self._calls.close()
+            raise
+
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location:
+        """Keep an array's bytes; it may change again once this returns. The file's header calls it `name`."""
+        array = np.asarray(array)
+        dtype = storable_dtype(name, array)
+        parts = pieces(array, self._pool.slab_bytes)
+        return self._pick(step).put(step, name, dtype, array.shape, array.nbytes, parts)
+
+    def put_incoming(
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+    ) -> Location:
+        """As put, for bytes in C order that a device sends. They may still be on their way when this returns."""
+        nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
+        return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
+
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        """Keep the plain arguments of a call, as `core.arguments` writes them. To be told before its records, and
+        only if those of the module's call before were others."""
+        self._check_open()
+        assert self._calls is not None, "calls=True says that plain arguments are kept"
+        self._calls.add(Called(step, micro, module, call, arguments))
+
+    def end_step(self, step: int) -> None:
+        """Complete the step's files and send its rows out, without waiting for the disk."""
+        self._check_open()
+        self._state.check()
+        for shard in self._shards:
+            shard.finish(step)
+        self._index.hurry(step_is_over=True)
+
+    def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
+        """Say what was seen of each module, and what could not be; replaces what was said before."""
+        self._check_open()
+        value = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
+        try:
+            write_json(self._folder / COVERAGE_JSON, value)
+        except OSError as error:
+            raise write_error(error, self._folder / COVERAGE_JSON) from error
+
+    def stats(self) -> dict[str, Any]:
+        """What was written so far, and how much the caller waited for it."""
+        return {
+            "bytes": sum(shard.written for shard in self._shards) + self._index.nbytes,
+            "records": self._index.written - self._index.missing,
+            "files": sum(shard.files for shard in self._shards),
+            "stalled_seconds": self._state.stalled,
+            "queued": sum(shard.depth for shard in self._shards),
+            "peak_buffer_bytes": self._pool.peak,
+        }
+
+    def close(self, status: str = "finished", reason: str = "") -> None:
+        """Write what waits, complete all files, and end the threads. A second call does nothing.
+
+        Raises the failure of a background write, unless an earlier call already has.
+        """
+        with self._closing:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            for shard in self._shards:
+                shard.finish()
+            self._index.stop()
+            for shard in self._shards:
+                shard.stop()
+            for shard in self._shards:
+                shard.join()
+            if self._calls is not None:
+                self._calls.close()
+            self._pool.release()
+        failure = self._state.failure
+        try:
+            self._write_status(*(("failed", str(write_error(*failure))) if failure else (status, reason)))
+        except OSError as error:
+            self._state.fail(error, self._folder / RANK_JSON)
+        if not self._state.told:
+            self._state.check()
+
+    def _pick(self, step: int) -> Shard:
+        self._check_open()
+        if step < 0:
+            raise UsageError(f"step must not be negative: {step}")
+        return min(self._shards, key=lambda shard: shard.pending)
+
+    def _barrier(self) -> bool:
+        if self._calls is not None and not self._calls.write():
+            return False
+        tickets = [(shard, shard.seal()) for shard in self._shards]
+        with self._state.changed:
+            return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))
+
+    def _new_name(self, step: int) -> str:
+        with self._numbers_lock:
+            number = self._numbers.get(step, 0)
+            self._numbers[step] = number + 1
+        return shard_name(step, number)
+
+    def _write_status(self, status: str, reason: str) -> None:
+        running = status == "running"
+        counts = {} if running else self.stats()
+        value = {
+            "format": RANK_FORMAT,
+            "version": FORMAT,
+            "rank": self.rank,
+            "status": status,
+            "reason": reason,
+            "started": self._started,
+            "finished": None if running else now(),
+            "pid": self._pid,
+            "host": socket.gethostname(),
+            "records": counts.get("records"),
+            "files": counts.get("files"),
+            "bytes": counts.get("bytes"),
+        }
+        write_json(self._folder / RANK_JSON, value)
+
+
+def _default_writers(from_device: bool) -> int:
+    """On a small machine one, where more would take cores from the run, and a few on a large one. A run whose work is
+    done by a device leaves all but one core to the writers."""
+    if from_device:
+        return max(1, (cores() - 1) // neighbours())
+    return max(1, min(4, cores() // 4))
+
+
+def _default_buffer(from_device: bool) -> int:
+    """A device fills buffers much faster than a disk empties them, and great tensors have to wait side by side."""
+    return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32 // neighbours())) if from_device else DEFAULT_BUFFER

@@ -1,0 +1,1 @@
+"""Read profiles into a timeline."""

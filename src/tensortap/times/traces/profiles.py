@@ -1,0 +1,68 @@
+"""From whatever holds a profile to a timeline."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tensortap.errors import RunUnreadable, UsageError
+from tensortap.times.timeline import Timeline
+from tensortap.times.traces.json_stream import Progress, trace_events
+from tensortap.times.traces.paddle import add_paddle_event, is_paddle_event, paddle_profile_timeline
+from tensortap.times.traces.torch import add_torch_event, torch_profile_timeline
+
+__all__ = ["HOW_TO_ANNOTATE", "read_profile", "read_trace"]
+
+HOW_TO_ANNOTATE = (
+    "annotate the model while it is profiled, like `with tensortap.annotate(model), torch.profiler.profile() as prof:`"
+)
+
+
+def read_profile(source: Any, progress: Progress | None = None) -> Timeline:
+    """Read a profiler that has stopped, or the path of a trace that one has exported.
+
+    Raise UsageError if it holds no span of `tensortap.annotate`.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return read_trace(source, progress)
+    kind = type(source)
+    roots = {base.__module__.partition(".")[0] for base in kind.__mro__}  # a user's profiler may be derived from one
+    if "paddle" in roots and hasattr(source, "profiler_result"):
+        timeline = paddle_profile_timeline(source)
+    elif "torch" in roots and (hasattr(source, "kineto_results") or hasattr(source, "profiler")):
+        timeline = torch_profile_timeline(source)
+    else:
+        raise UsageError(
+            f"cannot read times from a {kind.__qualname__}: give a torch.profiler.profile or a "
+            "paddle.profiler.Profiler that has stopped, or the path of an exported trace"
+        )
+    return _checked(timeline, "this profile")
+
+
+def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -> Timeline:
+    """Read a trace that torch's `export_chrome_trace` or paddle's `Profiler.export` has written, gzipped or not."""
+    timeline, add = None, add_torch_event
+    for event in trace_events(path, progress):
+        if timeline is None and event.get("ph") in ("X", "i") and event.get("tid"):
+            of_paddle = is_paddle_event(event)
+            timeline = Timeline("paddle" if of_paddle else "torch")
+            add = add_paddle_event if of_paddle else add_torch_event
+        if timeline is not None:
+            try:
+                add(timeline, event)
+            except (KeyError, TypeError, ValueError) as error:
+                raise RunUnreadable(f"{os.fspath(path)} has an event that cannot be read: {event!r:.200}") from error
+    if timeline is None:
+        raise RunUnreadable(f"{os.fspath(path)} holds no events: nothing ran while the profiler recorded")
+    return _checked(timeline, os.fspath(path))
+
+
+def _checked(timeline: Timeline, name: str) -> Timeline:
+    if timeline.begin > timeline.end:
+        raise UsageError(
+            f"{name} has no events of the CPU, so nothing tells which module launched what: record them, too, like "
+            "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+        )
+    if not timeline.marked:
+        raise UsageError(f"{name} has no spans of tensortap.annotate: {HOW_TO_ANNOTATE}")
+    return timeline
