@@ -13,7 +13,7 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaReader
 
 SHAPES = [(2048,), (2048, 2048), (4, 2048, 2048), (4, 2048, 5632), (4, 2048, 32000), (8, 4096, 16384)]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -36,15 +36,15 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, float, flo
     elements = torch.Size(shape).numel()
     count = max(1, min(8, (1 << 30) // (2 * elements)))  # several, so that none lies in the cache still
     tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype) for _ in range(count)]
-    workshop = CudaWorkshop()
-    workshop.submit(tensors[0])
-    workshop.end_step()
+    device_reader = CudaReader()
+    device_reader.submit(tensors[0])
+    device_reader.end_step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(max(2, 16 // count)):
             for tensor in tensors:
-                workshop.submit(tensor)
-        workshop.end_step()
+                device_reader.submit(tensor)
+        device_reader.end_step()
         for _ in range(max(2, 16 // count)):
             for tensor in tensors:
                 tensor.view(torch.int32).amax()
@@ -60,14 +60,14 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, float, flo
 
 def submission() -> float:
     """What the host does for one tensor, the launch included."""
-    workshop, small = CudaWorkshop(), torch.ones(64, 2048, device="cuda", dtype=torch.bfloat16)
+    device_reader, small = CudaReader(), torch.ones(64, 2048, device="cuda", dtype=torch.bfloat16)
     spans = []
     for _ in range(6):
         started = time.perf_counter()
-        tickets = [workshop.submit(small) for _ in range(500)]
+        tickets = [device_reader.submit(small) for _ in range(500)]
         spans.append((time.perf_counter() - started) / 500)
-        workshop.end_step()
-        workshop.collect(tickets)
+        device_reader.end_step()
+        device_reader.collect(tickets)
     return min(spans)
 
 

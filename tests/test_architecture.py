@@ -34,7 +34,8 @@ ROOMS = {
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
-    "cli": COMMON | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
+    "cli": COMMON
+    | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "core", "model", "replay"},
 }

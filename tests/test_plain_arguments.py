@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.core.arguments import LEFT_OUT, Told, all_in_words, as_json, in_words, read, written
+from tensortap.core.arguments import LEFT_OUT, OpaqueValue, all_in_words, as_json, in_words, read, written
 
 
 def again(value: Any) -> Any:
@@ -144,7 +144,7 @@ def test_a_members_name_is_read_past_its_own_code(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(Colour, "__getattribute__", Hostile._fail)
         found = again(Colour.RED)
-    assert found == Told("enum", "Colour.RED")
+    assert found == OpaqueValue("enum", "Colour.RED")
 
 
 def test_an_object_of_a_dataclass_is_its_type() -> None:
@@ -183,9 +183,9 @@ def test_the_first_of_two_values_with_one_path_is_kept() -> None:
 
 
 def test_words_are_short_and_printable() -> None:
-    assert in_words((7, Told("object", "Cache"))) == "(7, a Cache object)"
+    assert in_words((7, OpaqueValue("object", "Cache"))) == "(7, a Cache object)"
     assert len(in_words("x" * 150)) == 60
-    odd = Told("object", "A\n\x1b[2J\udc80")
+    odd = OpaqueValue("object", "A\n\x1b[2J\udc80")
     assert repr(odd).isprintable()
     assert in_words("\n\udc80").isprintable()
 

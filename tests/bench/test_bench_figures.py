@@ -95,7 +95,7 @@ def test_the_habit_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
 def test_the_habit_ends_in_time_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(measuring, "saved", lambda trainer, folder: saved(trainer, folder, patience=0.0))
+    monkeypatch.setattr(measuring, "saved", lambda trainer, folder: saved(trainer, folder, bound=0.0))
     found = measure(Options(**SHORT, keep=("summary",), out=tmp_path, habit=True))
     stats = found["ways"]["np.save"]["stats"]
     assert stats["files"] == 1
@@ -106,7 +106,7 @@ def test_the_habit_ends_in_time_and_says_so(
 
 
 def test_a_part_stands_for_all_by_its_bytes(tmp_path: Path) -> None:
-    saver = _Saver(tmp_path, patience=20.0)
+    saver = _Saver(tmp_path, bound=20.0)
     saver.saving, saver.removing, saver.written, saver.met = 20.0, 1.0, 10, 40
     assert saver.projected(25.0) == 4.0 + 4 * 20.0
 

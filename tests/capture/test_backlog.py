@@ -15,7 +15,7 @@ import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeWorkshop, Forever, nothing
 from tensortap.capture import recorder
-from tensortap.frameworks.torch.cuda.backlog import Backlog
+from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 
 OUTPUT_BYTES = 4 * 8 * 4
 
@@ -144,7 +144,7 @@ def test_others_wait_no_longer_because_one_was_lost(
 def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
     gpu = new_gpu()
     gpu.submit(torch.zeros(8))
-    backlog = Backlog(next(iter(gpu._lanes.values())))
+    deferred = DeferredReads(next(iter(gpu._lanes.values())))
     place = Forever()
     whole = torch.randn(8, 8)
     peculiar = [
@@ -154,8 +154,8 @@ def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
         torch._neg_view(whole),
         torch.zeros(8, dtype=torch.complex64),
     ]
-    assert not any(backlog.add(tensor, place, lambda tensor: None) for tensor in peculiar) and not len(backlog)
-    assert backlog.add(whole, place, lambda tensor: None) and len(backlog) == 1
+    assert not any(deferred.add(tensor, place, lambda tensor: None) for tensor in peculiar) and not len(deferred)
+    assert deferred.add(whole, place, lambda tensor: None) and len(deferred) == 1
 
 
 def test_two_runs_try_the_same_tensors_though_nobody_waits_for_the_rows(tmp_path: Path, new_gpu: Any) -> None:

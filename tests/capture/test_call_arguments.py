@@ -18,7 +18,7 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on, tapped
 from tensortap.capture.flatten import open_arguments
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 
 
 class Takes(nn.Module):
@@ -97,7 +97,7 @@ def test_all_sorts_of_values(run_path: Path) -> None:
         long="x" * 1000,
     )
     assert repr(found["nan"]) == "nan"
-    assert (found["dtype"], found["device"]) == (Told("dtype", "bfloat16"), Told("device", "cuda:1"))
+    assert (found["dtype"], found["device"]) == (OpaqueValue("dtype", "bfloat16"), OpaqueValue("device", "cuda:1"))
     assert repr(found["both"]) == "[float32, cpu]"
     assert repr(found["mode"]).endswith("Mode.FULL")
     assert found["numpy"] == np.float32(0.5)

@@ -17,7 +17,7 @@ import tensortap as tt
 from support import fake_gpu, zoo
 from support.fake_gpu import FakeWorkshop
 from support.tapping import ALL_KINDS, everything
-from tensortap.capture.deferred import read_order as steadiness
+from tensortap.capture.deferred import read_order as read_order
 
 OUTPUT_BYTES = 4 * 8 * 4
 
@@ -138,7 +138,7 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
 def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
     tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
 
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if number == 2 and step >= 3:
@@ -157,7 +157,7 @@ def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
 def test_places_are_tried_again_by_the_steps_that_are_recorded(
     tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
     record(tmp_path / "run", plainly, 4 * 12, kinds="output", steps=range(0, 48, 4))
     assert patient.tried > 6 + 2 * 6  # in the first step, and then every place every fourth time
     tt.open(tmp_path / "run")

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeWorkshop, nothing
-from tensortap.capture.deferred import read_order as steadiness
+from tensortap.capture.deferred import read_order as read_order
 from tensortap.capture.recorder import Recorder
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.framework import Torch
@@ -45,7 +45,7 @@ def alike(
     least: float = 0.25,
     **options: Any,
 ) -> FakeWorkshop:
-    """Both ways of reading give the same records; returns the workshop that read together."""
+    """Both ways of reading give the same records; returns the device_reader that read together."""
     found = []
     for gather in (False, True):
         gpu = new_gpu()
@@ -184,7 +184,7 @@ def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_g
 def test_large_tensors_are_neither_put_off_nor_read_twice(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("torch_lane", "torch_backlog"):
+    for module in ("torch_lane", "torch/cuda/backlog"):
         monkeypatch.setattr(f"tensortap.frameworks.{module}.TOO_LARGE", 100)
     gpu = new_gpu()
     model = Blocks(4, nothing)
@@ -280,7 +280,7 @@ def test_what_was_found_before_the_device_failed_is_waited_for(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of the last whole step are still on their way when the device fails."""
-    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
     failed = threading.Event()
     collect = FakeWorkshop.collect
 
@@ -357,7 +357,7 @@ def test_a_first_batch_that_is_larger_than_the_others(
 def test_places_that_are_not_met_in_every_step_are_tried_again_too(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steadiness, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
     now = [0]
 
     class Sometimes(nn.Module):
@@ -607,10 +607,10 @@ def test_an_interrupt_while_many_are_looked_at_loses_one_at_most(
     looked = Recorder._record_there
     interrupts = [KeyboardInterrupt()]
 
-    def interrupted(self: Recorder, workshop: Any, key: Any, *others: Any) -> None:
+    def interrupted(self: Recorder, device_reader: Any, key: Any, *others: Any) -> None:
         if key.step == 9 and key.module == "2" and interrupts:
             raise interrupts.pop()
-        looked(self, workshop, key, *others)
+        looked(self, device_reader, key, *others)
 
     monkeypatch.setattr(Recorder, "_record_there", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:

@@ -1,6 +1,6 @@
 """Tensors that are looked at where they are: what was found arrives later, and the run is the same as without.
 
-A CPU stands in for the device here: the workshop of plain torch operations works on any.
+A CPU stands in for the device here: the device_reader of plain torch operations works on any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensortap.errors import CaptureError
 from tensortap.frameworks.base import Collected, Identity
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.frameworks.torch.memory import StorageWatch
-from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.store import memory
 
@@ -42,11 +42,11 @@ def train(path: Path | None, keep: Any = "summary", **options: Any) -> Any:
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> OpsWorkshop:
+def there(monkeypatch: pytest.MonkeyPatch) -> OpsReader:
     """From now on all tensors are on a device."""
-    workshop = OpsWorkshop()
-    monkeypatch.setattr(Torch, "workshop", lambda self, tensor: workshop)
-    return workshop
+    device_reader = OpsReader()
+    monkeypatch.setattr(Torch, "device_reader", lambda self, tensor: device_reader)
+    return device_reader
 
 
 @pytest.mark.parametrize("keep", ["summary", "tensors", {"*.0": "tensors", "*": "summary"}])
@@ -64,7 +64,7 @@ def test_the_run_is_the_same(tmp_path: Path, keep: Any, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("keep", ["summary", "tensors"])
-def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsWorkshop) -> None:
+def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsReader) -> None:
     disk, held = train(tmp_path / "run", keep), train(None, keep)
     assert everything(held) == everything(disk) and held.finished
     for ours, theirs in zip(held, disk, strict=True):
@@ -74,7 +74,7 @@ def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsWorksh
 
 
 def test_a_run_in_memory_keeps_summaries_beyond_the_bound(
-    there: OpsWorkshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    there: OpsReader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(memory, "RECORD_BYTES", 1)  # the tensors are small beside their summaries
     whole = train(None, "tensors")
@@ -88,14 +88,14 @@ def test_a_run_in_memory_keeps_summaries_beyond_the_bound(
 
 def test_some_tensors_here_and_some_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = train(tmp_path / "here", "tensors")
-    workshop = OpsWorkshop()
-    monkeypatch.setattr(Torch, "workshop", lambda self, tensor: workshop if tensor.numel() % 2 == 0 else None)
+    device_reader = OpsReader()
+    monkeypatch.setattr(Torch, "device_reader", lambda self, tensor: device_reader if tensor.numel() % 2 == 0 else None)
     found = train(tmp_path / "there", "tensors")
     assert everything(found) == everything(here)
     assert [record.seq for record in found] == list(range(len(found)))
 
 
-def test_what_was_found_can_be_waited_for(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_what_was_found_can_be_waited_for(tmp_path: Path, there: OpsReader) -> None:
     model = nn.Linear(3, 2)
     with tt.capture(model, tmp_path / "run", kinds=("input", "output")) as tap:
         model(torch.ones(1, 3))
@@ -106,7 +106,7 @@ def test_what_was_found_can_be_waited_for(tmp_path: Path, there: OpsWorkshop) ->
     assert len(tt.open(tmp_path / "run")) == 4
 
 
-def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, there: OpsReader) -> None:
     class Sly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -130,7 +130,7 @@ def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, th
     assert any("without its framework knowing" in notice for notice in tap.notices)
 
 
-def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -> None:
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
     Counted is what capture itself keeps, without the device's own tickets."""
     there.submit = lambda tensor, known=None, later=None, flat=None: None  # type: ignore[assignment, method-assign]
@@ -157,7 +157,7 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsWorkshop)
     assert left / records < 3
 
 
-def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsReader) -> None:
     watches: list[StorageWatch] = []
 
     def watch() -> StorageWatch:
@@ -275,7 +275,7 @@ def test_a_tensor_that_is_met_under_another_class_is_the_same(
         assert (pair[0].tensor == pair[1].tensor) == (pair[0].summary.digest == pair[1].summary.digest) == (not change)
 
 
-def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, there: OpsReader) -> None:
     def submit(*_: Any) -> Any:
         raise RuntimeError("out of memory")
 
@@ -290,7 +290,7 @@ def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, ther
     assert (about["status"], about["reason"]) == ("failed", "out of memory")
 
 
-def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: Path, there: OpsWorkshop) -> None:
+def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: Path, there: OpsReader) -> None:
     def collect(tickets: Sequence[Any]) -> Collected:
         raise RuntimeError("an illegal memory access was encountered")
 

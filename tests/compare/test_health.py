@@ -10,15 +10,15 @@ import pytest
 from made_runs import Seen, values, write
 
 from tensortap.compare.details import records as run_closeups
-from tensortap.core.records import Examination
+from tensortap.core.records import HealthReport
 from tensortap.health.examination import examine
 
 
-def run(path: Path, seen: list[Seen], **options: Any) -> Examination:
+def run(path: Path, seen: list[Seen], **options: Any) -> HealthReport:
     return examine(write(path, seen), **options)
 
 
-def statuses(found: Examination) -> list[str]:
+def statuses(found: HealthReport) -> list[str]:
     words: list[str] = found.table.column("status").to_pylist()
     return words
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import tensortap as tt
 from tensortap.cli import main
 from tensortap.compare.say.sentence import other_arguments
-from tensortap.core.arguments import ABSENT, TENSOR, OtherArgument
+from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference
 from tensortap.core.records import Comparison
 from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
 from tensortap.report.html import comparison as comparison_html
@@ -84,7 +84,7 @@ def test_the_verdict_says_that_the_module_was_called_differently(tmp_path: Path)
     assert str(result).endswith(
         "while its inputs match. It was called with is_causal=True in the reference and False in the candidate."
     )
-    assert result.first.arguments == (OtherArgument("is_causal", True, False),)
+    assert result.first.arguments == (ArgumentDifference("is_causal", True, False),)
     assert remarks(result) == [
         "other plain arguments: blocks.0 was called with is_causal=True in the reference and False in the candidate "
         "(step 0)"
@@ -221,7 +221,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
     ours, theirs = ({f"n{at}": at + more for at in range(5)} for more in (0, 1))
     assert remarks(compared(tmp_path, ours, theirs))[0].endswith("n1=1 and 2, n2=2 and 3 and 2 more (step 0)")
     words = other_arguments(
-        [OtherArgument("a", ABSENT, 1), OtherArgument("b", 2, TENSOR), OtherArgument("c", 1, ABSENT)]
+        [ArgumentDifference("a", ABSENT, 1), ArgumentDifference("b", 2, TENSOR), ArgumentDifference("c", 1, ABSENT)]
     )
     assert words == "a=1 in the candidate alone, b=2 and a tensor, c=1 in the reference alone"
 

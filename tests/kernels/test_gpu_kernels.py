@@ -17,9 +17,9 @@ from support import cuda_on_cpu
 from support.fake_gpu import Forever
 from tensortap.core.records import Summary
 from tensortap.frameworks.torch.cuda import lane as torch_lane
-from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaReader
 from tensortap.frameworks.torch.framework import Torch
-from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
 from tensortap.kernels.cuda import gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
@@ -31,7 +31,7 @@ SHAPES = [(), (0,), (1,), (7,), (8,), (1023,), (1024,), (1025,), (33, 77), (5, 1
 
 
 Make = Callable[[], tuple[Any, str]]
-"""Gives a workshop, and the device that its tensors are on."""
+"""Gives a device_reader, and the device that its tensors are on."""
 ON_GPU = pytest.param(
     "gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 )
@@ -52,19 +52,19 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
 
 def maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> Make:
     if kind == "source":
-        return lambda: (cuda_on_cpu.workshop(monkeypatch), "cpu")
-    return lambda: (CudaWorkshop(), "cuda") if kind == "gpu" else (OpsWorkshop(), "cpu")
+        return lambda: (cuda_on_cpu.device_reader(monkeypatch), "cpu")
+    return lambda: (CudaReader(), "cuda") if kind == "gpu" else (OpsReader(), "cpu")
 
 
-def summary_of(workshop: Any, tensor: torch.Tensor) -> Summary:
-    ticket = workshop.submit(tensor)
-    workshop.end_step()
-    columns, *_ = workshop.collect([ticket])
+def summary_of(device_reader: Any, tensor: torch.Tensor) -> Summary:
+    ticket = device_reader.submit(tensor)
+    device_reader.end_step()
+    columns, *_ = device_reader.collect([ticket])
     return Summary(**{name: column[0] for name, column in columns.items()})
 
 
-def check(workshop: Any, tensor: torch.Tensor) -> None:
-    agree(summary_of(workshop, tensor), reference.summarize(Torch().host(tensor)))
+def check(device_reader: Any, tensor: torch.Tensor) -> None:
+    agree(summary_of(device_reader, tensor), reference.summarize(Torch().host(tensor)))
 
 
 def agree(found: Summary, true: Summary) -> None:
@@ -91,29 +91,29 @@ def random(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> torch.Ten
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats(make: Make, dtype: torch.dtype) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     for shape in SHAPES:
-        check(workshop, random(shape, device, dtype))
+        check(device_reader, random(shape, device, dtype))
 
 
 @pytest.mark.parametrize("dtype", [*WHOLES, torch.bool])
 def test_whole_numbers(make: Make, dtype: torch.dtype) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     for count in (1, 1000, 3 * 1024 + 5):
         numbers = torch.randint(0, 100, (count,), generator=torch.Generator().manual_seed(count))
-        check(workshop, numbers.to(dtype).to(device))
+        check(device_reader, numbers.to(dtype).to(device))
 
 
 def test_numbers_past_what_floats_hold(make: Make) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     numbers = torch.randint(-(2**63), 2**63 - 1, (5000,), generator=torch.Generator().manual_seed(0))
-    check(workshop, numbers.to(device))
-    check(workshop, numbers.view(torch.uint64).to(device))
+    check(device_reader, numbers.to(device))
+    check(device_reader, numbers.view(torch.uint64).to(device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2])
 def test_all_ways_to_lie_in_memory(make: Make, dtype: torch.dtype) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     table = random((500, 37), device, dtype)
     heads = random((2, 16, 4, 32), device, dtype)
     for tensor in (
@@ -125,12 +125,12 @@ def test_all_ways_to_lie_in_memory(make: Make, dtype: torch.dtype) -> None:
         heads.permute(3, 2, 1, 0),
         heads.as_strided((2, 2, 2, 2, 2, 2, 2), (7, 13, 1, 29, 3, 53, 101)),
     ):
-        check(workshop, tensor)
+        check(device_reader, tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_values_that_float32_sums_cannot_take(make: Make, dtype: torch.dtype) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     broken = random((300, 1024), device, dtype)
     broken[3, 5] = math.nan
     broken[7] = math.inf
@@ -152,9 +152,9 @@ def test_values_that_float32_sums_cannot_take(make: Make, dtype: torch.dtype) ->
         (numbers > -1.4) / 0.92,
         small * groups,
     ):
-        check(workshop, values.to(dtype).to(device))
-    check(workshop, broken)
-    check(workshop, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
+        check(device_reader, values.to(dtype).to(device))
+    check(device_reader, broken)
+    check(device_reader, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
 
 
 @pytest.mark.parametrize("great", [False, True])
@@ -162,75 +162,75 @@ def test_values_that_float32_sums_cannot_take(make: Make, dtype: torch.dtype) ->
 def test_tensors_that_keep_all_processors_busy(
     kernels: Make, dtype: torch.dtype, great: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workshop, device = kernels()
+    device_reader, device = kernels()
     elements = (1 << 26) + 5000 if great else 20_004_999
     if device == "cpu":
         monkeypatch.setattr(gpu, "_GREAT", 1 << 20)
         elements = (1 << 20) + 5000 if great else 604_999
     numbers = torch.randn(elements, device=device).to(dtype)
     numbers[elements // 3 :: 1001] = 0.0
-    found, true = summary_of(workshop, numbers), summarize(Torch().host(numbers))
+    found, true = summary_of(device_reader, numbers), summarize(Torch().host(numbers))
     agree(found, true)
     numbers[-1] = math.nan
     numbers[elements // 2] = -math.inf
-    agree(summary_of(workshop, numbers), summarize(Torch().host(numbers)))
+    agree(summary_of(device_reader, numbers), summarize(Torch().host(numbers)))
     strided = numbers[: 1 << 24 if device == "cuda" else 1 << 19].view(-1, 512, 8, 64).transpose(1, 2)
-    agree(summary_of(workshop, strided), summarize(Torch().host(strided.contiguous())))
+    agree(summary_of(device_reader, strided), summarize(Torch().host(strided.contiguous())))
 
 
 def test_complex_numbers(make: Make) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     numbers = torch.randn(50, 40, dtype=torch.complex64, generator=torch.Generator().manual_seed(2)).to(device)
-    check(workshop, numbers)
-    check(workshop, numbers.conj())
-    check(workshop, numbers.conj().imag)
+    check(device_reader, numbers)
+    check(device_reader, numbers.conj())
+    check(device_reader, numbers.conj().imag)
 
 
 def test_the_same_tensor_gives_the_same_bits(make: Make) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     tensor = random((700, 1024), device, torch.bfloat16)
-    once, again = summary_of(workshop, tensor), summary_of(workshop, tensor.clone())
+    once, again = summary_of(device_reader, tensor), summary_of(device_reader, tensor.clone())
     assert once.sketch.tobytes() == again.sketch.tobytes()
     assert (once.mean, once.std, once.l1, once.l2) == (again.mean, again.std, again.l1, again.l2)
 
 
 def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make: Make) -> None:
-    workshop, device = make()
+    device_reader, device = make()
     tensor = random((64, 1024), device, torch.float32)
-    first = workshop.submit(tensor)
-    second = workshop.submit(tensor, first)
+    first = device_reader.submit(tensor)
+    second = device_reader.submit(tensor, first)
     tensor.data.mul_(2)
-    third = workshop.submit(tensor, first)
-    workshop.end_step()
-    columns, unchanged, _ = workshop.collect([first, second, third])
+    third = device_reader.submit(tensor, first)
+    device_reader.end_step()
+    columns, unchanged, _ = device_reader.collect([first, second, third])
     assert list(unchanged) == [False, True, False]
     assert columns["l2"][0] == columns["l2"][1]
     assert columns["l2"][2] == pytest.approx(2 * columns["l2"][0])
 
 
 def test_a_change_that_leaves_the_first_channel_alone(kernels: Make) -> None:
-    workshop, device = kernels()
+    device_reader, device = kernels()
     tensor = random((64, 256), device, torch.bfloat16)
-    first = workshop.submit(tensor)
+    first = device_reader.submit(tensor)
     tensor.data[:, 1:] *= 2
-    second = workshop.submit(tensor, first)
-    workshop.end_step()
-    assert list(workshop.collect([first, second]).unchanged) == [False, False]
+    second = device_reader.submit(tensor, first)
+    device_reader.end_step()
+    assert list(device_reader.collect([first, second]).unchanged) == [False, False]
 
 
 def test_more_tensors_than_there_is_room_for_at_a_time(kernels: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop, device = kernels()
+    device_reader, device = kernels()
     count, large = 2500, 200 << 20
     if device == "cpu":
         monkeypatch.setattr(torch_lane, "SLOTS", 80)
         count, large = 200, 1 << 18
     tensors = [torch.full((40,), float(number), device=device) for number in range(count)]
-    tickets = [workshop.submit(tensor) for tensor in tensors]
+    tickets = [device_reader.submit(tensor) for tensor in tensors]
     tensors.append(torch.ones(large, device=device, dtype=torch.bfloat16))
-    tickets.append(workshop.submit(tensors[-1]))
-    again = workshop.submit(tensors[7], tickets[7])
-    workshop.end_step()
-    columns, unchanged, _ = workshop.collect([*tickets, again])
+    tickets.append(device_reader.submit(tensors[-1]))
+    again = device_reader.submit(tensors[7], tickets[7])
+    device_reader.end_step()
+    columns, unchanged, _ = device_reader.collect([*tickets, again])
     assert columns["max"][:count].tolist() == list(range(count))
     assert columns["l1"][count] == large
     assert unchanged[-1] and columns["max"][-1] == 7
@@ -247,7 +247,7 @@ def test_a_layout_is_as_simple_as_the_strides_allow() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32])
 def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make, dtype: torch.dtype) -> None:
-    workshop, device = kernels()
+    device_reader, device = kernels()
     counts = [1 << 24, 1, 5, 1023, 8192, 20_004_999, (1 << 20) + 3, 2048, 100_000, 16384 * 300, 33, 8192 * 527]
     if device == "cpu":
         counts = [1 << 19, 1, 5, 1023, 8192, 604_999, (1 << 16) + 3, 2048, 20_000, 16384 * 10, 33, 8192 * 17]
@@ -259,18 +259,18 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
         tensors[5][77] = math.inf
         tensors[6][:8192] = 0
         tensors[9] += 1000
-    alone = [workshop.submit(tensor) for tensor in tensors]
+    alone = [device_reader.submit(tensor) for tensor in tensors]
     together: list[Any] = []
     for tensor in tensors:
-        assert workshop.put_off(tensor, Forever(), lambda seen: together.append(workshop.submit(seen)))
-    workshop.end_step()
-    one, other = (workshop.collect(tickets).columns for tickets in (alone, together))
+        assert device_reader.put_off(tensor, Forever(), lambda seen: together.append(device_reader.submit(seen)))
+    device_reader.end_step()
+    one, other = (device_reader.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 @pytest.mark.parametrize("looked", [False, True])
 def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Make, looked: bool) -> None:
-    workshop, device = kernels()
+    device_reader, device = kernels()
     steady, changed = random((64, 1024), device, torch.float32), random((65, 1024), device, torch.float32)
     tickets: list[Any] = []
 
@@ -280,16 +280,16 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
         if tensor is None:
             changes.append(tensor)
         else:
-            tickets.append(workshop.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
+            tickets.append(device_reader.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
 
-    workshop.submit(steady[:1])  # until a stream has been met, nothing waits for it
+    device_reader.submit(steady[:1])  # until a stream has been met, nothing waits for it
     for tensor in (steady, steady, changed, changed):
-        assert workshop.put_off(tensor, Forever(), look)
+        assert device_reader.put_off(tensor, Forever(), look)
     if looked:
-        workshop.catch_up()
+        device_reader.catch_up()
     changed.mul_(2)
-    workshop.end_step()
-    columns, unchanged, missed = workshop.collect(tickets)
+    device_reader.end_step()
+    columns, unchanged, missed = device_reader.collect(tickets)
     assert list(unchanged[:2]) == [False, True]
     assert (set(missed), len(changes)) == (({2, 3}, 0) if looked else (set(), 2))
     agree(Summary(**{name: column[1] for name, column in columns.items()}), reference.summarize(Torch().host(steady)))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tensortap as tt
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 
 from .clean import CLEAN
 from .models import MODELS
@@ -37,7 +37,7 @@ class Outcome:
 
     def __str__(self) -> str:
         first = self.result.first
-        got = "nothing" if first is None else shown(first.module)
+        got = "nothing" if first is None else display_name(first.module)
         size = "" if first is None else f"{first.rel_l2:.1e} {first.status}"
         return f"{self.name:36} expected {self.expected:28} got {got:28} {size:18} {self.result.sentence}"
 
@@ -73,7 +73,7 @@ def compared(reference: Path, candidate: Path, noise: list[Path]) -> Any:
 def outcome_of(mistake: Mistake, reference: Path, candidate: Path) -> Outcome:
     result = compared(reference, candidate, [])
     right = result.verdict == "diverged" and result.first is not None and result.first.module in mistake.places
-    return Outcome(mistake.name, mistake.kind, " or ".join(map(shown, mistake.places[:3])), result, right)
+    return Outcome(mistake.name, mistake.kind, " or ".join(map(display_name, mistake.places[:3])), result, right)
 
 
 @pytest.fixture(scope="module")

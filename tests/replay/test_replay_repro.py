@@ -16,7 +16,7 @@ import tensortap as tt
 from support import zoo
 from support.reproductions import errors, run_script
 from support.tapping import tapped
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
 
 MODEL = """
@@ -146,7 +146,11 @@ def test_plain_arguments_are_written_as_code() -> None:
     def forward(x: Any, *args: Any, **kwargs: Any) -> None: ...
 
     values = {"1": [1, (2.5,)], "2": {"k": None}, "nan": math.nan, "inf": [-math.inf], "numpy": np.float32(0.5)}
-    told = {"dtype": Told("dtype", "float16"), "device": [Told("device", "cuda:0")], "text": "a\n'\"\udc80"}
+    told = {
+        "dtype": OpaqueValue("dtype", "float16"),
+        "device": [OpaqueValue("device", "cuda:0")],
+        "text": "a\n'\"\udc80",
+    }
     written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t")
     args, kwargs = eval(f"(lambda *args, **kwargs: (args, kwargs))({written})", {"torch": torch, "t": 0})
     assert args == (0, [1, (2.5,)], {"k": None})
@@ -166,7 +170,12 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
     def forward(**anything: Any) -> None: ...
 
     evil = 'a=print("hello"), b'
-    kept = {"k": evil, "dtype": Told("dtype", evil), "device": Told("device", evil), "other": Told("object", evil)}
+    kept = {
+        "k": evil,
+        "dtype": OpaqueValue("dtype", evil),
+        "device": OpaqueValue("device", evil),
+        "other": OpaqueValue("object", evil),
+    }
     found = arranged([evil], kept, forward, {}, "x")
     written = found.written(lambda path: "t")
     assert eval(f"dict({written})", {"t": 1, "torch": SimpleNamespace(device=str)}) == {

@@ -8,7 +8,7 @@ from typing import Any
 
 from reporting import facts, record
 
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 from tensortap.core.records import Location
 from tensortap.report.files.run_json import text
 
@@ -56,7 +56,7 @@ def test_numbers_that_json_lacks_are_null() -> None:
 
 
 def test_plain_arguments_are_written_as_in_a_run() -> None:
-    given = {"scale": math.nan, "size": (2, None), "past": Told("object", "Cache")}
+    given = {"scale": math.nan, "size": (2, None), "past": OpaqueValue("object", "Cache")}
     value = strict("".join(text(facts(), [record(), record(1)], 2, arguments=lambda r: None if r.seq else given)))
     assert [each["arguments"] for each in value["records"]] == [
         {"scale": {"float": "nan"}, "size": {"tuple": [2, None]}, "past": {"object": "Cache"}},

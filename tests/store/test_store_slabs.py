@@ -21,7 +21,7 @@ from tensortap.store.writer.state import State
 HUGE = 2 << 20
 
 
-class Pinning:
+class MemoryPinning:
     """Keeps book, and checks that nobody is kept waiting meanwhile."""
 
     def __init__(self):
@@ -126,7 +126,7 @@ def never_waits(monkeypatch):
 @pytest.mark.parametrize("nbytes", [1, 64 * 8, 5000, 100_000])
 @pytest.mark.parametrize("pinned", [False, True])
 def test_the_greediest_shard_leaves_two_to_each(never_waits, shards, nbytes, pinned):
-    pool = SlabPool(nbytes, shards, never_waits, Pinning() if pinned else None)
+    pool = SlabPool(nbytes, shards, never_waits, MemoryPinning() if pinned else None)
     greedy, *others = (pool.share() for _ in range(shards))
     total = max(2 * shards, nbytes // pool.slab_bytes)
     held = [greedy.take() for _ in range(total - 2 * len(others))]
@@ -156,7 +156,7 @@ def test_what_a_greedy_shard_gives_back_is_common(never_waits):
 
 
 def test_memory_that_cannot_be_had_is_not_missed_later(never_waits):
-    pinning = Pinning()
+    pinning = MemoryPinning()
     pool = SlabPool(64 * 4, 1, never_waits, pinning)
     share = pool.share()
     pinning.refusing = True
@@ -170,7 +170,7 @@ def test_memory_that_cannot_be_had_is_not_missed_later(never_waits):
 
 # --- locked memory ----------------------------------------------------------------------------------------------------
 def test_locked_memory_grows_with_the_need(tmp_path):
-    pinning = Pinning()
+    pinning = MemoryPinning()
     with RunWriter(tmp_path / "a", info={}, max_buffer=64 << 20, writers=2, pinning=pinning) as writer:
         assert not pinning.ever
         pinning.state = writer._state
@@ -189,7 +189,7 @@ def test_locked_memory_grows_with_the_need(tmp_path):
 
 
 def test_locked_memory_has_huge_pages_and_no_copy_in_a_forked_process(tmp_path):
-    with RunWriter(tmp_path / "a", info={}, max_buffer=64 << 20, writers=1, pinning=Pinning()) as writer:
+    with RunWriter(tmp_path / "a", info={}, max_buffer=64 << 20, writers=1, pinning=MemoryPinning()) as writer:
         send(writer, 0, 100)
         address = writer._pool._arenas[0]._memory.ctypes.data
         flags = flags_of(address)
@@ -211,7 +211,7 @@ def flags_of(address):
 
 
 def test_a_failed_writer_unlocks_what_it_locked(tmp_path, monkeypatch):
-    gate, pinning = Gate(monkeypatch), Pinning()
+    gate, pinning = Gate(monkeypatch), MemoryPinning()
     writer = RunWriter(tmp_path / "a", info={}, max_buffer=1 << 20, writers=3, pinning=pinning)
     gate.full = True
     with pytest.raises(StoreWriteError, match="No space left"):
@@ -225,7 +225,7 @@ def test_a_failed_writer_unlocks_what_it_locked(tmp_path, monkeypatch):
 def test_a_great_tensor_waits_for_its_writer_while_the_others_go_on(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {"step_000000.0.safetensors"}
-    with RunWriter(tmp_path / "a", info={}, max_buffer=1 << 20, writers=8, pinning=Pinning()) as writer:
+    with RunWriter(tmp_path / "a", info={}, max_buffer=1 << 20, writers=8, pinning=MemoryPinning()) as writer:
         sizes = {0: 500 << 10}  # half of the memory that eight writers have
         assert send(writer, 0, sizes[0]).file == "step_000000.0.safetensors"
         for number in range(1, 60):
@@ -238,7 +238,7 @@ def test_a_great_tensor_waits_for_its_writer_while_the_others_go_on(tmp_path, mo
 def test_a_writer_that_hangs_with_all_it_can_get_holds_nobody_else_up(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {"step_000000.0.safetensors"}
-    with RunWriter(tmp_path / "a", info={}, max_buffer=4 * 64 * 3, writers=3, pinning=Pinning()) as writer:
+    with RunWriter(tmp_path / "a", info={}, max_buffer=4 * 64 * 3, writers=3, pinning=MemoryPinning()) as writer:
         sizes = {0: 100_000} | dict.fromkeys(range(1, 50), 1000)
         greedy = threading.Thread(target=send, args=(writer, 0, sizes[0]))
         greedy.start()
@@ -256,7 +256,7 @@ def test_a_writer_that_hangs_with_all_it_can_get_holds_nobody_else_up(tmp_path, 
 @pytest.mark.parametrize("writers", [1, 5])
 def test_many_threads_and_next_to_no_memory(tmp_path, max_buffer, writers):
     """Two slabs a writer are enough for any number of threads and any tensor."""
-    pinning = Pinning()
+    pinning = MemoryPinning()
     dice = np.random.default_rng(writers)
     sizes = dict(enumerate(dice.integers(0, 3000, 120).tolist())) | dict.fromkeys((7, 33, 99), 30000)
     with RunWriter(tmp_path / "a", info={}, max_buffer=max_buffer, writers=writers, pinning=pinning) as writer:
@@ -281,7 +281,7 @@ def test_many_threads_and_next_to_no_memory(tmp_path, max_buffer, writers):
 def test_a_full_disk_wakes_all_who_wait_for_slabs(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {f"step_000000.{number}.safetensors" for number in range(2)}
-    writer = RunWriter(tmp_path / "a", info={}, max_buffer=2048, writers=2, pinning=Pinning())
+    writer = RunWriter(tmp_path / "a", info={}, max_buffer=2048, writers=2, pinning=MemoryPinning())
     caught = []
 
     def work(number):

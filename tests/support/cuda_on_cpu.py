@@ -1,6 +1,6 @@
 """The CUDA source on a CPU: compiled by g++ with what `cuda/` has in place of a GPU, and run a warp at a time.
 
-`workshop` gives the real workshop, lanes and plans; only what a launch does is done here.
+`device_reader` gives the real device_reader, lanes and plans; only what a launch does is done here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _compiled_here(device: Device, variant: Variant) -> CpuKernel:
     return built(variant.name, *options(variant).items())
 
 
-def workshop(monkeypatch: pytest.MonkeyPatch) -> Any:
+def device_reader(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Takes tensors of the CPU as if they were on a GPU."""
     fake_gpu.install(monkeypatch)
     monkeypatch.setattr(gpu, "compiled", _compiled_here)

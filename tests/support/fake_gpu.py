@@ -1,4 +1,4 @@
-"""A GPU without one: the real lanes and workshop on tensors of the CPU, which are read at the moment of a launch."""
+"""A GPU without one: the real lanes and device readers on CPU tensors, which are read at the moment of a launch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from tensortap.core.host_copies import Incoming
-from tensortap.frameworks.base import Patience, Trial
+from tensortap.core.host_copies import DeviceBytes
+from tensortap.frameworks.base import DeferralBound, Trial
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
-from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaReader
 from tensortap.frameworks.torch.framework import Torch
-from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER, Share, Turns
 from tensortap.kernels.cuda.layout import Layout
@@ -108,15 +108,15 @@ class FakeEvent:
         pass
 
 
-class FakeWorkshop(CudaWorkshop):
+class FakeWorkshop(CudaReader):
     def __init__(self, gpu: Any = None) -> None:
         super().__init__()
         self.gpu = gpu or FakeGpu()
         self.waited = self.tried = 0
         """How many tensors were put off, and read at once and again."""
 
-    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[torch.Tensor], None]) -> bool:
-        taken = super().put_off(tensor, patience, look)
+    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[torch.Tensor], None]) -> bool:
+        taken = super().put_off(tensor, bound, look)
         self.waited += taken
         return taken
 
@@ -124,8 +124,8 @@ class FakeWorkshop(CudaWorkshop):
         self.tried += 1
         super().submit_again(tensor, trial)
 
-    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
-        return OpsWorkshop().parts(tensor)
+    def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
+        return OpsReader().parts(tensor)
 
     def _open_lane(self, index: int, stream: int) -> Lane:
         weights = torch.from_numpy(digest_weights().view(np.int32))
@@ -135,7 +135,7 @@ class FakeWorkshop(CudaWorkshop):
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""
         held = sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
-        return held + (len(self._backlog) if self._backlog is not None else 0)
+        return held + (len(self._deferred) if self._deferred is not None else 0)
 
 
 def no_context(*_: Any) -> Any:
@@ -151,7 +151,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
         return made[-1]
 
     new()
-    monkeypatch.setattr(Torch, "workshop", lambda self, tensor: made[-1])
+    monkeypatch.setattr(Torch, "device_reader", lambda self, tensor: made[-1])
     for module in (torch_lane, torch_results):
         monkeypatch.setattr(module, "new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
     monkeypatch.setattr(torch_lane, "_stream", no_context)

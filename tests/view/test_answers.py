@@ -19,7 +19,7 @@ from support.tapping import tapped
 from tensortap.compare.align.side import Scope
 from tensortap.compare.comparing import open_comparison
 from tensortap.compare.request import Request
-from tensortap.health.examination import open_examination
+from tensortap.health.examination import open_health_report
 from tensortap.report.facts import RunFacts
 from tensortap.view.answers import Answers, Refused, about_one, about_two
 
@@ -45,7 +45,7 @@ def one(tmp_path: Path) -> Iterator[Answers]:
     with ExitStack() as opened:
         run = opened.enter_context(tt.open(captured(tmp_path / "a")))
         facts = RunFacts(str(run.path), run.info, True, run.steps, run.ranks, len(run), 1, 1, 1)
-        yield about_one(facts, *open_examination(run, Scope(), opened))
+        yield about_one(facts, *open_health_report(run, Scope(), opened))
 
 
 def asked(answers: Answers, path: str, **query: object) -> Any:

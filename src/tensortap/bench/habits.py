@@ -21,11 +21,11 @@ __all__ = ["PATIENCE", "saved"]
 PATIENCE = 20.0
 
 
-def saved(trainer: Trainer, folder: Path, patience: float = PATIENCE) -> Block:
+def saved(trainer: Trainer, folder: Path, bound: float = PATIENCE) -> Block:
     """One step, a file for each tensor, removed once it is written, so that no disk is too small; removing is not
-    counted. After `patience` seconds of saving no more is saved, and the time is what all of it would have taken."""
+    counted. After `bound` seconds of saving no more is saved, and the time is what all of it would have taken."""
     folder.mkdir(parents=True)
-    saver = _Saver(folder, patience)
+    saver = _Saver(folder, bound)
     meter = Meter(trainer.device)
     try:
         with ExitStack() as undo:
@@ -43,9 +43,9 @@ def saved(trainer: Trainer, folder: Path, patience: float = PATIENCE) -> Block:
 class _Saver:
     """Saves what the hooks hand to it."""
 
-    def __init__(self, folder: Path, patience: float) -> None:
+    def __init__(self, folder: Path, bound: float) -> None:
         self._folder = folder
-        self._patience = patience
+        self._bound = bound
         self.met = 0
         """Bytes that there were to save."""
         self.written = 0
@@ -68,7 +68,7 @@ class _Saver:
         floats = tensor.is_floating_point()
         nbytes = tensor.numel() * (4 if floats else tensor.element_size())
         self.met += nbytes
-        if self.files and self.saving > self._patience:
+        if self.files and self.saving > self._bound:
             return
         path = self._folder / f"{self.files}.npy"
         if tensor.is_cuda:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.bench.limits import device_seconds
-from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+from tensortap.frameworks.torch.cuda.reader import CudaReader
 from tensortap.kernels.cuda.driver import CudaError
 
 __all__ = ["summary_kernel_speed"]
@@ -35,18 +35,18 @@ def _enqueue() -> Callable[[list[Any]], object] | None:
     """A function that summarises CUDA tensors without waiting for the results; None where there is no kernel."""
     if torch.version.hip is not None:
         return None
-    workshop = CudaWorkshop()
+    device_reader = CudaReader()
     try:
-        workshop.submit(torch.zeros(8, device="cuda", dtype=torch.bfloat16))
+        device_reader.submit(torch.zeros(8, device="cuda", dtype=torch.bfloat16))
     except CudaError:
         return None
     under_way: list[Any] = []
 
     def summarize(tensors: list[Any]) -> None:
-        tickets = [workshop.submit(tensor) for tensor in tensors]
-        workshop.end_step()
+        tickets = [device_reader.submit(tensor) for tensor in tensors]
+        device_reader.end_step()
         if under_way:  # it has arrived long ago; collecting it gives its memory back, while the device is busy
-            workshop.collect(under_way)
+            device_reader.collect(under_way)
         under_way[:] = tickets
 
     return summarize

@@ -239,8 +239,8 @@ class _Bench:
             ways[name] = way
         return ways
 
-    def _late(self, patience: float = 1.0) -> bool:
-        return time.perf_counter() - self._started > patience * self._options.seconds
+    def _late(self, bound: float = 1.0) -> bool:
+        return time.perf_counter() - self._started > bound * self._options.seconds
 
     def _doing(self, what: str) -> None:
         self._on_progress(what, self._behind / self._ahead)

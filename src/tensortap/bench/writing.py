@@ -26,7 +26,7 @@ def warm_page_cache(folder: Path, nbytes: int) -> None:
     are gone, so `nbytes` should be all that will be in use at a time. Each core has its memory handed out beside the
     others, hence a file for each."""
     if files := min(cores(), nbytes // BLOCK):
-        _write(folder, nbytes, files, flags=0, patience=_PATIENCE_TO_WARM)
+        _write(folder, nbytes, files, flags=0, bound=_PATIENCE_TO_WARM)
 
 
 def page_cache_write(folder: Path, nbytes: int, files: int) -> float:
@@ -45,8 +45,8 @@ def direct_write(folder: Path, nbytes: int) -> float | None:
         return None
 
 
-def _write(folder: Path, nbytes: int, files: int, flags: int, patience: float = _PATIENCE) -> float:
-    """Stops when all is written or patience ends, whichever comes first."""
+def _write(folder: Path, nbytes: int, files: int, flags: int, bound: float = _PATIENCE) -> float:
+    """Stops when all is written or bound ends, whichever comes first."""
     place = folder / "writing"
     place.mkdir(parents=True)
     rounds = max(1, nbytes // files // BLOCK)
@@ -56,7 +56,7 @@ def _write(folder: Path, nbytes: int, files: int, flags: int, patience: float = 
         with _aligned() as block:
             file = os.open(place / f"{number}.bin", os.O_WRONLY | os.O_CREAT | flags, 0o600)
             try:
-                return _repeated(lambda: os.write(file, block), rounds, started + patience)
+                return _repeated(lambda: os.write(file, block), rounds, started + bound)
             finally:
                 os.close(file)
 

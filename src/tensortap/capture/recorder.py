@@ -11,14 +11,14 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tensortap.capture.deferred.pending import Arriving
-from tensortap.capture.deferred.read_order import Place, Steadiness
+from tensortap.capture.deferred.pending import PendingRows
+from tensortap.capture.deferred.read_order import Place, ReadOrder
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import Keys
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.frameworks.base import Framework, Identity, Workshop
+from tensortap.frameworks.base import DeviceReader, Framework, Identity
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
 from tensortap.store.writer.rank_writer import RankWriter
@@ -47,11 +47,11 @@ class _Known:
 class _Trial:
     """Of a row that will be read again, to see whether it could have waited."""
 
-    __slots__ = ("_arriving", "_place", "_row")
+    __slots__ = ("_pending", "_place", "_row")
 
-    def __init__(self, place: Place, arriving: Arriving, row: int) -> None:
+    def __init__(self, place: Place, pending: PendingRows, row: int) -> None:
         self._place = place
-        self._arriving = arriving
+        self._pending = pending
         self._row = row
 
     @property
@@ -61,7 +61,7 @@ class _Trial:
     def waited(self, others: int, ticket: Any) -> None:
         self._place.tried(others, changed=ticket is None)
         if ticket is not None:
-            self._arriving.read_again(self._row, self._place, ticket)
+            self._pending.read_again(self._row, self._place, ticket)
 
 
 class Recorder:
@@ -81,14 +81,14 @@ class Recorder:
         self._known: dict[Any, _Known] = {}
         self._keys = Keys()
         self._most_known = _MOST_KNOWN
-        self._arriving: Arriving | None = None
-        self._workshops: list[Workshop] = []
+        self._pending: PendingRows | None = None
+        self._device_readers: list[DeviceReader] = []
         self._lock = lock
         """Under which all is recorded."""
         self._gather = gather
         self._decided: tuple[Place | None, str] | None = None
         """What `put_off` has decided on the tensor that comes now."""
-        self.steadiness = Steadiness()
+        self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
         self.changed_unseen: set[str] = set()
@@ -106,39 +106,39 @@ class Recorder:
         that is done for most of them then.
         """
         self._decided = None
-        if not self._workshops:  # none is made here, where a graph may be being captured
+        if not self._device_readers:  # none is made here, where a graph may be being captured
             return False
-        if (workshop := self._framework.workshop(tensor)) is None:
+        if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
         place, when = self._decided = self._decide(tensor, key, keep)
         if place is None or when != "later":
             return False
-        return workshop.put_off(tensor, place, partial(self._look, workshop, key, site, keep, place))
+        return device_reader.put_off(tensor, place, partial(self._look, device_reader, key, site, keep, place))
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         decided, self._decided = self._decided, None
-        for device in self._workshops:
+        for device in self._device_readers:
             device.catch_up()  # records have an order
-        if (workshop := self._framework.workshop(tensor)) is None:
+        if (device_reader := self._framework.device_reader(tensor)) is None:
             self._record_here(tensor, key, site, keep)
         else:
             place, when = decided or self._decide(tensor, key, keep)
-            self._record_there(workshop, key, site, keep, tensor, place if when == "twice" else None)
+            self._record_there(device_reader, key, site, keep, tensor, place if when == "twice" else None)
 
-    def _look(self, workshop: Workshop, key: Key, site: Site, keep: Keep, place: Place, tensor: Any) -> None:
+    def _look(self, device_reader: DeviceReader, key: Key, site: Site, keep: Keep, place: Place, tensor: Any) -> None:
         """At one that was put off; None if it was changed since."""
         if tensor is None:
             self._keys.unique(key)  # it is the one with this key all the same
             place.lost()
         else:
-            self._record_there(workshop, key, site, keep, tensor)
+            self._record_there(device_reader, key, site, keep, tensor)
 
     def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[Place | None, str]:
-        """How a tensor on a device is to be read; see `Steadiness.when`."""
+        """How a tensor on a device is to be read; see `ReadOrder.when`."""
         # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
         # Parameters and buffers are looked at when nothing runs.
         own = (phase := key.phase) == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
-        return self.steadiness.when(key) if own and keep == "summary" and self._gather else _AT_ONCE
+        return self.read_order.when(key) if own and keep == "summary" and self._gather else _AT_ONCE
 
     def end_step(self) -> None:
         """Forget the step. What outlives it may change unseen."""
@@ -149,29 +149,29 @@ class Recorder:
 
     def settle(self) -> None:
         """A forward or a step is over: what was put off is read."""
-        for workshop in self._workshops:
-            workshop.settle()
+        for device_reader in self._device_readers:
+            device_reader.settle()
 
     def forget(self) -> None:
         """The recording has stopped: no tensor is held any longer."""
-        for workshop in self._workshops:
-            workshop.forget()
+        for device_reader in self._device_readers:
+            device_reader.forget()
 
     def send(self) -> None:
         """Let what the devices have found travel, and into the index when it has arrived."""
-        for workshop in self._workshops:
-            workshop.end_step()
+        for device_reader in self._device_readers:
+            device_reader.end_step()
         self._known.clear()
-        if self._arriving is not None:
-            self._arriving.forget()  # results that lie on a device may be written over now
-            if len(self._arriving):  # the first tensor may have been one too many
-                self._writer.append_rows(self._arriving)
-            self._arriving = None
+        if self._pending is not None:
+            self._pending.forget()  # results that lie on a device may be written over now
+            if len(self._pending):  # the first tensor may have been one too many
+                self._writer.append_rows(self._pending)
+            self._pending = None
 
     def close(self) -> None:
         """Let go of the devices."""
-        for workshop in self._workshops:
-            workshop.close()
+        for device_reader in self._device_readers:
+            device_reader.close()
 
     def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         # Parameters and buffers are looked at anew each time: fused optimizers, for one, count no version.
@@ -201,7 +201,7 @@ class Recorder:
 
     def _record_there(
         self,
-        workshop: Workshop,
+        device_reader: DeviceReader,
         key: Key,
         site: Site,
         keep: Keep,
@@ -210,40 +210,40 @@ class Recorder:
     ) -> None:
         """`tried` is the place of one that is to be read again later."""
         # By the thread that launches the step, which must not fall behind its device: it is called as little as can be.
-        arriving = self._arriving
-        if arriving is None or arriving.workshop is not workshop or len(arriving.tickets) == _MANY:
-            arriving = self._arrive_from(workshop)
-        token, dtype, shape, flat = workshop.described(tensor)
+        pending = self._pending
+        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MANY:
+            pending = self._arrive_from(device_reader)
+        token, dtype, shape, flat = device_reader.described(tensor)
         if key.phase == "state":  # looked at anew each time, as in `_record_here`
             token = None
-        before = arriving.known.get(token)
-        if keep == "tensors" and before is not None and arriving.location(before) is None:
-            workshop.settle()  # its bytes are kept now: it must not be missed for having waited since
-        ticket = workshop.submit(tensor, None if before is None else arriving.tickets[before], flat)
+        before = pending.known.get(token)
+        if keep == "tensors" and before is not None and pending.location(before) is None:
+            device_reader.settle()  # its bytes are kept now: it must not be missed for having waited since
+        ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat)
         if tried is not None and token is not None:
-            workshop.submit_again(tensor, _Trial(tried, arriving, len(arriving)))
+            device_reader.submit_again(tensor, _Trial(tried, pending, len(pending)))
         location, newly = None, False
         if keep == "tensors":
-            location = arriving.location(before)
+            location = pending.location(before)
             if newly := location is None:
-                parts = workshop.parts(tensor)
+                parts = device_reader.parts(tensor)
                 location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
-        arriving.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
+        pending.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
         if location is not None:
-            arriving.keep(location, borrowed=not newly)
+            pending.keep(location, borrowed=not newly)
         if token is not None and (before is None or newly):
-            arriving.remember(tensor, token)
+            pending.remember(tensor, token)
         self._seq += 1
 
-    def _arrive_from(self, workshop: Workshop) -> Arriving:
+    def _arrive_from(self, device_reader: DeviceReader) -> PendingRows:
         """Rows that can be added to; what another device has found goes on its way."""
-        if workshop not in self._workshops:
-            self._workshops.append(workshop)
-            workshop.lock = self._lock
-        if self._arriving is not None:
+        if device_reader not in self._device_readers:
+            self._device_readers.append(device_reader)
+            device_reader.lock = self._lock
+        if self._pending is not None:
             self.send()
-        self._arriving = Arriving(workshop, self._numbers, self.changed_unseen)
-        return self._arriving
+        self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen)
+        return self._pending
 
     def _seen_before(self, identity: Identity | None) -> _Known | None:
         known = self._known.get(identity.token) if identity is not None else None

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any, Literal
 
-from tensortap.core.records import KINDS, shown
+from tensortap.core.records import KINDS, display_name
 from tensortap.errors import UsageError
 
 __all__ = ["DEFAULT_KINDS", "Keep", "Selection"]
@@ -82,7 +82,7 @@ class Selection:
             return
         wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "<function>"
         hints = [wanted] if isinstance(wanted, str) else list(wanted)
-        close = [shown(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
+        close = [display_name(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
         message = f"no module of the model matches modules={wanted if callable(self.modules) else repr(wanted)}"
         if self.classes is not None:
             message += f" and classes={self.classes!r}; the model has {', '.join(sorted(classes)[:12])}"
@@ -95,7 +95,7 @@ class Selection:
         said = []
         for pattern, _ in self._rules:
             if not any(_matches(name, pattern) for name in chosen):
-                close = [shown(name) for name in difflib.get_close_matches(pattern, chosen, n=3, cutoff=0.4)]
+                close = [display_name(name) for name in difflib.get_close_matches(pattern, chosen, n=3, cutoff=0.4)]
                 hint = f"; did you mean {', '.join(close)}?" if close else ""
                 said.append(f"keep: {pattern!r} matches no tapped module, so it decides nothing{hint}")
         return said

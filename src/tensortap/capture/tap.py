@@ -22,7 +22,7 @@ from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.core.machine import cores
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
@@ -135,14 +135,14 @@ class RunSink:
         while self._recorder.changed_unseen:  # one by one: the index's thread may be adding to it
             module = self._recorder.changed_unseen.pop()
             book.notice(
-                f"{shown(module)}: a tensor was changed without its framework knowing; its summary is right, its bytes "
-                "after the change were not kept"
+                f"{display_name(module)}: a tensor was changed without its framework knowing; its summary is right, "
+                "its bytes after the change were not kept"
             )
         for text in self.writer.take_notices():
             book.notice(text)
             say(text)
-        while self._recorder.steadiness.notices:
-            book.notice(self._recorder.steadiness.notices.popleft())
+        while self._recorder.read_order.notices:
+            book.notice(self._recorder.read_order.notices.popleft())
 
 
 class Tap(Observer):

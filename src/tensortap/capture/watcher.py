@@ -15,7 +15,7 @@ from tensortap.capture.gradients.shares import Shares, Watched
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
-from tensortap.core.records import Key, shown
+from tensortap.core.records import Key, display_name
 from tensortap.frameworks.base import Before, Edge, Framework, Gradient, Identity, Remove
 
 __all__ = ["Watcher"]
@@ -55,7 +55,7 @@ class Watcher:
         self.forward_over: Callable[[], None] = lambda: None
         """Called when the root has run."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
-        """Told of every call that has other plain arguments than the one before; see `RunWriter.called`."""
+        """OpaqueValue of every call that has other plain arguments than the one before; see `RunWriter.called`."""
         self.evaluation: Evaluation | None = None
         """Decides which calls to ignore because they belong to an evaluation; without it every call is recorded."""
         self._arguments: dict[str, str] = {}
@@ -318,7 +318,7 @@ class Watcher:
         for at, name, tensor in own:
             site = self._chosen_sites[at]
             if (known := first.get(id(tensor))) is not None:
-                place = f"{shown(known[0].name)}.{known[1]}"
+                place = f"{display_name(known[0].name)}.{known[1]}"
                 self._book.remark(site.name, f"{name} is tied to {place} and recorded there")
                 continue
             first[id(tensor)] = site, name

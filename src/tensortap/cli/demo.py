@@ -161,11 +161,11 @@ def _print_solution(planted: Mistake | None, result: Comparison) -> None:
     from rich.text import Text
 
     from tensortap.cli import screen
-    from tensortap.core.records import shown
+    from tensortap.core.records import display_name
     from tensortap.report.wording import wrap
 
     named = None if result.first is None else result.first.module
-    place = "nothing" if named is None else shown(named)
+    place = "nothing" if named is None else display_name(named)
     right = named == (None if planted is None else planted.where)
     if planted is None:
         said = "Nothing was planted, and nothing was found." if right else f"Nothing was planted in {place}."

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.arguments import all_in_words, read
-from tensortap.core.records import KINDS, PHASES, Record, shown
+from tensortap.core.records import KINDS, PHASES, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.report.facts import RunFacts
 from tensortap.report.wording import numbers_in_short
@@ -120,7 +120,7 @@ def choose(run: Run, choice: Choice) -> Chosen:
 
 def suggestion(run: Run, patterns: Sequence[str]) -> str:
     """What may have been meant by module patterns that match nothing."""
-    names = {shown(row.module) for rows in run.coverage.values() for row in rows}
+    names = {display_name(row.module) for rows in run.coverage.values() for row in rows}
     close = [match for pattern in patterns for match in difflib.get_close_matches(pattern, sorted(names), 3, 0.4)]
     return f"did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment, Renames, align
-from tensortap.compare.align.calls import OtherCalls
+from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.side import Bools, Scope, Side
 from tensortap.compare.judge.findings import Case
 from tensortap.compare.judge.judging import Judgement, Pairs, judge
@@ -76,9 +76,9 @@ class Matched:
         return {} if self.plan is None else other_names(self.plan)
 
     @cached_property
-    def calls(self) -> OtherCalls:
+    def calls(self) -> CallDifferences:
         """In which plain arguments the calls of the two sides differ."""
-        return OtherCalls(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
+        return CallDifferences(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
     def _class(self, pair: int) -> str:
         """The class of the module that a pair is of."""

@@ -26,7 +26,7 @@ from tensortap.capture.tree import Site
 from tensortap.compat.dump_file import Array, DumpFile, Seen, is_finished, path_of
 from tensortap.compat.dump_reading import Contents, open_dump, printed_contents
 from tensortap.compat.dump_sink import DumpSink
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import RunNotFound, UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
@@ -190,7 +190,7 @@ class HookerAndDumper:
         if self.is_screen_display:
             for row in observer.coverage:
                 if row.status != "seen" or row.reason:
-                    self._detail(clean(f"  {shown(row.module)} ({row.cls}): {row.status}. {row.reason}"))
+                    self._detail(clean(f"  {display_name(row.module)} ({row.cls}): {row.status}. {row.reason}"))
         self._say("all hooks removed")
         self._closed(observer.file)
 
@@ -245,7 +245,7 @@ class _DumpObserver(Observer):
 
 
 def _registered(sites: Sequence[Site], model: str, all_of_them: bool) -> str:
-    names = [f"{shown(site.name)} ({site.cls})" for site in sites if site.callable]
+    names = [f"{display_name(site.name)} ({site.cls})" for site in sites if site.callable]
     listed = names if all_of_them else names[:_FEW]
     more = f", … and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     return clean(f"hooks registered on {len(names)} modules of {model}: {', '.join(listed)}{more}")

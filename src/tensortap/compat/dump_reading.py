@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import h5py
 
 from tensortap.compat.dump_file import none
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.report.wording import clean
 
@@ -71,7 +71,11 @@ def printed_contents(path: Path, file: Any) -> Contents:
         if not isinstance(group, h5py.Group):
             continue
         module = group.attrs.get("module")
-        print(clean(f"{name}" + (f"  {shown(module)} · {group.attrs.get('phase', '')}" if module is not None else "")))
+        print(
+            clean(
+                f"{name}" + (f"  {display_name(module)} · {group.attrs.get('phase', '')}" if module is not None else "")
+            )
+        )
         found[name] = {}
         for inner, dataset in group.items():
             if isinstance(dataset, h5py.Dataset):

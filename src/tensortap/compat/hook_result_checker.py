@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import tensortap
 from tensortap.compat import hook_results
 from tensortap.compat.hook_results import COLUMNS, RankResult
-from tensortap.core.records import EXIT_CODES, Comparison, shown
+from tensortap.core.records import EXIT_CODES, Comparison, display_name
 from tensortap.errors import RunNotFound, TensortapError, UsageError
 from tensortap.report.files import plot_picture
 from tensortap.report.terminal import comparison as comparison_page
@@ -189,7 +189,7 @@ def _series(result: RankResult, column: str) -> plot.Series:
 
 
 def _layer(name: NpyName) -> str:
-    return shown(name.name) if name.path == "0" else f"{shown(name.name)} {name.path}"
+    return display_name(name.name) if name.path == "0" else f"{display_name(name.name)} {name.path}"
 
 
 def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.core import dtypes
-from tensortap.core.records import Key, shown
+from tensortap.core.records import Key, display_name
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks.base import Framework
 from tensortap.store.exports.plain import widen
@@ -157,7 +157,7 @@ class NpyFiles:
         self.undo.close()
         for row in book.rows():
             if "is not recorded" in row.reason:
-                _log.warning("tensortap: %s: %s", shown(row.module), row.reason)
+                _log.warning("tensortap: %s: %s", display_name(row.module), row.reason)
 
     def _folder(self, tree: Path, kind: str) -> Path:
         return tree / kind / f"rank_{self._rank}"

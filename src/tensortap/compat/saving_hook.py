@@ -109,7 +109,7 @@ class SavingHook(Observer):
         def open_files() -> NpyFiles:
             self._files = NpyFiles(self._framework, path, tensors, grads)
             with ExitStack() as undo:
-                # Placed before the observer's own hooks, so that a micro step begins before its first call is seen.
+                # MappedName before the observer's own hooks, so that a micro step begins before its first call is seen.
                 micro_steps = MicroSteps(self._framework, self._tree.sites[0], self)
                 micro_steps.watch(self._chosen, undo)
                 self._files.ignored = micro_steps.evaluating

@@ -29,8 +29,8 @@ __all__ = [
     "ABSENT",
     "LEFT_OUT",
     "TENSOR",
-    "OtherArgument",
-    "Told",
+    "ArgumentDifference",
+    "OpaqueValue",
     "all_in_words",
     "as_json",
     "in_words",
@@ -55,7 +55,7 @@ _NUMPY = {np.dtype(code).type: np.dtype(code).name for code in "?bhilqBHILQefd"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Told:
+class OpaqueValue:
     """What stands for a value that is not kept itself. `repr` is what people read."""
 
     kind: str
@@ -73,11 +73,11 @@ class Told:
         return words if words.isprintable() else repr(words)[1:-1]
 
 
-TENSOR = Told("tensor", "a tensor")
-ABSENT = Told("absent", "not given")
+TENSOR = OpaqueValue("tensor", "a tensor")
+ABSENT = OpaqueValue("absent", "not given")
 
 
-class OtherArgument(NamedTuple):
+class ArgumentDifference(NamedTuple):
     """A plain argument in which two calls differ; `TENSOR` or `ABSENT` where a side has no plain one."""
 
     path: str
@@ -88,7 +88,7 @@ class OtherArgument(NamedTuple):
 def in_words(value: Any) -> str:
     """A value as one would write it, if that is short.
 
-    >>> in_words(True), in_words((7, Told("object", "Cache"))), in_words("x" * 100)[-20:]
+    >>> in_words(True), in_words((7, OpaqueValue("object", "Cache"))), in_words("x" * 100)[-20:]
     ('True', '(7, a Cache object)', 'xxxxxxxxxxxxxxxxxxx…')
     """
     text = repr(value)
@@ -103,7 +103,7 @@ def all_in_words(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{path}={in_words(value)}" for path, value in arguments.items())
 
 
-def written(plain: Iterable[tuple[str, Any]], named: Callable[[Any], Told | None]) -> dict[str, Any]:
+def written(plain: Iterable[tuple[str, Any]], named: Callable[[Any], OpaqueValue | None]) -> dict[str, Any]:
     """The plain values of a call, by path, as JSON has them. `named` tells a framework's dtypes and devices."""
     pen = _Pen(named)
     found: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def as_json(value: Any) -> Any:
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `written` wrote, by path: Python's own values, and a `Told` where that is all there is.
+    """What `written` wrote, by path: Python's own values, and an `OpaqueValue` where that is all there is.
 
     >>> read(written([("1", (None, 0.5)), ("past", object())], lambda _: None))
     {'1': (None, 0.5), 'past': an object object}
@@ -138,7 +138,7 @@ _AS_THEY_ARE = frozenset({type(None), bool})
 class _Pen:
     """Writes values, up to so many."""
 
-    def __init__(self, named: Callable[[Any], Told | None]) -> None:
+    def __init__(self, named: Callable[[Any], OpaqueValue | None]) -> None:
         self._named = named
         self.left = _MOST_VALUES
 
@@ -155,7 +155,7 @@ class _Pen:
             return value if len(value) <= _LONGEST else _object(kind, f"{len(value)} letters: {value[:_LONGEST]!r}")
         if kind in _NUMPY:
             return {"numpy": [_NUMPY[kind], self.of(value.item(), depth)]}
-        if (told := value if kind is Told else self._named(value)) is not None:
+        if (told := value if kind is OpaqueValue else self._named(value)) is not None:
             return {told.kind: told.text} | ({"note": told.note} if told.note else {})
         # By the type, and not by isinstance: that asks the value itself what it is.
         if issubclass(kind, Enum):
@@ -203,9 +203,11 @@ def _value(part: Any) -> Any:
         if kind == "numpy" and inner[0] in _NUMPY.values():
             return _scalar(np.dtype(inner[0]), _value(inner[1]))
     except (TypeError, ValueError, OverflowError, LookupError):  # written by nobody that we know
-        return Told("object", "unknown")
+        return OpaqueValue("object", "unknown")
     known = ("dtype", "device", "enum", "object", "left_out")
-    return Told(kind, str(inner), str(part.get("note", ""))) if kind in known else Told("object", str(kind))
+    return (
+        OpaqueValue(kind, str(inner), str(part.get("note", ""))) if kind in known else OpaqueValue("object", str(kind))
+    )
 
 
 def _scalar(dtype: np.dtype[Any], value: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Incoming", "Pinning"]
+__all__ = ["DeviceBytes", "MemoryPinning"]
 
 
-class Incoming(Protocol):
+class DeviceBytes(Protocol):
     """Bytes in a device's memory, which come to the host by themselves once asked to."""
 
     size: int
@@ -20,7 +20,7 @@ class Incoming(Protocol):
         """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
 
 
-class Pinning(Protocol):
+class MemoryPinning(Protocol):
     """Makes host memory such that a device can write into it by itself. May be asked by several threads at once."""
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> None: ...

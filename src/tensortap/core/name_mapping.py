@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["LeftOut", "Placed", "Placements"]
+__all__ = ["MappedName", "NameMapping", "UnmappedName"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class MappedName:
     """Something of the reference, and what it is in the candidate."""
 
     reference: str
@@ -22,7 +22,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnmappedName:
     """Something that has no counterpart, and why."""
 
     side: str
@@ -31,15 +31,15 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Placements:
+class NameMapping:
     """How the candidate was mapped onto the reference: names, tensors, arguments, and what could not be placed."""
 
-    modules: Sequence[Placed] = ()
-    tensors: Sequence[Placed] = ()
-    values: Sequence[Placed] = ()
-    left: Sequence[LeftOut] = ()
+    modules: Sequence[MappedName] = ()
+    tensors: Sequence[MappedName] = ()
+    values: Sequence[MappedName] = ()
+    left: Sequence[UnmappedName] = ()
     """Modules and tensors that nothing belongs to."""
-    ignored: Sequence[LeftOut] = ()
+    ignored: Sequence[UnmappedName] = ()
     """Tensors that a rule says have no counterpart."""
     unused: Sequence[str] = ()
     """Rules that fitted nothing."""

@@ -10,25 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tensortap.core.arguments import OtherArgument
+    from tensortap.core.arguments import ArgumentDifference
     from tensortap.core.details import Detail
-    from tensortap.core.name_mapping import Placements
+    from tensortap.core.name_mapping import NameMapping
 
 __all__ = [
     "ALL_FROZEN",
-    "BAD",
     "EXIT_CODES",
     "GRADIENT_KINDS",
+    "HEALTH_STATUSES",
     "KINDS",
     "PHASES",
     "STATE_KINDS",
     "STATUSES",
-    "TROUBLES",
+    "WRONG_STATUSES",
     "Comparison",
     "Coverage",
     "Difference",
-    "Examination",
     "Finding",
+    "HealthFinding",
+    "HealthReport",
     "Key",
     "Kind",
     "Location",
@@ -38,10 +39,9 @@ __all__ = [
     "Statistics",
     "Status",
     "Summary",
-    "Trouble",
     "Unmatched",
     "Verdict",
-    "shown",
+    "display_name",
 ]
 
 Phase = Literal["forward", "backward", "state"]
@@ -59,12 +59,12 @@ PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
 ALL_FROZEN = "all its parameters are frozen"
 """Why a module gets no gradient, in its coverage."""
-BAD: tuple[str, ...] = ("diverged", "nonfinite", "shape")
+WRONG_STATUSES: tuple[str, ...] = ("diverged", "nonfinite", "shape")
 """What a pair that is wrong may be."""
 GRADIENT_KINDS = ("grad_output", "grad_input", "param_grad")
 STATE_KINDS = ("param", "buffer", "param_grad")
 """What a module has, and not what one of its calls takes, gives or gets back."""
-TROUBLES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
+HEALTH_STATUSES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
 """What a record of one run may be by itself; `compare.health` defines them."""
 
 
@@ -91,7 +91,7 @@ class Key(NamedTuple):
     """Where in the nested arguments or outputs the tensor sits, or the parameter's own name."""
 
     def __str__(self) -> str:
-        parts = [shown(self.module), f"{self.kind} {self.path}", self.phase, f"step {self.step}"]
+        parts = [display_name(self.module), f"{self.kind} {self.path}", self.phase, f"step {self.step}"]
         if self.micro:
             parts.append(f"micro {self.micro}")
         if self.call:
@@ -99,7 +99,7 @@ class Key(NamedTuple):
         return " · ".join(parts)
 
 
-def shown(module: str) -> str:
+def display_name(module: str) -> str:
     """A module's name as people see it: the root has none and is shown as "(root)"."""
     return module or "(root)"
 
@@ -243,7 +243,7 @@ class Finding:
     """What was allowed of a single row."""
     counterpart: str | None = None
     """What the candidate calls the module to look at, if it has another name there."""
-    arguments: tuple[OtherArgument, ...] = ()
+    arguments: tuple[ArgumentDifference, ...] = ()
     """The plain arguments in which its call differs."""
     unjudged: tuple[Key, ...] = ()
     """What it was made from and could not be judged, as inputs whose summaries tell too little."""
@@ -312,7 +312,7 @@ class Comparison:
     options: Sequence[str] | None = ()
     """Options of `tensortap compare` that it was made with, so that a command can be told that shows the same. None if
     no command can: a side was there for the comparison alone."""
-    mapping: Placements | None = None
+    mapping: NameMapping | None = None
     """How names and layouts were mapped; None where both sides speak the same language."""
     isolated: bool = False
     """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
@@ -333,7 +333,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class HealthFinding:
     """Where something that is usually a mistake first shows in a run."""
 
     row: int
@@ -341,12 +341,12 @@ class Trouble:
     rank: int
     cls: str
     status: str
-    """One of TROUBLES, not "ok"."""
+    """One of HEALTH_STATUSES, not "ok"."""
     text: str
 
 
 @dataclass(frozen=True, eq=False)
-class Examination:
+class HealthReport:
     """One run in, this out. `str()` of it is the sentence."""
 
     path: str
@@ -355,7 +355,7 @@ class Examination:
     sentence: str
     policy: str
     """What counts as suspicious, in words."""
-    births: Sequence[Trouble]
+    births: Sequence[HealthFinding]
     """In execution order."""
     counts: Mapping[str, int]
     """Records by status."""

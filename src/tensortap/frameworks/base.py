@@ -14,25 +14,25 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.arguments import Told
-from tensortap.core.host_copies import Incoming, Pinning
+from tensortap.core.arguments import OpaqueValue
+from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 
 __all__ = [
     "After",
     "Before",
     "Collected",
     "Consumer",
+    "DeferralBound",
     "Described",
+    "DeviceReader",
     "Edge",
     "Exchange",
     "Framework",
     "Gradient",
     "Identity",
-    "Patience",
     "Remove",
     "Trial",
     "Watch",
-    "Workshop",
 ]
 
 Remove = Callable[[], None]
@@ -87,7 +87,7 @@ class Consumer:
 
 
 Described = tuple[Hashable | None, str, tuple[int, ...], bool]
-"""Token, dtype, shape and whether it lies flat: see `Workshop.described`."""
+"""Token, dtype, shape and whether it lies flat: see `DeviceReader.described`."""
 
 
 class Collected(NamedTuple):
@@ -102,7 +102,7 @@ class Collected(NamedTuple):
     them."""
 
 
-class Patience(Protocol):
+class DeferralBound(Protocol):
     """Says of a tensor how long it may wait to be read."""
 
     @property
@@ -118,7 +118,7 @@ class Trial(Protocol):
 
     @property
     def proven(self) -> int:
-        """As of `Patience`: there is no need to wait longer."""
+        """As of `DeferralBound`: there is no need to wait longer."""
 
     def waited(self, others: int, ticket: Any) -> None:
         """It was read again when so many others had come. No ticket, if it had been changed."""
@@ -134,7 +134,7 @@ class Watch(Protocol):
         """Leave all of them to others."""
 
 
-class Workshop(Protocol):
+class DeviceReader(Protocol):
     """Looks at tensors where they are, on their device, without waiting for it."""
 
     lock: AbstractContextManager[Any]
@@ -156,7 +156,7 @@ class Workshop(Protocol):
         earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
         `flat` is what `described` has said; None if it was not asked."""
 
-    def put_off(self, tensor: Any, patience: Patience, look: Callable[[Any], None]) -> bool:
+    def put_off(self, tensor: Any, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
         """Call `look` a little later, with another name of the tensor, in one go with others; what it submits then may
         be read together with what others do. The tensor may be freed meanwhile, but not changed: if it was, `look` is
         called with None. False if it cannot wait."""
@@ -174,7 +174,7 @@ class Workshop(Protocol):
     def forget(self) -> None:
         """Let go of all that was put off, unread: nobody wants it any more."""
 
-    def parts(self, tensor: Any) -> Iterator[Incoming]:
+    def parts(self, tensor: Any) -> Iterator[DeviceBytes]:
         """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must
         be copied before the next is asked for."""
 
@@ -306,7 +306,7 @@ class Framework(Protocol):
     # --- tensors -----------------------------------------------------------------------------------------------
     def is_tensor(self, value: Any) -> bool: ...
 
-    def named(self, value: Any) -> Told | None:
+    def named(self, value: Any) -> OpaqueValue | None:
         """What a dtype or a device is called; None of all else."""
 
     def unreadable(self, tensor: Any) -> str:
@@ -320,10 +320,10 @@ class Framework(Protocol):
         before the user's code goes on, which may change that memory or give it back."""
 
     # --- devices -----------------------------------------------------------------------------------------------
-    def workshop(self, tensor: Any) -> Workshop | None:
+    def device_reader(self, tensor: Any) -> DeviceReader | None:
         """Where to look at this tensor without bringing it to the host; None if it is there or must come."""
 
-    def pinning(self, model: Any) -> Pinning | None:
+    def pinning(self, model: Any) -> MemoryPinning | None:
         """For memory that the model's device writes into; None if its tensors are in the host's memory."""
 
     # --- other values in their place ---------------------------------------------------------------------------

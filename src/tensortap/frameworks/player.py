@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 from tensortap.frameworks.base import Framework
 
 __all__ = ["FLOATS", "Player", "player_of"]
@@ -36,7 +36,7 @@ class Player(Protocol):
     def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Backward from the outputs with these gradients."""
 
-    def named(self, told: Told) -> Any:
+    def named(self, told: OpaqueValue) -> Any:
         """The dtype or device that is called so."""
 
     def plain_source(self, module: Any) -> str | None:

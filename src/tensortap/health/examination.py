@@ -33,9 +33,9 @@ from tensortap.compare.details.records import RunCloseups
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.request import Source, open_source
 from tensortap.core import dtypes
-from tensortap.core.records import GRADIENT_KINDS, TROUBLES, Examination, Trouble, shown
+from tensortap.core.records import GRADIENT_KINDS, HEALTH_STATUSES, HealthFinding, HealthReport, display_name
 
-__all__ = ["FAR", "GROWN", "examine", "open_examination"]
+__all__ = ["FAR", "GROWN", "examine", "open_health_report"]
 
 FAR = 1e4
 GROWN = 100.0
@@ -70,22 +70,22 @@ def examine(
     modules: str | Collection[str] | None = None,
     kinds: str | Collection[str] | None = None,
     details: int = 0,
-) -> Examination:
+) -> HealthReport:
     """Look at one run: what is usually a mistake, and where it first shows. `details` tensors are looked at closely."""
     with ExitStack() as opened:
-        return open_examination(source, Scope(modules, kinds, steps, ranks), opened, details)[0]
+        return open_health_report(source, Scope(modules, kinds, steps, ranks), opened, details)[0]
 
 
-def open_examination(
+def open_health_report(
     source: Source, scope: Scope, opened: ExitStack, details: int = 0
-) -> tuple[Examination, RunCloseups]:
+) -> tuple[HealthReport, RunCloseups]:
     """The examination, and what looks at records closely for as long as the run is open."""
     side = Side(open_source(source, opened), scope)
     status = _judged(side)
     births = _births(side, status)
     closeups = RunCloseups(side)
-    counts = Counter(TROUBLES[code] for code in status.tolist())
-    found = Examination(
+    counts = Counter(HEALTH_STATUSES[code] for code in status.tolist())
+    found = HealthReport(
         path=str(side.run.path),
         verdict="suspicious" if births else "healthy" if len(side) else "empty",
         sentence=_sentence(births, side, status),
@@ -118,7 +118,7 @@ class _Numbers:
 
 
 def _judged(side: Side) -> Codes:
-    """For each record the place of its status among TROUBLES."""
+    """For each record the place of its status among HEALTH_STATUSES."""
     status = np.zeros(len(side), np.int64)
     if not len(side):
         return status
@@ -146,12 +146,14 @@ def _judged(side: Side) -> Codes:
     with np.errstate(invalid="ignore"):
         large = (numbers.rms > FAR * usual) | (numbers.rms > GROWN * _before(side, numbers.rms))
         small = gradient & (numbers.rms > 0) & (numbers.rms * FAR < usual)
-        status[judged & small] = TROUBLES.index("vanishing")
+        status[judged & small] = HEALTH_STATUSES.index("vanishing")
         zero = side.zeros == side.elements
-        status[judged & made & zero & _always(side, zero | (numbers.finite < side.elements))] = TROUBLES.index("dead")
-        status[(judged & made & large) | (absmax > limits)] = TROUBLES.index("exploding")
+        status[judged & made & zero & _always(side, zero | (numbers.finite < side.elements))] = HEALTH_STATUSES.index(
+            "dead"
+        )
+        status[(judged & made & large) | (absmax > limits)] = HEALTH_STATUSES.index("exploding")
     bad = (side.nan > 0) | (side.posinf > 0) | ((side.neginf > 0) & ~activation)
-    status[bad] = TROUBLES.index("nonfinite")
+    status[bad] = HEALTH_STATUSES.index("nonfinite")
     return status
 
 
@@ -233,26 +235,26 @@ def _before(side: Side, rms: Floats) -> Floats:
     return found
 
 
-def _births(side: Side, status: Codes) -> list[Trouble]:
+def _births(side: Side, status: Codes) -> list[HealthFinding]:
     """Of a NaN, rows that it was not handed on to; of what is dead, the first row of each module; of what explodes or
     vanishes, which mostly goes on from module to module, the first row of each rank."""
     rows = np.flatnonzero(status)
-    handed_on = _handed_on(side, status == TROUBLES.index("nonfinite"))
+    handed_on = _handed_on(side, status == HEALTH_STATUSES.index("nonfinite"))
     chosen, met = [], set()
     for row in rows[np.lexsort((side.seq[rows], side.step[rows]))].tolist():
-        if TROUBLES[status[row]] == "nonfinite":
+        if HEALTH_STATUSES[status[row]] == "nonfinite":
             if handed_on(row):
                 continue
         else:
-            dead = TROUBLES[status[row]] == "dead"
-            spot = (TROUBLES[status[row]], int(side.module.codes[row] if dead else side.rank[row]))
+            dead = HEALTH_STATUSES[status[row]] == "dead"
+            spot = (HEALTH_STATUSES[status[row]], int(side.module.codes[row] if dead else side.rank[row]))
             if spot in met:
                 continue
             met.add(spot)
         chosen.append(row)
         if len(chosen) == _MOST:
             break
-    return [_trouble(side, row, TROUBLES[status[row]]) for row in chosen]
+    return [_trouble(side, row, HEALTH_STATUSES[status[row]]) for row in chosen]
 
 
 def _handed_on(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
@@ -277,7 +279,7 @@ def _handed_on(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
     return answer
 
 
-def _trouble(side: Side, row: int, status: str) -> Trouble:
+def _trouble(side: Side, row: int, status: str) -> HealthFinding:
     numbers = {name: float(getattr(side, name)[row]) for name in ("min", "max", "l2")}
     counts = {name: int(getattr(side, name)[row]) for name in ("elements", "nan", "posinf", "neginf")}
     inf = counts["posinf"] + counts["neginf"]
@@ -288,20 +290,20 @@ def _trouble(side: Side, row: int, status: str) -> Trouble:
         absmax=max(abs(numbers["min"]), abs(numbers["max"])),
         rms=numbers["l2"] / max(1, counts["elements"] - counts["nan"] - inf) ** 0.5,
     )
-    return Trouble(row, side.key(row), int(side.rank[row]), side.cls[row], status, words)
+    return HealthFinding(row, side.key(row), int(side.rank[row]), side.cls[row], status, words)
 
 
-def _sentence(births: Sequence[Trouble], side: Side, status: Codes) -> str:
+def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str:
     if not len(side):
         return "There is nothing to look at: the run has no record of what was asked for."
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])
     cls = f" ({first.cls})" if first.cls else ""
-    what = f"{first.key.kind} {first.key.path} of {shown(first.key.module)}{cls} in step {first.key.step}"
+    what = f"{first.key.kind} {first.key.path} of {display_name(first.key.module)}{cls} in step {first.key.step}"
     if first.status == "nonfinite":
         return f"NaN or Inf is born in {what}: it {first.text}."
-    modules = len(np.unique(side.module.codes[status == TROUBLES.index(first.status)]))
+    modules = len(np.unique(side.module.codes[status == HEALTH_STATUSES.index(first.status)]))
     more = f" So it is in {modules:,} modules." if modules > 1 else ""
     return f"A layer is {first.status}: {what} {first.text}.{more}"
 
@@ -313,7 +315,7 @@ def _table(side: Side, status: Codes, births: Sequence[int]) -> Any:
     columns = {
         "rank": pa.array(side.rank, pa.int64()),
         **{name: table.column(name) for name in table.column_names},
-        "status": pa.DictionaryArray.from_arrays(pa.array(status), pa.array(TROUBLES)).cast(pa.string()),
+        "status": pa.DictionaryArray.from_arrays(pa.array(status), pa.array(HEALTH_STATUSES)).cast(pa.string()),
         "birth": pa.array(born),
     }
     return pa.table(columns)

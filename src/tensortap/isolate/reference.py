@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.compare.judge.tolerance import EPSILON
-from tensortap.core.records import KINDS, Key, Location, Record, shown
+from tensortap.core.records import KINDS, Key, Location, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run
 
@@ -81,7 +81,7 @@ class Reference:
         """That the model's modules are the run's, by name."""
         found = sum(self.has(name) for name in names)
         if found < _LEAST_SHARE * len(self.modules):
-            some = ", ".join(map(shown, sorted(self.modules)[:4]))
+            some = ", ".join(map(display_name, sorted(self.modules)[:4]))
             raise UsageError(
                 f"only {found} of the {len(self.modules)} modules of {self.run.path} are in the model; it calls them "
                 f"{some}, ...: give rename=['PATTERN=REPLACEMENT'] that turns the model's names into these"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tensortap.core.name_mapping import LeftOut, Placed, Placements
-from tensortap.core.records import STATE_KINDS, shown
+from tensortap.core.name_mapping import MappedName, NameMapping, UnmappedName
+from tensortap.core.records import STATE_KINDS, display_name
 from tensortap.mapping.layouts import Reading
 from tensortap.mapping.outline import Outline, full_name
 from tensortap.mapping.patterns import matches
@@ -64,10 +64,10 @@ class Plan:
                 return f"the {other} ties it to {tie}"
             if kind == "param_grad" and full_name(module, path) in self.tensors.shared(side, self.ties[1 - side]):
                 return f"the {other}'s is a sum over all that is tied to it"
-            return refused or f"the {other}'s {shown(placed[module])} has no such tensor"
+            return refused or f"the {other}'s {display_name(placed[module])} has no such tensor"
         if (placed[module], kind.removeprefix("grad_")) not in self.values[1 - side]:
-            return f"the {other}'s {shown(placed[module])} was not called"
-        return f"the {other}'s {shown(placed[module])} has no such {kind}"
+            return f"the {other}'s {display_name(placed[module])} was not called"
+        return f"the {other}'s {display_name(placed[module])} has no such {kind}"
 
     def ignored(self, side: int, module: str, kind: str, path: str) -> bool:
         """Whether a record is left out by a rule."""
@@ -76,19 +76,19 @@ class Plan:
         labels = (self.places.sides.made, self.places.sides.given)[side]
         return any(rule.side in labels and matches(rule.pattern, module) for rule in self.places.rules.ignores)
 
-    def report(self) -> Placements:
+    def report(self) -> NameMapping:
         """For people and programs; the made side is the reference."""
         places, tensors = self.places, self.tensors
-        return Placements(
-            modules=[Placed(made, given, places.how[made]) for made, given in places.of_made.items()],
+        return NameMapping(
+            modules=[MappedName(made, given, places.how[made]) for made, given in places.of_made.items()],
             tensors=[
-                Placed(made, " + ".join(reading.parts), tensors.how[made], reading.words())
+                MappedName(made, " + ".join(reading.parts), tensors.how[made], reading.words())
                 for made, reading in tensors.readings.items()
             ],
             values=[
-                Placed(
-                    f"{shown(self.modules[module])} {kind} {flow.path}",
-                    f"{shown(module)} {kind} {path}",
+                MappedName(
+                    f"{display_name(self.modules[module])} {kind} {flow.path}",
+                    f"{display_name(module)} {kind} {path}",
                     flow.how,
                     Reading((), flow.permute).words(),
                 )
@@ -96,14 +96,14 @@ class Plan:
             ],
             left=[*self._left(0), *self._left(1)],
             ignored=[
-                LeftOut(role, name, why)
+                UnmappedName(role, name, why)
                 for side, role in enumerate(_ROLES)
                 for name, why in tensors.ignored[side].items()
             ],
             unused=self.unused,
         )
 
-    def _left(self, side: int) -> Iterator[LeftOut]:
+    def _left(self, side: int) -> Iterator[UnmappedName]:
         outline = (self.places.made, self.places.given)[side]
         placed = (self.places.of_made, self.places.of_given)[side]
         for name in outline.modules:
@@ -111,10 +111,10 @@ class Plan:
                 continue
             above, why = outline.parent(name), self._why_module(side, name)
             if above in placed or why != self._why_module(side, above):
-                yield LeftOut(_ROLES[side], name, why)
+                yield UnmappedName(_ROLES[side], name, why)
         for name, why in self.tensors.left(side):
             if name.rpartition(".")[0] in placed:
-                yield LeftOut(_ROLES[side], name, why)
+                yield UnmappedName(_ROLES[side], name, why)
 
     def _why_module(self, side: int, name: str) -> str:
         outline = (self.places.made, self.places.given)[side]
@@ -124,13 +124,13 @@ class Plan:
         if around in placed:
             made = around if side == 0 else placed[around]
             if any(name == part or name.startswith(f"{part}.") for part in self.places.packed(made)[side]):
-                return f"the {other}'s {shown(placed[around])} packs its weights otherwise"
+                return f"the {other}'s {display_name(placed[around])} packs its weights otherwise"
             rule = self.places.class_rule(made)
             if rule is not None and rule.whole:
-                return f"a part of {shown(around)}, which the {other} has in one"
+                return f"a part of {display_name(around)}, which the {other} has in one"
         if any(leaf in placed for leaf in outline.leaves(name)):
             return f"a level that the {other} does not have; what it holds is placed"
-        return f"nothing left in the {other}'s {shown(placed.get(around, ''))} is like it"
+        return f"nothing left in the {other}'s {display_name(placed.get(around, ''))} is like it"
 
 
 def plan(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tensortap.core import dtypes
-from tensortap.core.name_mapping import LeftOut, Placed
+from tensortap.core.name_mapping import MappedName, UnmappedName
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of
 
@@ -53,11 +53,11 @@ def transfer(
     report = Transfer(
         source=f"{type(source_model).__name__} ({source.framework.name})",
         target=f"{type(target_model).__name__} ({target.framework.name})",
-        modules=[Placed(given, made, found.places.how[made]) for made, given in found.places.of_made.items()],
+        modules=[MappedName(given, made, found.places.how[made]) for made, given in found.places.of_made.items()],
         left=[each for each, saved in _left(found, ends[::-1]) if saved],
         ignored=[
             *(
-                LeftOut(role, name, why)
+                UnmappedName(role, name, why)
                 for side, role in enumerate(("target", "source"))
                 for name, why in found.tensors.ignored[side].items()
             ),
@@ -95,11 +95,11 @@ class Transfer:
     source: str
     target: str
     copied: list[Copied] = field(default_factory=list)
-    modules: Sequence[Placed] = ()
+    modules: Sequence[MappedName] = ()
     """Modules that belong together; `reference` is the source's."""
-    left: list[LeftOut] = field(default_factory=list)
+    left: list[UnmappedName] = field(default_factory=list)
     """What could not be placed, of either side ("source", "target"), and why."""
-    ignored: Sequence[LeftOut] = ()
+    ignored: Sequence[UnmappedName] = ()
     """What a rule says has no counterpart."""
     unused: Sequence[str] = ()
     """Rules that fitted nothing."""
@@ -155,12 +155,12 @@ class _End:
         self.outline: Outline = Outline(framework.name, modules)
 
 
-def _left(found: Plan, ends: Sequence[_End]) -> Iterator[tuple[LeftOut, bool]]:
+def _left(found: Plan, ends: Sequence[_End]) -> Iterator[tuple[UnmappedName, bool]]:
     """Tensors that could not be placed, and whether a state dict has them. Modules without tensors do not matter."""
     for side, (role, end) in enumerate(zip(("target", "source"), ends, strict=True)):
         for name, why in found.tensors.left(side):
             why = why.replace("candidate", "target").replace("reference", "source")
-            yield LeftOut(role, name, why), name not in end.unsaved
+            yield UnmappedName(role, name, why), name not in end.unsaved
 
 
 def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
@@ -169,12 +169,12 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
         tensor, parts = target.tensors[name], [source.tensors[part] for part in reading.parts]
         why = next((w for t in parts if (w := source.framework.unreadable(t))), target.framework.unreadable(tensor))
         if why:
-            report.left.append(LeftOut("target", name, why))
+            report.left.append(UnmappedName("target", name, why))
             continue
         array = reading.apply([source.framework.host(part) for part in parts])
         if (known := filled.get(id(tensor))) is not None:
             if known[1].tobytes() != array.tobytes():
-                report.left.append(LeftOut("source", reading.parts[0], f"the target ties {name} to {known[0]}"))
+                report.left.append(UnmappedName("source", reading.parts[0], f"the target ties {name} to {known[0]}"))
             continue
         target.framework.fill(tensor, array)
         filled[id(tensor)] = name, array

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.core.arguments import LEFT_OUT, Told, in_words
+from tensortap.core.arguments import LEFT_OUT, OpaqueValue, in_words
 from tensortap.errors import UsageError
 from tensortap.replay.dialects import TORCH
 
@@ -38,7 +38,7 @@ class _Kept:
 
 @dataclass
 class Arguments:
-    """Positional and keyword arguments, with a Slot wherever a tensor goes, and a Told for a dtype or a device."""
+    """Positional and keyword arguments: a Slot stands for each tensor, an OpaqueValue for a dtype or a device."""
 
     positional: list[Any] = field(default_factory=list)
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -47,17 +47,19 @@ class Arguments:
     dropped: list[str] = field(default_factory=list)
     """What the run kept and the forward does not take."""
 
-    def filled(self, tensor: Callable[[str], Any], named: Callable[[Told], Any]) -> tuple[list[Any], dict[str, Any]]:
+    def filled(
+        self, tensor: Callable[[str], Any], named: Callable[[OpaqueValue], Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with tensors in place of the slots."""
 
-        def value(slot: Slot | Told) -> Any:
+        def value(slot: Slot | OpaqueValue) -> Any:
             return tensor(slot.path) if isinstance(slot, Slot) else named(slot)
 
         return [_filled(each, value) for each in self.positional], {
             name: _filled(each, value) for name, each in self.keywords.items()
         }
 
-    def written(self, variable: Callable[[str], str], told: Callable[[Told], str] = TORCH.told) -> str:
+    def written(self, variable: Callable[[str], str], told: Callable[[OpaqueValue], str] = TORCH.told) -> str:
         """The arguments as source code, with variables in place of the slots. `told` writes dtypes and devices."""
 
         def one(value: Any) -> str:
@@ -108,8 +110,8 @@ def arranged(
 def moved(kept: Mapping[str, Any], device: str) -> dict[str, Any]:
     """The same plain arguments for a module that was moved to another device."""
 
-    def told(value: Told) -> Told:
-        return Told("device", device) if value.kind == "device" else value
+    def told(value: OpaqueValue) -> OpaqueValue:
+        return OpaqueValue("device", device) if value.kind == "device" else value
 
     return {path: _filled(value, told) for path, value in kept.items()}
 
@@ -197,7 +199,7 @@ class _Completion:
             raise UsageError(f"{self.name}: argument {name} is a tensor that the run has; it cannot be given")
         value = self.given.pop(name)
         # A dtype has no other form on a command line than its name.
-        where[at] = Told(kept.kind, value) if isinstance(kept, Told) and isinstance(value, str) else value
+        where[at] = OpaqueValue(kept.kind, value) if isinstance(kept, OpaqueValue) and isinstance(value, str) else value
 
     def _value_of(self, parameter: inspect.Parameter, lost: str | None) -> Any:
         if parameter.name in self.given:
@@ -234,7 +236,7 @@ def _put(tree: dict[str, Any], parts: list[str], leaf: Slot | _Kept) -> None:
 
 def _can_be_had(value: Any) -> bool:
     """Whether a value is whole, or can be had again."""
-    if isinstance(value, Told):
+    if isinstance(value, OpaqueValue):
         return value.kind == "device" or (value.kind == "dtype" and value.text.isidentifier())
     return all(map(_can_be_had, _parts(value)))
 
@@ -262,7 +264,7 @@ def _built(node: Any) -> Any:
 
 
 def _filled(value: Any, filling: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (Slot, Told)):
+    if isinstance(value, (Slot, OpaqueValue)):
         return filling(value)
     if type(value) in (tuple, list):  # what a user gives may be anything, and stays as it is
         return type(value)(_filled(each, filling) for each in value)
@@ -277,8 +279,8 @@ def _keyword(name: str, value: str) -> str:
     return f"{name}={value}" if proper else f"**{{{name!r}: {value}}}"
 
 
-def _written(value: Any, filling: Callable[[Slot | Told], str]) -> str:
-    if isinstance(value, (Slot, Told)):
+def _written(value: Any, filling: Callable[[Slot | OpaqueValue], str]) -> str:
+    if isinstance(value, (Slot, OpaqueValue)):
         return filling(value)
     if isinstance(value, tuple):
         inner = ", ".join(_written(each, filling) for each in value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 
 __all__ = ["PADDLE", "TORCH", "Dialect", "dialect_of"]
 
@@ -41,7 +41,7 @@ class Dialect(Protocol):
     def norm(self, tensor: str) -> str:
         """The L2 norm of a tensor as a float."""
 
-    def told(self, value: Told) -> str:
+    def told(self, value: OpaqueValue) -> str:
         """A dtype or a device."""
 
 
@@ -90,7 +90,7 @@ for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
     def norm(self, tensor: str) -> str:
         return f"{tensor}.double().norm().item()"
 
-    def told(self, value: Told) -> str:
+    def told(self, value: OpaqueValue) -> str:
         return f"torch.{value.text}" if value.kind == "dtype" else f"torch.device({value.text!r})"
 
 
@@ -157,7 +157,7 @@ for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
     def norm(self, tensor: str) -> str:
         return f'float(np.linalg.norm({tensor}.astype("float64").numpy()))'
 
-    def told(self, value: Told) -> str:
+    def told(self, value: OpaqueValue) -> str:
         if value.kind == "dtype":
             return f"paddle.{value.text}"
         kind, _, number = value.text.partition(":")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.core.arguments import read
-from tensortap.core.records import Key, Record, shown
+from tensortap.core.records import Key, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run, RunWriter
 
@@ -94,7 +94,7 @@ def excerpt(run: Run, place: Place) -> Excerpt:
     rank = _rank(run, place)
     own = list(run.records(rank=rank, module=_Exactly(place.module)))
     if not own:
-        raise UsageError(f"{run.path} has no records of {shown(place.module)}{_close(run, place.module)}")
+        raise UsageError(f"{run.path} has no records of {display_name(place.module)}{_close(run, place.module)}")
     step, micro, call = _chosen(run, own, place)
     records = list(run.records(rank=rank, module=_Within(place.module), step=step))
     forward = [r for r in records if r.key.phase == "forward" and r.key.micro == micro]
@@ -164,14 +164,14 @@ def _chosen(run: Run, own: Sequence[Record], place: Place) -> tuple[int, int, in
         return all(getattr(record.key, name) == value for name, value in asked.items())
 
     said = ", ".join(f"{name} {value}" for name, value in asked.items())
-    where = f"{run.path} has {{}} of {shown(place.module)}{' in ' + said if said else ''}"
+    where = f"{run.path} has {{}} of {display_name(place.module)}{' in ' + said if said else ''}"
     forward = [r for r in own if r.key.phase == "forward"]
     if forward and not any(map(meant, forward)):
         have = sorted({(r.key.step, r.key.micro, r.key.call) for r in forward})
         first = ", ".join(f"step {step} micro {micro} call {call}" for step, micro, call in have[:4])
         raise UsageError(f"{where.format('no call')}; it has {first}{' …' if len(have) > 4 else ''}")
     inputs = [r for r in forward if r.key.kind == "input" and meant(r)]
-    keep = f'keep={{"{shown(place.module)}": "tensors", "*": "summary"}}'
+    keep = f'keep={{"{display_name(place.module)}": "tensors", "*": "summary"}}'
     how = f'capture with {keep} and kinds=("input", "output", "grad_output", "param")'
     if not inputs:
         raise UsageError(f"{where.format('no inputs')}: {how}")
@@ -196,10 +196,10 @@ def _rank(run: Run, place: Place) -> int:
 
 def _close(run: Run, name: str) -> str:
     names = sorted({row.module for rows in run.coverage.values() for row in rows})
-    close = [shown(each) for each in difflib.get_close_matches(name, names, 3, 0.4)]
+    close = [display_name(each) for each in difflib.get_close_matches(name, names, 3, 0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _few(names: Iterable[str]) -> str:
-    listed = [shown(name) for name in sorted(names)]
+    listed = [display_name(name) for name in sorted(names)]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

@@ -15,7 +15,7 @@ from typing import Any
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
 from tensortap.compare import compare
-from tensortap.core.records import GRADIENT_KINDS, Comparison, Record, shown
+from tensortap.core.records import GRADIENT_KINDS, Comparison, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -102,7 +102,7 @@ class _Replay:
             kept if kept is None or request.device is None else moved(kept, request.device),
             self._module.forward,
             request.arguments,
-            shown(self._part.module),
+            display_name(self._part.module),
         )
 
     def compared(self, folder: Path) -> Comparison:
@@ -191,7 +191,7 @@ class _Replay:
             yield
         except Exception as error:
             assumed = f" (not kept: {', '.join(self._arguments.assumed)})" if self._arguments.assumed else ""
-            said = f"{shown(self._part.module)} failed on what the run recorded"
+            said = f"{display_name(self._part.module)} failed on what the run recorded"
             raise UsageError(f"{said}: {type(error).__name__}: {error}{assumed}") from error
 
     def _outputs(self, output: Any) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class _Replay:
     def _described(self) -> str:
         """The candidate's name in reports."""
         request = self._request
-        words = [f"{shown(self._part.module)} of {self._built_by}, replayed"]
+        words = [f"{display_name(self._part.module)} of {self._built_by}, replayed"]
         if request.implementation is not None:
             words.append(f"with {_name_of(request.implementation)}")
         if request.dtype is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.records import Record, shown
+from tensortap.core.records import Record, display_name
 from tensortap.errors import StoreWriteError
 from tensortap.replay.arguments import Arguments, parts_of
 from tensortap.replay.dialects import Dialect
@@ -152,7 +152,9 @@ def _lines(case: Case) -> Iterator[str]:
 def _title(case: Case) -> str:
     part = case.part
     how = "".join([f" in {case.dtype}" if case.dtype else "", f" on {case.device}" if case.device else ""])
-    return f"{shown(part.module)} ({part.cls}) alone{how}, on the inputs that a run recorded in step {part.step}."
+    return (
+        f"{display_name(part.module)} ({part.cls}) alone{how}, on the inputs that a run recorded in step {part.step}."
+    )
 
 
 def _harmless(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensortap.capture.tree import Tree
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
@@ -37,9 +37,9 @@ def found(framework: Framework, root: Any, name: str, built_by: str) -> Any:
     first = next((alias.first for alias in tree.aliases if alias.name == name), name)
     if first in sites:
         return sites[first].owner
-    close = [shown(each) for each in difflib.get_close_matches(name, list(sites), 3, 0.4)]
+    close = [display_name(each) for each in difflib.get_close_matches(name, list(sites), 3, 0.4)]
     hint = f"; did you mean {', '.join(close)}?" if close else ""
-    raise UsageError(f"{built_by} has no module {shown(name)}{hint}")
+    raise UsageError(f"{built_by} has no module {display_name(name)}{hint}")
 
 
 def without_tied(framework: Framework, root: Any, module: Any, part: Excerpt) -> Excerpt:
@@ -56,7 +56,7 @@ def without_tied(framework: Framework, root: Any, module: Any, part: Excerpt) ->
     dropped = [r for r in part.records if r.key.kind == "param_grad" and (r.key.module, r.key.path) in tied]
     if not dropped:
         return part
-    names = ", ".join(f"{shown(r.key.module)}.{r.key.path}" for r in dropped)
+    names = ", ".join(f"{display_name(r.key.module)}.{r.key.path}" for r in dropped)
     note = f"the gradient of a parameter that other modules use too has their share in it and is not compared: {names}"
     kept = [record for record in part.records if record not in dropped]
     return replace(part, records=kept, notes=[*part.notes, note])

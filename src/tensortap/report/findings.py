@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.core.arguments import as_json
-from tensortap.core.records import Comparison, Finding, shown
+from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs
 from tensortap.report.wording import clean, plural
 
@@ -60,7 +60,7 @@ def inputs_in_words(finding: Finding) -> str:
     if not finding.unjudged:
         return said
     first, *rest = finding.unjudged
-    of = f" of {shown(first.module)}" if first.module != finding.key.module else ""
+    of = f" of {display_name(first.module)}" if first.module != finding.key.module else ""
     named = clean(f"{first.kind} {first.path}{of}") + (f" and {plural(len(rest), 'other')}" if rest else "")
     if finding.inputs_matched is None:
         return f"could not be judged ({named})"

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.core.records import BAD, Comparison, Finding, shown
+from tensortap.core.records import WRONG_STATUSES, Comparison, Finding, display_name
 from tensortap.report.wording import apart, born_in, clean, count, percent, rough, shape
 
 __all__ = [
-    "BAD",
     "GLYPHS",
+    "WRONG_STATUSES",
     "around",
     "bad_rows",
     "detail",
@@ -92,7 +92,7 @@ def nearest(comparison: Comparison, most: int) -> list[int]:
 
 def bad_rows(comparison: Comparison, most: int | None = None) -> list[int]:
     """Rows that failed, in execution order."""
-    failed = pc.is_in(comparison.table.column("status"), value_set=pa.array(BAD))
+    failed = pc.is_in(comparison.table.column("status"), value_set=pa.array(WRONG_STATUSES))
     return [int(row) for row in np.flatnonzero(failed.to_numpy(zero_copy_only=False))[:most]]
 
 
@@ -185,7 +185,7 @@ def _mapped(row: Row) -> list[str]:
     """What the candidate calls it and how it lies there, where that is something else."""
     found = []
     if (module := row.get("module_candidate")) is not None:
-        found.append(f"{clean(shown(module))} in the candidate")
+        found.append(f"{clean(display_name(module))} in the candidate")
     if (layout := row.get("layout")) is not None:
         ours, theirs = (shape(row[name]) for name in _SHAPES)
         found.append(f"{ours} here, {theirs} there: {clean(layout)}")

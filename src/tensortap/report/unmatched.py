@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import pyarrow.compute as pc
 
-from tensortap.core.records import Comparison, Unmatched, shown
+from tensortap.core.records import Comparison, Unmatched, display_name
 from tensortap.report.wording import clean, numbers_in_short, plural
 
 __all__ = ["UnmatchedGroup", "groups", "words"]
@@ -73,7 +73,7 @@ def _alike(names: Collection[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for prefix, members in grouped.items():
         cut = any(len(parts[name]) > len(prefix) for name in members)
-        label = shown(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
+        label = display_name(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
         found.setdefault(clean(label), []).extend(members)
     return found
 

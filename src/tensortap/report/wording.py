@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from tensortap.core.records import GRADIENT_KINDS, shown
+from tensortap.core.records import GRADIENT_KINDS, display_name
 
 __all__ = [
     "apart",
@@ -200,8 +200,8 @@ def born_in(container: str, module: str, kind: str) -> str:
     backward = "backward of " * (kind in GRADIENT_KINDS)
     if kind == "input" or (around and kind != "param_grad"):
         the = "the " * bool(backward)
-        return f"in the {backward}{the}code of {clean(shown(container))}, between the modules it calls"
-    return f"in {'the ' * bool(backward)}{backward}{clean(shown(container))}"
+        return f"in the {backward}{the}code of {clean(display_name(container))}, between the modules it calls"
+    return f"in {'the ' * bool(backward)}{backward}{clean(display_name(container))}"
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.host_copies import Incoming
+from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.machine import memory, neighbours
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import StoreWriteError, UsageError
@@ -101,7 +101,7 @@ class MemoryWriter(RankWriter):
         self._tensors: list[Bytes] = []
         self._coming: list[Callable[[], None]] = []
         """One call for each part of a tensor that a device is still sending; it waits until the part has arrived."""
-        self._arriving = threading.Lock()
+        self._pending = threading.Lock()
         self._calls = Calls()
         self._said: dict[str, Any] = {}
         self._status: dict[str, Any] = {"status": "running"}
@@ -119,7 +119,7 @@ class MemoryWriter(RankWriter):
         return self._add(little.reshape(-1).view(np.uint8))
 
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
     ) -> Location | None:
         self._check_open()
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
@@ -191,7 +191,7 @@ class MemoryWriter(RankWriter):
         return MemoryRun(self.path, self._info, index, list(self._tensors), self._calls, self._status, self._said)
 
     def _barrier(self) -> bool:
-        with self._arriving:
+        with self._pending:
             with self._lock:
                 coming, self._coming = self._coming, []
             for wait in coming:

@@ -171,8 +171,9 @@ class Run:
         return None if place is None else self._index(rank).records(np.array([place]))[0]
 
     def arguments(self, record: Record) -> dict[str, Any] | None:
-        """What the module got beside tensors in the call that the record is of, by path, with a `Told` for what could
-        not be kept. None if it is of no call, as a parameter is, or if that was not recorded.
+        """Return the plain arguments of the record's call by path, with an `OpaqueValue` for each that was not kept.
+
+        Return None if the record belongs to no call, as a parameter, or if arguments were not recorded.
 
         >>> run.arguments(record)                                              # doctest: +SKIP
         {'is_causal': True, 'scale': 0.125}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tensortap.compare.details.pairs import Closeups
 from tensortap.compare.details.records import RunCloseups
 from tensortap.core.details import Detail, TileMap, Window
-from tensortap.core.records import Comparison, Examination
+from tensortap.core.records import Comparison, HealthReport
 from tensortap.report.facts import RunFacts
 from tensortap.report.files.output import encoded
 from tensortap.report.html import comparison as comparison_html
@@ -142,7 +142,7 @@ def about_two(comparison: Comparison, closeups: Closeups) -> Answers:
     return Answers(page, len(comparison), closeups, document, closeups.map)
 
 
-def about_one(facts: RunFacts, examination: Examination, closeups: RunCloseups) -> Answers:
+def about_one(facts: RunFacts, examination: HealthReport, closeups: RunCloseups) -> Answers:
     page = run_html.page(facts, examination)
 
     def document(detail: Detail) -> dict[str, Any]:

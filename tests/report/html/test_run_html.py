@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from support.read_page import ReadPage, hashed, outside
-from tensortap.core.records import Coverage, Examination, Key, Trouble
+from tensortap.core.records import Coverage, HealthFinding, HealthReport, Key
 from tensortap.report.facts import RunFacts
 from tensortap.report.html import run as run_html
 from tensortap.report.wording import clean
@@ -28,10 +28,12 @@ def row(module: str = "fc", **changes: Any) -> dict[str, Any]:
     return {**values, "digest": 5, "status": "ok", "birth": False, **changes}
 
 
-def examination(rows: list[dict[str, Any]], **changes: Any) -> Examination:
+def examination(rows: list[dict[str, Any]], **changes: Any) -> HealthReport:
     rows = [{**each, "seq": seq} for seq, each in enumerate(rows)]
     births = [
-        Trouble(at, Key(*(each[name] for name in Key._fields)), each["rank"], each["cls"], each["status"], "is odd")
+        HealthFinding(
+            at, Key(*(each[name] for name in Key._fields)), each["rank"], each["cls"], each["status"], "is odd"
+        )
         for at, each in enumerate(rows)
         if each["birth"]
     ]
@@ -44,7 +46,7 @@ def examination(rows: list[dict[str, Any]], **changes: Any) -> Examination:
         "counts": Counter(each["status"] for each in rows),
         "table": pa.Table.from_pylist(rows),
     }
-    return Examination(**{**values, **changes})
+    return HealthReport(**{**values, **changes})
 
 
 def facts(**changes: Any) -> RunFacts:
@@ -53,7 +55,7 @@ def facts(**changes: Any) -> RunFacts:
     return RunFacts(**{**values, **changes})
 
 
-def read(found: Examination, about: RunFacts | None = None) -> ReadPage:
+def read(found: HealthReport, about: RunFacts | None = None) -> ReadPage:
     file = io.BytesIO()
     run_html.write(about or facts(), found, file)
     return ReadPage(file.getvalue().decode())

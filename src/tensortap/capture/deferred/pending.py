@@ -13,19 +13,19 @@ from typing import Any
 
 from tensortap.capture.deferred.read_order import Place
 from tensortap.core.records import Key, Location
-from tensortap.frameworks.base import Workshop
+from tensortap.frameworks.base import DeviceReader
 
-__all__ = ["Arriving"]
+__all__ = ["PendingRows"]
 
 _AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
 _NOWHERE = (None,) * len(Location._fields)
 
 
-class Arriving:
+class PendingRows:
     """Rows of one device, in the order in which the tensors came."""
 
-    def __init__(self, workshop: Workshop, numbers: Iterator[int], changed_unseen: set[str]) -> None:
-        self.workshop = workshop
+    def __init__(self, device_reader: DeviceReader, numbers: Iterator[int], changed_unseen: set[str]) -> None:
+        self.device_reader = device_reader
         self._numbers = numbers
         self._changed_unseen = changed_unseen
         self._rows: list[tuple[Any, ...]] = []
@@ -39,7 +39,7 @@ class Arriving:
         """Rows whose location is that of the row before."""
         self.known: dict[Hashable, int] = {}
         """By token, the row of a tensor that may be met again."""
-        self._watch = workshop.watch()
+        self._watch = device_reader.watch()
         self._twice: dict[int, tuple[Place, Any]] = {}
         """Rows that were read at once and again, with the second ticket."""
         self._gone = False
@@ -90,11 +90,11 @@ class Arriving:
         return all(place.known for place, _ in self._twice.values())
 
     def arrive(self) -> None:
-        self.workshop.arrive(self.tickets)
+        self.device_reader.arrive(self.tickets)
 
     def columns(self) -> Mapping[str, Any]:
         """Waits for the device."""
-        found, unchanged, missed = self.workshop.collect(self.tickets)
+        found, unchanged, missed = self.device_reader.collect(self.tickets)
         self._judge(found["digest"])
         columns: dict[str, Any] = dict(found)
         columns |= zip(_AT_ONCE, zip(*self._rows, strict=True), strict=True)
@@ -117,7 +117,7 @@ class Arriving:
         """Learn for later steps which tensors can be put off."""
         if not self._twice:
             return
-        again = self.workshop.collect([ticket for _, ticket in self._twice.values()])
+        again = self.device_reader.collect([ticket for _, ticket in self._twice.values()])
         for number, (row, (place, _)) in enumerate(self._twice.items()):
             if number not in again.missed:
                 place.compared(bool(again.columns["digest"][number] == digests[row]))

@@ -12,9 +12,9 @@ import sys
 from collections import deque
 from typing import Any, Literal
 
-from tensortap.core.records import Key, shown
+from tensortap.core.records import Key, display_name
 
-__all__ = ["Place", "Steadiness"]
+__all__ = ["Place", "ReadOrder"]
 
 _CHECKED_EVERY = 256
 _MOST_TRIED = 64
@@ -55,7 +55,7 @@ class Place:
         self._changed = False
         """Also if it may be, for all that is known: then it is always read at once."""
         self.proven = sys.maxsize
-        """See `frameworks.base.Patience`."""
+        """See `frameworks.base.DeferralBound`."""
 
     @property
     def known(self) -> bool:
@@ -63,7 +63,7 @@ class Place:
         return self._same or self._changed
 
     def when(self, now: int, step: int) -> Literal["now", "twice", "later"]:
-        """See `Steadiness.when`; `now` counts the recorded steps."""
+        """See `ReadOrder.when`; `now` counts the recorded steps."""
         # By the third step it is known, as a rule, so that two runs do the same. If it is not, the trial was cut short.
         steady = self._same and not self._changed
         unknown = not self._same and not self._changed and now >= self._trying + 2
@@ -109,7 +109,7 @@ class Place:
         self._changed = True
 
 
-class Steadiness:
+class ReadOrder:
     """All places. What is found of them may be said in another thread."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Steadiness:
         if place is None:
             if len(self._places) == _MOST_PLACES:
                 return None, "now"
-            name = f"{shown(key.module)}: {key.kind} {key.path}"
+            name = f"{display_name(key.module)}: {key.kind} {key.path}"
             place = Place(name, len(self._places), self._recorded, key.step, self.notices)
             self._places[where] = place
         return place, place.when(self._recorded, key.step)

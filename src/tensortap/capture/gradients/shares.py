@@ -30,7 +30,7 @@ class Watched(NamedTuple):
     done: Gradient
     """Gets the finished share."""
     lost: Callable[[str], None]
-    """Told why there is none."""
+    """OpaqueValue why there is none."""
 
 
 @dataclass(slots=True, eq=False)

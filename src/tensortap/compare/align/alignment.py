@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.side import Names, Side
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run
 
@@ -76,7 +76,7 @@ def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> No
 
 def _plain(name: str) -> str:
     """The root is shown as "(root)", and may be written so."""
-    return "" if name == shown("") else name
+    return "" if name == display_name("") else name
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import numpy as np
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Names, Side
 from tensortap.compare.say import sentence
-from tensortap.core.arguments import ABSENT, TENSOR, OtherArgument, Told, read
-from tensortap.core.records import STATE_KINDS, Key, shown
+from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference, OpaqueValue, read
+from tensortap.core.records import STATE_KINDS, Key, display_name
 from tensortap.store.calls import Calls
 
-__all__ = ["OtherCalls", "remarks"]
+__all__ = ["CallDifferences", "remarks"]
 
-Others = tuple[OtherArgument, ...]
+Others = tuple[ArgumentDifference, ...]
 
 _FEW = 3
 
@@ -80,7 +80,7 @@ class _Half:
         return ABSENT if self.side.run.get(key, call.rank) is None else TENSOR
 
 
-class OtherCalls:
+class CallDifferences:
     """The plain arguments of the calls that two runs have in common. Where names are `mapped`, those of arguments may
     differ by design, and only what both sides have counts."""
 
@@ -128,14 +128,14 @@ class OtherCalls:
 
     def _others(
         self, here: _Call, there: _Call, ours: Mapping[str, Any], theirs: Mapping[str, Any]
-    ) -> Iterator[OtherArgument]:
+    ) -> Iterator[ArgumentDifference]:
         moved = _moved(ours, theirs)
         for path in dict.fromkeys([*ours, *theirs]):
             left, right = self._left.value(here, path, ours), self._right.value(there, path, theirs)
             if repr(left) == repr(right) or path in moved or _means_little(left, right):
                 continue
             if not (self._mapped and (left is ABSENT or right is ABSENT)):
-                yield OtherArgument(path, left, right)
+                yield ArgumentDifference(path, left, right)
 
 
 def _moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
@@ -160,7 +160,7 @@ def _means_little(left: Any, right: Any) -> bool:
     both = (left, right)
     if any(value is ABSENT for value in both) and any(value is None for value in both):
         return True
-    return all(isinstance(value, Told) and value.kind == "device" for value in both)
+    return all(isinstance(value, OpaqueValue) and value.kind == "device" for value in both)
 
 
 def remarks(found: Mapping[str, tuple[int, Others]], said: Collection[str]) -> list[str]:
@@ -168,7 +168,7 @@ def remarks(found: Mapping[str, tuple[int, Others]], said: Collection[str]) -> l
     alike: dict[str, list[tuple[str, int]]] = {}
     for module, (step, others) in found.items():
         if module not in said:
-            alike.setdefault(sentence.other_arguments(others), []).append((shown(module), step))
+            alike.setdefault(sentence.other_arguments(others), []).append((display_name(module), step))
     lines = []
     for words, modules in list(alike.items())[:_FEW]:
         names = ", ".join(name for name, _ in modules[:_FEW])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.core.records import ALL_FROZEN, Key, shown
+from tensortap.core.records import ALL_FROZEN, Key, display_name
 from tensortap.store import Run
 from tensortap.store.format import SCHEMA
 from tensortap.store.query import Filter
@@ -69,7 +69,7 @@ class _Meant:
 
     def __contains__(self, name: object) -> bool:
         known = str(name) if self.rename is None else self.rename(str(name))
-        return any(fnmatchcase(known, pattern) or shown(known) == pattern for pattern in self.patterns)
+        return any(fnmatchcase(known, pattern) or display_name(known) == pattern for pattern in self.patterns)
 
 
 class Side:

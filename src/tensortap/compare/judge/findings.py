@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.structure import Call, Structure
-from tensortap.core.arguments import OtherArgument
-from tensortap.core.records import BAD, GRADIENT_KINDS, Difference, Finding, Key
+from tensortap.core.arguments import ArgumentDifference
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Difference, Finding, Key
 
 __all__ = ["Case", "Place", "findings", "place_of", "whatever_is_wrong"]
 
@@ -45,7 +45,7 @@ class Case:
     difference: Callable[[int], Difference | None]
     theirs: Mapping[str, str]
     """The candidate's names of modules, where they differ."""
-    others: Callable[[int], tuple[OtherArgument, ...]]
+    others: Callable[[int], tuple[ArgumentDifference, ...]]
     """In which plain arguments the calls differ that a pair is of."""
     maker: Callable[[int], str | None] = lambda pair: None
     """The module that made an argument, where the code around it is known not to have."""
@@ -59,7 +59,7 @@ class Case:
         return self.structure.module[row] if place.container is None else place.container
 
     def finding(self, row: int, place: Place, born: int) -> Finding:
-        """Told of one row, though it may have been born in another."""
+        """OpaqueValue of one row, though it may have been born in another."""
         judgement = self.judgement
         return Finding(
             key=self.key(row),
@@ -79,7 +79,7 @@ class Case:
             arguments=self._arguments(row, place),
         )
 
-    def _arguments(self, row: int, place: Place) -> tuple[OtherArgument, ...]:
+    def _arguments(self, row: int, place: Place) -> tuple[ArgumentDifference, ...]:
         """In which plain arguments the call differs whose doing it is."""
         structure, module = self.structure, self.blamed(row, place)
         kind, own = structure.kind[row], structure.call_of(row)
@@ -157,7 +157,7 @@ def _own_gradients(call: Call, structure: Structure) -> list[int]:
 
 
 def _is_wrong(row: int, judgement: Judgement) -> bool:
-    return judgement.status[row] in BAD
+    return judgement.status[row] in WRONG_STATUSES
 
 
 def _within(module: str, other: str) -> bool:
@@ -179,7 +179,7 @@ def _common(modules: list[str], parents: list[Call | None]) -> str:
 def whatever_is_wrong(case: Case) -> dict[int, Finding]:
     """The first row that is wrong, for where nobody is found to blame: that nothing is wrong must not be said then."""
     structure = case.structure
-    wrong = [row for row, status in enumerate(case.judgement.status) if status in BAD]
+    wrong = [row for row, status in enumerate(case.judgement.status) if status in WRONG_STATUSES]
     if not wrong:
         return {}
     first = min(wrong, key=lambda row: (structure.scope[row][1], structure.seq[row]))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensortap.compare.judge.findings import Case, Place, place_of
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.structure import Call, Structure
-from tensortap.core.records import BAD, Finding, Key
+from tensortap.core.records import WRONG_STATUSES, Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
 
@@ -186,7 +186,7 @@ class _Faults:
         return None
 
     def _wrong(self, row: int) -> bool:
-        return self.judgement.status[row] in BAD
+        return self.judgement.status[row] in WRONG_STATUSES
 
 
 def isolated_findings(
@@ -245,7 +245,7 @@ def _misled(case: Case, lost: Collection[Key]) -> dict[int, int]:
     """By rank, the first step in which the optimizer was given a wrong gradient, or not all of them. If their norm is
     clipped, that moves every parameter, and what it remembers moves them in later steps, too: it may well be right."""
     structure, status = case.structure, case.judgement.status
-    wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in BAD]
+    wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in WRONG_STATUSES]
     spots = [structure.scope[row][:2] for row in wrong]
     ranks = {structure.scope[row][0] for row in case.judgement.born}
     spots += [(rank, key.step) for key in lost if key.kind == "param_grad" for rank in ranks]

@@ -21,7 +21,7 @@ from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
 from tensortap.compare.translate.fused import Fusion
 from tensortap.compare.translate.mapped import frameworks_differ, words_of
-from tensortap.core.records import Comparison, Finding, Unmatched, Verdict, shown
+from tensortap.core.records import Comparison, Finding, Unmatched, Verdict, display_name
 
 __all__ = ["conclude"]
 
@@ -290,7 +290,7 @@ def _names_alone(matched: Matched) -> str:
     if not only_ours or not only_theirs:
         return ""
     one, other = next(filter(only_ours.__contains__, ours)), next(filter(only_theirs.__contains__, theirs))
-    return f"{shown(one)} of the reference and {shown(other)} of the candidate"
+    return f"{display_name(one)} of the reference and {display_name(other)} of the candidate"
 
 
 def _unmatched(matched: Matched) -> list[Unmatched]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from tensortap.core.arguments import ABSENT, OtherArgument, in_words
-from tensortap.core.records import Finding, Key, shown
+from tensortap.core.arguments import ABSENT, ArgumentDifference, in_words
+from tensortap.core.records import Finding, Key, display_name
 
 __all__ = [
     "Tensor",
@@ -63,7 +63,7 @@ def parted(
     where = _where(first, several)
     known = [first.cls] if first.cls and first.container is None else []
     known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
-    name = shown(first.module) + (f" ({'; '.join(known)})" if known else "")
+    name = display_name(first.module) + (f" ({'; '.join(known)})" if known else "")
     full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
     off = _off(first, tensors)
     agrees = f"{forward}; the" if forward else "The"
@@ -87,7 +87,7 @@ def parted(
     if key.kind == "input":
         made_from = _made_from(first, "while all that it was made from matches", unknown)
         return (
-            f"The runs part in the own code of {name}: in {where}, what it hands to {shown(key.module)} "
+            f"The runs part in the own code of {name}: in {where}, what it hands to {display_name(key.module)} "
             f"(input {key.path}) {off}, {made_from}."
         )
     if key.kind == "output":
@@ -100,7 +100,7 @@ def parted(
         return f"{agrees} runs part in the backward of {name}: in {where}, {what} {off}, {made_from}."
     if first.enters:
         return _entered(first, name, where, off, forward)
-    target = f"{shown(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
+    target = f"{display_name(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
     unknown = "and what it was given was not recorded"
     made_from = _made_from(first, "while the gradient that it was given matches", unknown)
     return (
@@ -113,7 +113,7 @@ def _entered(first: Finding, name: str, where: str, off: str, forward: str) -> s
     """Say that a gradient is wrong where backward begins."""
     if not forward:
         return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
-    entered = "the model" if not first.module else shown(first.module)
+    entered = "the model" if not first.module else display_name(first.module)
     return (
         f"{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
         "look at the loss and at how it is scaled."
@@ -138,7 +138,7 @@ def _made_from(first: Finding, matches: str, unrecorded: str) -> str:
 def _source(first: Finding, key: Key) -> str:
     words = {"grad_output": "the gradient at output", "grad_input": "the gradient at input"}
     words |= {"param": "parameter", "param_grad": "the gradient of"}
-    of = f" of {shown(key.module)}" if key.module != first.key.module else ""
+    of = f" of {display_name(key.module)}" if key.module != first.key.module else ""
     return f"{words.get(key.kind, key.kind)} {key.path}{of}"
 
 
@@ -159,12 +159,12 @@ def _where(first: Finding, several: bool) -> str:
 
 
 def _comes(key: Key) -> str:
-    return f"a gradient comes to {shown(key.module)}'s parameter {key.path}"
+    return f"a gradient comes to {display_name(key.module)}'s parameter {key.path}"
 
 
 def _never_comes(key: Key) -> str:
     of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
-    return f"the gradient of {shown(key.module)}'s {of} {key.path} never comes"
+    return f"the gradient of {display_name(key.module)}'s {of} {key.path} never comes"
 
 
 def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
@@ -175,17 +175,17 @@ def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, s
     if first.status == "extra":
         return _gained(births, where)
     off = "" if tensors is None else _off(first, tensors)
-    name = shown(first.module) + (f" ({first.cls})" if first.cls and first.container is None else "")
+    name = display_name(first.module) + (f" ({first.cls})" if first.cls and first.container is None else "")
     if first.status == "missing":
         how = f"in {where}, {_never_comes(key)}"
     elif key.kind == "input" and first.container is None:
         how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
     elif key.kind == "input":
-        how = f"in {where}, what the own code of {name} hands to {shown(key.module)} (input {key.path}) {off}"
+        how = f"in {where}, what the own code of {name} hands to {display_name(key.module)} (input {key.path}) {off}"
     elif first.enters:
         how = f"in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled"
     elif key.kind == "grad_output":
-        how = f"in {where}, the gradient that {name} sends back to {shown(key.module)}'s output {off}"
+        how = f"in {where}, the gradient that {name} sends back to {display_name(key.module)}'s output {off}"
     elif key.kind in ("param", "buffer") and not key.call:
         how = f"before {where}, {_full(first)} {off}"
     elif key.kind in ("param", "buffer"):
@@ -216,7 +216,7 @@ def _gained(births: Sequence[Finding], where: str) -> str:
 
 
 def _modules(births: Iterable[Finding]) -> list[str]:
-    return list(dict.fromkeys(shown(birth.module) for birth in births))
+    return list(dict.fromkeys(display_name(birth.module) for birth in births))
 
 
 def called(first: Finding) -> str:
@@ -224,10 +224,10 @@ def called(first: Finding) -> str:
     return f" It was called with {other_arguments(first.arguments)}." if first.arguments else ""
 
 
-def other_arguments(others: Sequence[OtherArgument]) -> str:
+def other_arguments(others: Sequence[ArgumentDifference]) -> str:
     """In which plain arguments two calls differ.
 
-    >>> other_arguments([OtherArgument("is_causal", True, False), OtherArgument("scale", 0.5, 1.0)])
+    >>> other_arguments([ArgumentDifference("is_causal", True, False), ArgumentDifference("scale", 0.5, 1.0)])
     'is_causal=True in the reference and False in the candidate, scale=0.5 and 1.0'
     """
     words: list[str] = []

@@ -18,7 +18,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement, Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures
-from tensortap.core.records import BAD, GRADIENT_KINDS, shown
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, display_name
 from tensortap.mapping.plan import Plan
 
 __all__ = [
@@ -125,7 +125,7 @@ class Doubts:
 
     def words(self, plan: Plan) -> str:
         """Which modules these are, and what to do."""
-        pairs = [f"{shown(name)} and {shown(plan.places.of_made[name])}" for name in self.modules]
+        pairs = [f"{display_name(name)} and {display_name(plan.places.of_made[name])}" for name in self.modules]
         few = "; ".join(pairs[:_FEW]) + (f"; and {len(pairs) - _FEW} more" if len(pairs) > _FEW else "")
         return f"paired by structure alone, and different: {few}. If they belong together, say so with --map"
 
@@ -196,7 +196,7 @@ def _without(
 ) -> Judgement:
     """Judge without those guessed pairs that differ. What they were made from may then count for others, so repeat."""
     left = np.zeros(len(guessed), bool)
-    while (wrong := guessed & ~left & np.array([status in BAD for status in judgement.status], bool)).any():
+    while (wrong := guessed & ~left & np.array([status in WRONG_STATUSES for status in judgement.status], bool)).any():
         left |= wrong
         error = np.where(left, np.nan, pairs.error)
         known = replace(pairs, error=error, nonfinite=pairs.nonfinite & ~left, reshaped=pairs.reshaped & ~left)

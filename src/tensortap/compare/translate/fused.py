@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.translate.activations import activation_between
-from tensortap.core.records import Key, shown
+from tensortap.core.records import Key, display_name
 from tensortap.mapping.plan import Plan
 
 __all__ = ["Fusion", "Fusions", "find_fusions"]
@@ -48,9 +48,9 @@ class Fusion(NamedTuple):
     """Then the reference's module, call and argument that is given the result."""
 
     def words(self) -> str:
-        ours, theirs = shown(self.reference[0]), shown(self.candidate[0])
+        ours, theirs = display_name(self.reference[0]), display_name(self.candidate[0])
         one, other = (ours, theirs) if self.side == 0 else (theirs, ours)
-        what = f"what follows {other}" if self.activation is None else shown(self.activation[0])
+        what = f"what follows {other}" if self.activation is None else display_name(self.activation[0])
         text = f"{one} of the {_ROLES[self.side]} includes {what} of the {_ROLES[1 - self.side]}"
         if self.activation is not None:
             return f"{text}: compared there"

@@ -16,7 +16,7 @@ from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.translate.outlines import outline_of
 from tensortap.compare.translate.translated import Translated
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.mapping.outline import full_name
 from tensortap.mapping.plan import Plan, plan
 from tensortap.mapping.rules_file import read_rules
@@ -70,7 +70,7 @@ def reference_name(plan: Plan, module: str) -> str:
 
 def other_names(plan: Plan) -> dict[str, str]:
     """The reference's modules that the candidate calls something else."""
-    return {ours: shown(theirs) for ours, theirs in plan.places.of_made.items() if ours != theirs}
+    return {ours: display_name(theirs) for ours, theirs in plan.places.of_made.items() if ours != theirs}
 
 
 def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignment:
@@ -151,7 +151,7 @@ def words_of(plan: Plan) -> list[str]:
     lines = [f"mapped: modules {', '.join(found)}"] if found else []
     guessed = [placed for placed in report.modules if placed.how in ("structure", "elimination")]
     if guessed:
-        few = ", ".join(f"{shown(p.candidate)} → {shown(p.reference)}" for p in guessed[:_FEW])
+        few = ", ".join(f"{display_name(p.candidate)} → {display_name(p.reference)}" for p in guessed[:_FEW])
         lines.append(f"placed by structure: {few}{_more(len(guessed))}; result.mapping and --json have all")
     for side, ties in zip(("reference", "candidate"), plan.ties, strict=True):
         lines += [
@@ -162,7 +162,7 @@ def words_of(plan: Plan) -> list[str]:
         reasons: dict[str, list[str]] = {}
         for each in report.left:
             if each.side == side:
-                reasons.setdefault(each.why, []).append(shown(each.name))
+                reasons.setdefault(each.why, []).append(display_name(each.name))
         for why, names in list(reasons.items())[:_FEW]:
             lines.append(f"of the {side} not placed: {', '.join(names[:_FEW])}{_more(len(names))}: {why}")
         if len(reasons) > _FEW:

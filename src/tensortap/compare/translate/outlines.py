@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.mapping.outline import Module, Outline, Own, full_name
 from tensortap.mapping.values import Values
 from tensortap.store import Run
@@ -54,7 +54,7 @@ def _tie(run: Run, tensors: dict[str, dict[str, Own]]) -> None:
     for row in (row for rank in run.ranks for row in run.coverage.get(rank, ())):
         for own, first in _TIED.findall(row.reason):
             module, _, name = first.rpartition(".")
-            module = module.removeprefix(shown(""))
+            module = module.removeprefix(display_name(""))
             if (known := tensors.get(module, {}).get(name)) is not None:
                 tensors.setdefault(row.module, {})[own] = replace(known, tied=full_name(module, name))
 

@@ -17,17 +17,17 @@ import numpy.typing as npt
 import paddle
 
 from tensortap.core import dtypes
-from tensortap.core.arguments import Told
-from tensortap.core.host_copies import Pinning
+from tensortap.core.arguments import OpaqueValue
+from tensortap.core.host_copies import MemoryPinning
 from tensortap.frameworks.base import (
     After,
     Before,
     Consumer,
+    DeviceReader,
     Edge,
     Gradient,
     Identity,
     Remove,
-    Workshop,
 )
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.libraries import loaded_openmp
@@ -272,11 +272,11 @@ class Paddle(Replacing):
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
 
-    def named(self, value: Any) -> Told | None:
+    def named(self, value: Any) -> OpaqueValue | None:
         if type(value) is paddle.dtype:
-            return Told("dtype", str(value).removeprefix("paddle."))
+            return OpaqueValue("dtype", str(value).removeprefix("paddle."))
         if isinstance(value, _PLACES):
-            return Told("device", str(value).removeprefix("Place(").removesuffix(")"))
+            return OpaqueValue("device", str(value).removeprefix("Place(").removesuffix(")"))
         return None
 
     def unreadable(self, tensor: Any) -> str:
@@ -315,10 +315,10 @@ class Paddle(Replacing):
         return np.from_dlpack(tensor)
 
     # --- devices -----------------------------------------------------------------------------------------------
-    def workshop(self, tensor: Any) -> Workshop | None:
+    def device_reader(self, tensor: Any) -> DeviceReader | None:
         return None  # tensors on a device come to the host
 
-    def pinning(self, model: Any) -> Pinning | None:
+    def pinning(self, model: Any) -> MemoryPinning | None:
         return None
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import paddle
 
 from tensortap.core import dtypes
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
 from tensortap.frameworks.player import FLOATS
 
@@ -61,7 +61,7 @@ class PaddlePlayer:
         sent = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         paddle.autograd.backward(list(outputs), sent)
 
-    def named(self, told: Told) -> Any:
+    def named(self, told: OpaqueValue) -> Any:
         if told.kind == "dtype" and isinstance(found := getattr(paddle, told.text, None), paddle.dtype):
             return found
         try:

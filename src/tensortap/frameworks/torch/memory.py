@@ -38,7 +38,7 @@ def is_still(tensor: torch.Tensor, version: int, address: int) -> bool:
 
 
 def described(tensor: torch.Tensor) -> Described:
-    """See `frameworks.base.Workshop.described`, of any tensor on any device."""
+    """See `frameworks.base.DeviceReader.described`, of any tensor on any device."""
     token = token_of(tensor)
     if is_shared_out(tensor):
         tensor = tensor.to_local()

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.core.host_copies import Incoming
-from tensortap.frameworks.base import Collected, Patience, Trial
+from tensortap.core.host_copies import DeviceBytes
+from tensortap.frameworks.base import Collected, DeferralBound, Trial
 from tensortap.frameworks.torch.memory import StorageWatch, described
 from tensortap.frameworks.torch.tensors import dense
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
 
-__all__ = ["OpsWorkshop"]
+__all__ = ["OpsReader"]
 
 _ROWS = 1 << 11
 """Rows at a time: what is unpacked for them, some tens of megabytes, is all the memory that is needed."""
@@ -68,7 +68,7 @@ def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
             start = at
 
 
-class OpsWorkshop:
+class OpsReader:
     """Works on any device that knows float64."""
 
     described = staticmethod(described)
@@ -96,7 +96,7 @@ class OpsWorkshop:
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
         """Nothing can be put off here."""
 
-    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[Any], None]) -> bool:
+    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
         return False
 
     def catch_up(self) -> None:
@@ -108,7 +108,7 @@ class OpsWorkshop:
     def forget(self) -> None:
         """Nothing is held here."""
 
-    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
+    def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         host = dense(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()
         if host.numel():
             yield _HostPart(host.view(-1).view(torch.uint8).numpy())

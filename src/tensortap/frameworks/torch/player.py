@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.core.arguments import Told
+from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
 from tensortap.frameworks.torch.tensors import tensor_of
 
@@ -59,7 +59,7 @@ class TorchPlayer:
         sent = [gradient.to(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         torch.autograd.backward(list(outputs), sent)
 
-    def named(self, told: Told) -> torch.dtype | torch.device:
+    def named(self, told: OpaqueValue) -> torch.dtype | torch.device:
         if told.kind == "dtype" and isinstance(found := getattr(torch, told.text, None), torch.dtype):
             return found
         try:

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.dlpack import to_dlpack
 
-from tensortap.core.arguments import Told
-from tensortap.core.host_copies import Pinning
-from tensortap.frameworks.base import Identity, Workshop
+from tensortap.core.arguments import OpaqueValue
+from tensortap.core.host_copies import MemoryPinning
+from tensortap.frameworks.base import DeviceReader, Identity
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
 from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_shared_out
 
@@ -25,15 +25,15 @@ class Reading:
     """The part of `frameworks.base.Framework` that is about tensors and the devices they are on."""
 
     def __init__(self) -> None:
-        self._workshops: dict[str, Workshop | None] = {}
+        self._device_readers: dict[str, DeviceReader | None] = {}
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
-    def named(self, value: Any) -> Told | None:
+    def named(self, value: Any) -> OpaqueValue | None:
         if type(value) is torch.dtype:
-            return Told("dtype", str(value).removeprefix("torch."))
-        return Told("device", str(value)) if type(value) is torch.device else None
+            return OpaqueValue("dtype", str(value).removeprefix("torch."))
+        return OpaqueValue("device", str(value)) if type(value) is torch.device else None
 
     def unreadable(self, tensor: torch.Tensor) -> str:
         # Asked for every tensor of a step, hence in one piece for those that are nothing peculiar.
@@ -69,20 +69,20 @@ class Reading:
         return np.from_dlpack(_Lent(tensor))
 
     # --- devices -----------------------------------------------------------------------------------------------
-    def workshop(self, tensor: torch.Tensor) -> Workshop | None:
+    def device_reader(self, tensor: torch.Tensor) -> DeviceReader | None:
         if tensor.is_cpu:
             return None
         kind = "cuda" if tensor.is_cuda else tensor.device.type  # making a device and its name takes longer
-        if kind not in self._workshops:
-            self._workshops[kind] = _workshop_for(kind, tensor.device)
-        return self._workshops[kind]
+        if kind not in self._device_readers:
+            self._device_readers[kind] = _device_reader_for(kind, tensor.device)
+        return self._device_readers[kind]
 
-    def pinning(self, model: torch.nn.Module) -> Pinning | None:
+    def pinning(self, model: torch.nn.Module) -> MemoryPinning | None:
         if not any(parameter.is_cuda for parameter in model.parameters()):
             return None
-        from tensortap.frameworks.torch.cuda.host_copies import CudaPinning
+        from tensortap.frameworks.torch.cuda.host_copies import CudaMemoryPinning
 
-        return CudaPinning()
+        return CudaMemoryPinning()
 
 
 class _Lent:
@@ -117,16 +117,16 @@ def _unreadable_by_kind(tensor: torch.Tensor) -> str:
     return ""
 
 
-def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
+def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
     if kind == "cuda" and torch.version.hip is None:
-        from tensortap.frameworks.torch.cuda.reader import CudaWorkshop
+        from tensortap.frameworks.torch.cuda.reader import CudaReader
         from tensortap.kernels.cuda.driver import CudaError
 
         try:
-            workshop = CudaWorkshop()
+            device_reader = CudaReader()
             # Of all kernels, those of 16-bit floats ask most of a device.
-            workshop.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
-            workshop.end_step()
+            device_reader.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
+            device_reader.end_step()
         except CudaError as error:
             warnings.warn(
                 f"tensortap summarises by plain torch operations, several times slower: {error}",
@@ -134,14 +134,14 @@ def _workshop_for(kind: str, device: torch.device) -> Workshop | None:
                 stacklevel=2,
             )
         else:
-            return workshop
+            return device_reader
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError):  # a device without float64: its tensors come to the host
         return None
-    from tensortap.frameworks.torch.ops_reader import OpsWorkshop
+    from tensortap.frameworks.torch.ops_reader import OpsReader
 
-    return OpsWorkshop()
+    return OpsReader()
 
 
 def _name(dtype: torch.dtype) -> str:

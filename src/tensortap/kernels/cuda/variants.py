@@ -101,8 +101,8 @@ def _compiled(device: Device, variant: Variant) -> Kernel:
     given = options(variant)
     flags = [f"-D{option}={value}" for option, value in given.items()]
     image = compile_kernel(_source(variant.name), variant.name, device.capability, flags, device.toolkit)
-    arriving = variant.dtype in ("bfloat16", "float16") and variant.layout == 0 and device.capability >= (9, 0)
-    return Kernel(image, variant.name, _THREADS, given["RING"] if arriving else 0)
+    pending = variant.dtype in ("bfloat16", "float16") and variant.layout == 0 and device.capability >= (9, 0)
+    return Kernel(image, variant.name, _THREADS, given["RING"] if pending else 0)
 
 
 def options(variant: Variant) -> dict[str, int]:

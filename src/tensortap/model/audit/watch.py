@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tensortap import kernels
 from tensortap.capture.tree import Tree
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap, around_steps, loaders, read_call, state_of
@@ -157,7 +157,7 @@ class Audit:
                 try:
                     undo.callback(Wrap(module, method, partial(self._load, module, target, method)).remove)
                 except Exception:  # noqa: PERF203  # a module that takes no attributes, such as a scripted one
-                    self._book.note(f"loads straight into {shown(target)} are not seen")
+                    self._book.note(f"loads straight into {display_name(target)} are not seen")
 
     def _load(
         self, module: Any, target: str, method: str, inner: Callable[..., Any], /, *args: Any, **kwargs: Any

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.model.peek import KINDS
 from tensortap.model.peek.histogram import BINS, ValueHistogram, value_histogram
@@ -153,7 +153,7 @@ class PeekedModule:
 
     @property
     def shown(self) -> str:
-        return shown(self.name)
+        return display_name(self.name)
 
     @property
     def input(self) -> Array:

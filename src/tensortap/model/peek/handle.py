@@ -12,7 +12,7 @@ from typing import IO, Any
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap
@@ -39,7 +39,7 @@ class _Watch:
 
     def __init__(self, site: Site, sink: PeekSink, kinds: Collection[str]) -> None:
         self.sink = sink
-        self.patience = _PATIENCE
+        self.bound = _PATIENCE
         # A peek must never end a training run: what goes wrong is a warning.
         self._observer = Observer(site.module, Selection(kinds=kinds, modules="(root)"), lambda: sink, on_error="warn")
 
@@ -133,7 +133,7 @@ class Peek:
 
     def __iter__(self) -> Iterator[str]:
         """The names of the modules that it looks at."""
-        return map(shown, self._values.modules)
+        return map(display_name, self._values.modules)
 
     def __contains__(self, module: object) -> bool:
         return module in self._values
@@ -171,10 +171,10 @@ class Peek:
             for watch in list(self._watches):
                 if watch.calls() < self._times:
                     continue
-                watch.patience -= 1
+                watch.bound -= 1
                 # The root's own call has begun already: the last one to be shown may be this very one.
-                begun = not watch.sink.name and watch.patience == _PATIENCE - 1
-                if not begun and (not watch.sink.waiting or not watch.patience):
+                begun = not watch.sink.name and watch.bound == _PATIENCE - 1
+                if not begun and (not watch.sink.waiting or not watch.bound):
                     self._finish(watch)
             if not self._watches:
                 self._undo.close()
@@ -191,7 +191,7 @@ class Peek:
 
     def _remark(self, name: str, text: str) -> None:
         self._values.modules[name].remark = text
-        self.notices.append(f"{shown(name)}: {text}")
+        self.notices.append(f"{display_name(name)}: {text}")
         self._screen.say(peek_lines.remark(name, text, self._screen.width))
 
 

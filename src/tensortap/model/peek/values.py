@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tensortap.capture.tree import Tree
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.model.peek.calls import PeekedCall, PeekedModule
 
@@ -64,11 +64,11 @@ class PeekedValues:
         known = self._known(name)
         if (found := self.modules.get(known)) is not None:
             return found
-        peeked = ", ".join(map(shown, list(self.modules)[:8])) or "none"
+        peeked = ", ".join(map(display_name, list(self.modules)[:8])) or "none"
         if known in self._names:
-            raise UsageError(f"{shown(known)} was not chosen for this peek; it has {peeked}")
+            raise UsageError(f"{display_name(known)} was not chosen for this peek; it has {peeked}")
         near = difflib.get_close_matches(str(name), [*self._names, *self._aliases], n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(map(shown, near))}?" if near else f"this peek has {peeked}"
+        hint = f"did you mean {', '.join(map(display_name, near))}?" if near else f"this peek has {peeked}"
         raise UsageError(f"the model has no module {name!r}; {hint}")
 
     def __contains__(self, name: object) -> bool:

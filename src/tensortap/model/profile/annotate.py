@@ -14,7 +14,7 @@ from typing import Any
 from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
@@ -69,7 +69,7 @@ class _Options:
     def label(self, site: Site) -> str:
         """`layers.0.fc1 (Linear)`; what reads it back takes the class from the last parentheses."""
         module = ".".join(part for part in (self.name, site.name) if part)
-        return f"{shown(module)} ({site.cls.translate(_BRACKETS)})"
+        return f"{display_name(module)} ({site.cls.translate(_BRACKETS)})"
 
 
 _BRACKETS = str.maketrans("()", "[]")
@@ -115,8 +115,8 @@ def _placed_before(sites: Sequence[Site], options: _Options) -> _Marks | None:
     if same and marks.options == options:
         return marks
     raise UsageError(
-        f"annotate: {shown(site.name)} ({site.cls}) is already annotated, with other options or as part of another "
-        "model. Close that annotation first: leave its `with` block or call its close()"
+        f"annotate: {display_name(site.name)} ({site.cls}) is already annotated, with other options or as part of "
+        "another model. Close that annotation first: leave its `with` block or call its close()"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from tensortap.core.records import Comparison, Key, shown
+from tensortap.core.records import Comparison, Key, display_name
 from tensortap.report import pairs
 from tensortap.report.terminal.assertion import explained
 from tensortap.report.wording import clean, plural
@@ -50,7 +50,7 @@ def cases(comparison: Comparison) -> list[Case]:
         case = found.setdefault(module, Case(module))
         case.pairs += 1
         case.unjudged += status == "unjudged"
-        if status in pairs.BAD:
+        if status in pairs.WRONG_STATUSES:
             case.failed.append(at)
     for each in comparison.unmatched:
         found.setdefault(each.key.module, Case(each.key.module, side=each.side))
@@ -79,7 +79,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
         ElementTree.SubElement(_case(suite, f"rank {rank} of the {side}"), "skipped", skipped)
     rows = iter(pairs.rows_of(comparison, [case.failed[0] for case in failed]))
     for case in all_cases:
-        element = _case(suite, shown(case.module))
+        element = _case(suite, display_name(case.module))
         if case.failed:
             _fail(element, case, next(rows))
         elif case.skipped:
@@ -97,6 +97,6 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 def _fail(element: ElementTree.Element, case: Case, row: Mapping[str, Any]) -> None:
     key = Key(*(row[name] for name in Key._fields))
     how = "born here" if row["birth"] else "passed on from before"
-    message = f"{clean(shown(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
+    message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
     failure = ElementTree.SubElement(element, "failure", {"message": message, "type": clean(row["status"])})
     failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *explained(row)])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from tensortap.core.records import Comparison, Finding, shown
+from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.files.output import encoded
 from tensortap.report.wording import born_in, clean, count, middle, plural, rough
@@ -93,7 +93,7 @@ def _births(comparison: Comparison) -> str:
 
 def _birth(birth: Finding) -> str:
     key = birth.key
-    where = f"{code(shown(key.module))} {code(f'{key.kind} {key.path}')} {key.phase}, step {key.step}"
+    where = f"{code(display_name(key.module))} {code(f'{key.kind} {key.path}')} {key.phase}, step {key.step}"
     if birth.container is not None:
         where += f", {plain(born_in(birth.container, key.module, key.kind))}"
     if birth.difference is None or birth.status != "diverged":
@@ -127,7 +127,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| step | module | tensor | rel. error | allowed | max abs | at index | status |"]
     lines.append("|---:|---|---|---:|---:|---:|---|---|")
     for row in rows:
-        names = (code(shown(row["module"])), code(f"{row['kind']} {row['path']}"))
+        names = (code(display_name(row["module"])), code(f"{row['kind']} {row['path']}"))
         numbers = (pairs.error(row), rough(pairs.value(row, "tolerance")), pairs.greatest(row), pairs.index(row))
         status = f"**{plain(pairs.said(row))}**" if row["birth"] else plain(pairs.said(row))
         lines.append(f"| {row['step']} | {' | '.join((*names, *map(plain, numbers), status))} |")

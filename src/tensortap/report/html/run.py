@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 from tensortap.core.details import Detail
-from tensortap.core.records import TROUBLES, Examination, Key
+from tensortap.core.records import HEALTH_STATUSES, HealthReport, Key
 from tensortap.report.facts import RunFacts, ran_on
 from tensortap.report.files.output import encoded
 from tensortap.report.html import static
@@ -20,14 +20,14 @@ from tensortap.report.wording import clean, count, plural
 __all__ = ["DETAILS", "detail_document", "page", "write"]
 
 _SIGNS = {"healthy": "=", "suspicious": "✖", "empty": "?"}
-_GLYPHS = dict(zip(TROUBLES, "·✖▲○▽", strict=True))
+_GLYPHS = dict(zip(HEALTH_STATUSES, "·✖▲○▽", strict=True))
 
 
-def write(facts: RunFacts, examination: Examination, file: BinaryIO) -> None:
+def write(facts: RunFacts, examination: HealthReport, file: BinaryIO) -> None:
     file.writelines(encoded(page(facts, examination).parts()))
 
 
-def page(facts: RunFacts, examination: Examination) -> Page:
+def page(facts: RunFacts, examination: HealthReport) -> Page:
     """See `assembled`."""
     data = RunData(facts, examination)
     return assembled(
@@ -48,18 +48,18 @@ def page(facts: RunFacts, examination: Examination) -> Page:
     )
 
 
-def detail_document(examination: Examination, detail: Detail) -> dict[str, Any]:
+def detail_document(examination: HealthReport, detail: Detail) -> dict[str, Any]:
     """One close look, for the page's scripts."""
     row = examination.table.slice(detail.row, 1).to_pylist()[0]
     title = Key(*(row[name] for name in Key._fields))
     return detail_object(detail, row, f"{title} · rank {row['rank']}")
 
 
-def _header(facts: RunFacts, examination: Examination) -> str:
+def _header(facts: RunFacts, examination: HealthReport) -> str:
     counts = [plural(len(examination), "record"), plural(len(facts.steps), "step"), plural(len(facts.ranks), "rank")]
     counts += [
         static.glyph(status, _GLYPHS[status], f"{count(examination.counts[status])} {status}")
-        for status in TROUBLES
+        for status in HEALTH_STATUSES
         if examination.counts.get(status)
     ]
     state = "" if facts.finished else "not finished; "

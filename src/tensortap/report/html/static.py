@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensortap.core.records import Coverage, shown
+from tensortap.core.records import Coverage, display_name
 from tensortap.report.html.data.environment import Setting
 from tensortap.report.html.markup import element, join, text
 from tensortap.report.wording import count, plural
@@ -117,7 +117,9 @@ def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:
     names = ("rank", "module", "class", "status", "why")
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
     body = [
-        element("tr", *(element("td", text(cell)) for cell in (rank, shown(c.module), c.cls, c.status, c.reason)))
+        element(
+            "tr", *(element("td", text(cell)) for cell in (rank, display_name(c.module), c.cls, c.status, c.reason))
+        )
         for rank, c in rows[:_MOST_COVERAGE]
     ]
     rest = len(rows) - _MOST_COVERAGE
@@ -132,7 +134,7 @@ def calls(rows: Sequence[tuple[str, str]]) -> str:
         return ""
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in ("module", "called with"))))
     body = [
-        element("tr", element("td", text(shown(module))), element("td", element("code", text(words))))
+        element("tr", element("td", text(display_name(module))), element("td", element("code", text(words))))
         for module, words in rows[:_MOST_CALLS]
     ]
     rest = len(rows) - _MOST_CALLS

@@ -29,7 +29,7 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
         lines += ["", f"First divergence: {_name(first)}", *explained(first)]
     if comparison.first is not None:
         lines.append(f"Its inputs: {inputs_in_words(comparison.first)}")
-    bad = sum(comparison.counts.get(status, 0) for status in pairs.BAD)
+    bad = sum(comparison.counts.get(status, 0) for status in pairs.WRONG_STATUSES)
     lines += ["", f"Pairs that failed: {_of(bad, len(comparison))}"]
     lines += [f"  {unmatched.words(group)}" for group in unmatched.groups(comparison)[:4]]
     lines += [f"Allowed: {clean(comparison.policy)}", *(f"Note: {clean(note)}" for note in comparison.notes)]

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.text import Text
 
-from tensortap.core.records import Comparison, Finding, shown
+from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.terminal import table
 from tensortap.report.terminal.pairs_table import STYLES, columns_of
@@ -102,7 +102,7 @@ def build(comparison: Comparison, verbose: int = 0) -> ComparisonPage:
         notes=[clean(note) for note in comparison.notes],
         policy=clean(comparison.policy),
         sides=(clean(comparison.reference), clean(comparison.candidate)),
-        bad=sum(comparison.counts.get(status, 0) for status in pairs.BAD),
+        bad=sum(comparison.counts.get(status, 0) for status in pairs.WRONG_STATUSES),
         mapped=_mapped(comparison) if verbose else (),
         verbose=int(verbose),
     )
@@ -146,7 +146,10 @@ def _mapped(comparison: Comparison) -> list[str]:
         return []
     placed = [*comparison.mapping.modules, *comparison.mapping.tensors, *comparison.mapping.values]
     return [
-        clean(f"{shown(each.candidate)} → {shown(each.reference)} ({', '.join(filter(None, (each.change, each.how)))})")
+        clean(
+            f"{display_name(each.candidate)} → {display_name(each.reference)} "
+            f"({', '.join(filter(None, (each.change, each.how)))})"
+        )
         for each in placed
         if each.change or (each.candidate != each.reference and each.how != "same name")
     ]
@@ -201,7 +204,7 @@ def _remainder(page: ComparisonPage, rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     how = "-vv shows all" if page.verbose else "-v shows 100 rows, -vv all"
     if page.verdict == "diverged":
-        more = page.bad - sum(row["status"] in pairs.BAD for row in rows)
+        more = page.bad - sum(row["status"] in pairs.WRONG_STATUSES for row in rows)
         return f"{count(more)} more that failed: {how}" if more > 0 else ""
     return f"{count(page.pairs - len(rows))} more: {how}" if page.pairs > len(rows) else ""
 
@@ -215,7 +218,7 @@ def _tally(page: ComparisonPage) -> Text:
 
 def _birth(birth: Finding, page: ComparisonPage) -> str:
     key = birth.key
-    place = clean(shown(birth.module))
+    place = clean(display_name(birth.module))
     if birth.container is not None and "the code of" in born_in(birth.container, key.module, key.kind):
         place += "'s code"
     parts = [place, clean(f"{key.kind} {key.path}"), f"step {key.step}"]
@@ -227,7 +230,7 @@ def _birth(birth: Finding, page: ComparisonPage) -> str:
     else:
         parts.append("NaN or Inf" if birth.status == "nonfinite" else clean(birth.status))
     if page.verbose and birth.container is not None:
-        parts.append(f"seen at {clean(shown(key.module))}")
+        parts.append(f"seen at {clean(display_name(key.module))}")
     return " · ".join(parts)
 
 

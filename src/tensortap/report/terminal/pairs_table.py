@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.report import pairs
 from tensortap.report.terminal.table import Column
 from tensortap.report.wording import clean, dtype, rough, shape
@@ -34,7 +34,7 @@ def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
         result.append(Column("step", [str(row["step"]) for row in rows]))
     if ranks > 1:
         result.append(Column("rank", [str(row["rank"]) for row in rows]))
-    modules = [clean(shown(row["module"])) for row in rows]
+    modules = [clean(display_name(row["module"])) for row in rows]
     result.append(Column("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows]))
     result.append(Column("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
     counters = [name for name in ("micro", "call") if any(row[name] for row in rows)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rich.cells import cell_len
 from rich.text import Text
 
-from tensortap.core.records import Summary, shown
+from tensortap.core.records import Summary, display_name
 from tensortap.report.wording import clean, count, dtype, middle, number, shape, wrap
 
 __all__ = ["about_call", "about_tensor", "remark"]
@@ -21,7 +21,7 @@ _ROWS, _COLUMNS = 2, 6
 def about_call(module: str, cls: str, call: int, times: int, phase: str, width: int) -> Text:
     """The line that stands over a module's tensors."""
     rest = f" · {clean(cls)} · call {call} of {times} · {phase}"
-    return Text.assemble((middle(clean(shown(module)), max(8, width - cell_len(rest))), "bold"), rest)
+    return Text.assemble((middle(clean(display_name(module)), max(8, width - cell_len(rest))), "bold"), rest)
 
 
 def about_tensor(
@@ -56,7 +56,7 @@ def about_tensor(
 
 def remark(module: str, text: str, width: int) -> list[Text]:
     """Something about a module that its tensors do not show."""
-    return [Text(line, "yellow") for line in wrap(f"! {clean(shown(module))}: {clean(text)}", width)]
+    return [Text(line, "yellow") for line in wrap(f"! {clean(display_name(module))}: {clean(text)}", width)]
 
 
 def _nonfinite(summary: Summary) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensortap.core.records import Record, Summary, shown
+from tensortap.core.records import Record, Summary, display_name
 from tensortap.report.terminal.table import Column
 from tensortap.report.wording import clean, count, dtype, number, plural, shape
 
@@ -57,7 +57,7 @@ def columns_of(view: RecordsView) -> list[Column]:
         result.append(Column("step", [str(r.key.step) for r in records]))
     if view.ranks > 1:
         result.append(Column("rank", [str(r.rank) for r in records]))
-    result.append(Column("module", [clean(shown(r.key.module)) for r in records], left=True, least=22))
+    result.append(Column("module", [clean(display_name(r.key.module)) for r in records], left=True, least=22))
     result.append(Column("class", [clean(r.cls) for r in records], left=True, optional=11))
     counters = {name: [getattr(r.key, name) for r in records] for name in ("micro", "call")}
     result += [Column(name, list(map(str, values))) for name, values in counters.items() if any(values)]

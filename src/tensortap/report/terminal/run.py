@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from tensortap.core.records import Coverage, shown
+from tensortap.core.records import Coverage, display_name
 from tensortap.report.facts import RunFacts, ran_on
 from tensortap.report.terminal import table
 from tensortap.report.terminal.records_table import RecordsView, columns_of, heading, remainder
@@ -122,7 +122,9 @@ def _groups(facts: RunFacts) -> list[CoverageGroup]:
     for (status, reason, module, cls), by_rank in where.items():
         ranks = () if tuple(by_rank) == everywhere else tuple(by_rank)
         calls = sum(row.calls for row in by_rank.values())
-        grouped.setdefault((clean(status), clean(reason), ranks), []).append((clean(shown(module)), clean(cls), calls))
+        grouped.setdefault((clean(status), clean(reason), ranks), []).append(
+            (clean(display_name(module)), clean(cls), calls)
+        )
     found = [CoverageGroup(status, reason, modules, ranks) for (status, reason, ranks), modules in grouped.items()]
     known = {status: place for place, status in enumerate(_STATUSES)}
     return sorted(found, key=lambda group: (known.get(group.status, len(known)), not group.reason))
@@ -172,7 +174,7 @@ def _call_lines(calls: Sequence[tuple[str, str]], width: int | None) -> list[Tex
         return []
     lines = [Text(), Text("called with", "bold")]
     for module, words in calls[:_CALLS]:
-        lines += _wrapped(f"{clean(shown(module))}: {clean(words)}", width, "")
+        lines += _wrapped(f"{clean(display_name(module))}: {clean(words)}", width, "")
     left = len(calls) - _CALLS
     return lines + (_wrapped(f"and {count(left)} more: --module chooses", width, "dim") if left > 0 else [])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
-from tensortap.core.records import Key, Record, shown
+from tensortap.core.records import Key, Record, display_name
 from tensortap.store.format import rank_name, utf8
 
 __all__ = ["Unique", "encoded", "folder_of", "leaf_of", "title_of"]
@@ -31,7 +31,7 @@ def encoded(name: str) -> str:
 
 def folder_of(record: Record) -> tuple[str, str, str]:
     """Rank, step and module, as folders."""
-    return rank_name(record.rank), f"step_{record.key.step:06d}", encoded(shown(record.key.module))
+    return rank_name(record.rank), f"step_{record.key.step:06d}", encoded(display_name(record.key.module))
 
 
 def leaf_of(key: Key) -> str:
@@ -44,7 +44,7 @@ def title_of(key: Key) -> str:
     if key.phase == "state":
         name = f"{key.module}.{key.path}" if key.module else key.path
         return utf8(f"{name}/after" if key.call else name)
-    return utf8(f"{shown(key.module)}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}")
+    return utf8(f"{display_name(key.module)}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}")
 
 
 class Unique:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from tensortap.core import dtypes
-from tensortap.core.records import Record, shown
+from tensortap.core.records import Record, display_name
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 from tensortap.store.exports.manifest import ABOUT, MANIFEST, Manifest, about
 from tensortap.store.exports.names import Unique, folder_of, leaf_of, title_of
@@ -122,7 +122,7 @@ class Hdf5:
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
         for record in records:
             key = record.key
-            module = link_name(shown(key.module))
+            module = link_name(display_name(key.module))
             group = self._file.require_group(module)
             unique = self._unique.setdefault(module, Unique())
             name = f"step_{key.step:06d}.micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}"

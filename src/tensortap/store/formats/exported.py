@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from tensortap.core.records import KINDS, Key, Location, shown
+from tensortap.core.records import KINDS, Key, Location, display_name
 from tensortap.errors import RunUnreadable
 from tensortap.store.exports.manifest import ABOUT, EXPORT, MANIFEST, Listed, is_manifest, read_manifest
 from tensortap.store.exports.plain import recorded
@@ -82,7 +82,7 @@ def key_of(name: str) -> tuple[int, Key] | None:
     if said is None:
         return None
     module, path, kind = unquote(said["module"]), unquote(said["path"]), said["kind"]
-    module = "" if module == shown("") else module
+    module = "" if module == display_name("") else module
     numbers = {field: int(said[field]) for field in ("step", "micro", "call")}
     key = Key(phase=backward_or_forward(kind), module=module, kind=kind, path=path, **numbers)
     return int(said["rank"]), key

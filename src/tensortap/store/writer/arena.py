@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.host_copies import Pinning
+from tensortap.core.host_copies import MemoryPinning
 
 __all__ = ["Arena", "Slab"]
 
@@ -21,7 +21,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python does not name
 class Arena:
     """`count` slabs side by side. Slabs of whole pages begin at a page: writing past the page cache asks for that."""
 
-    def __init__(self, count: int, slab_bytes: int, pinning: Pinning | None) -> None:
+    def __init__(self, count: int, slab_bytes: int, pinning: MemoryPinning | None) -> None:
         nbytes = count * slab_bytes
         self._pinning = pinning
         self._memory = _plain(nbytes) if pinning is None else _huge(nbytes)

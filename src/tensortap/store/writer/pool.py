@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.core.host_copies import Pinning
+from tensortap.core.host_copies import MemoryPinning
 from tensortap.store.writer.arena import Arena, Slab
 from tensortap.store.writer.route import BLOCK
 from tensortap.store.writer.state import State
@@ -25,7 +25,7 @@ class SlabPool:
     another: a shard fills one slab at a time, and what else it holds is with its writer, who will give it back.
     """
 
-    def __init__(self, nbytes: int, shards: int, state: State, pinning: Pinning | None = None) -> None:
+    def __init__(self, nbytes: int, shards: int, state: State, pinning: MemoryPinning | None = None) -> None:
         # At least four a shard, so that one is filled while another is written; small ones fit small pools.
         largest = _LARGEST if pinning is None else _LARGEST_PINNED
         self.slab_bytes = max(_SMALLEST, min(largest, nbytes // shards // 4))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.host_copies import Incoming
+from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import UsageError
 from tensortap.store.format import FORMAT, RUN_FORMAT
@@ -52,7 +52,7 @@ class RankWriter(ABC):
 
     @abstractmethod
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
     ) -> Location | None:
         """Keep bytes in C order that a device sends. They may still be on their way when this returns."""
 

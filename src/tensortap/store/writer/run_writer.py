@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.host_copies import Incoming, Pinning
+from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
 from tensortap.errors import TensortapError, UsageError
@@ -73,7 +73,7 @@ class RunWriter(RankWriter):
         max_buffer: int | None = None,
         writers: int | None = None,
         crowded: bool = False,
-        pinning: Pinning | None = None,
+        pinning: MemoryPinning | None = None,
         calls: bool = False,
     ) -> None:
         count = _default_writers(pinning is not None) if writers is None else writers
@@ -114,7 +114,7 @@ class RunWriter(RankWriter):
         return self._pick(step).put(step, name, dtype, array.shape, array.nbytes, parts)
 
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[Incoming], *, step: int
+        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
     ) -> Location:
         """As put, for bytes in C order that a device sends. They may still be on their way when this returns."""
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize

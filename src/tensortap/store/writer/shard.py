@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.host_copies import Incoming
+from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.records import Location
 from tensortap.store.format import PARTIAL
 from tensortap.store.writer.arena import Slab
@@ -111,7 +111,7 @@ class Shard:
         dtype: str,
         shape: Sequence[int],
         nbytes: int,
-        parts: Iterable[npt.NDArray[np.uint8] | Incoming],
+        parts: Iterable[npt.NDArray[np.uint8] | DeviceBytes],
     ) -> Location:
         """Copy a tensor's bytes, and say where they will be."""
         with self._entry:
@@ -187,7 +187,7 @@ class Shard:
         self._region = min(self._needed * 5 // 4 + 512, LARGEST_REGION)
         self._needed = 0
 
-    def _copy(self, file: _File, part: npt.NDArray[np.uint8] | Incoming) -> None:
+    def _copy(self, file: _File, part: npt.NDArray[np.uint8] | DeviceBytes) -> None:
         if not self._threaded and isinstance(part, np.ndarray):
             self._submit_slab(file)
             self._write_through(file, part)

@@ -18,7 +18,7 @@ import torch
 
 from tensortap.kernels.cuda import driver
 
-__all__ = ["CudaPinning", "CudaSending"]
+__all__ = ["CudaMemoryPinning", "CudaSending"]
 
 _RING = 512 << 20
 _PART = 64 << 20
@@ -127,7 +127,7 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
             yield from _pieces(some[0] if len(some) == 1 else some, limit)
 
 
-class CudaPinning:
+class CudaMemoryPinning:
     """Page-locks memory that is already there."""
 
     def __init__(self) -> None:

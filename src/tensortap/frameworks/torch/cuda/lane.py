@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.base import Patience, Trial
+from tensortap.frameworks.base import DeferralBound, Trial
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
@@ -44,7 +44,7 @@ class _Waiting:
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
-    """Another name for its memory, as in `torch_backlog.Seen`."""
+    """Another name for its memory, as in `torch/cuda/backlog.Seen`."""
     elements: int
     address: int
     version: int
@@ -54,8 +54,8 @@ class _Waiting:
     """When it has seen so many, this one must be read."""
     due: int
     """The same in bytes."""
-    patience: Any
-    """Of one that was put off the `Patience`, of one that is read again the `Trial`."""
+    bound: Any
+    """Of one that was put off the `DeferralBound`, of one that is read again the `Trial`."""
 
     def is_due(self, came: int, seen: int) -> bool:
         return self.last <= came or self.due <= seen
@@ -109,7 +109,7 @@ class Lane:
         address: int,
         layout: Layout,
         known: CudaTicket | None,
-        later: Patience | None,
+        later: DeferralBound | None,
     ) -> CudaTicket:
         """With `later`, the tensor is another name for one that may wait."""
         # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
@@ -179,12 +179,12 @@ class Lane:
             batch.send()
         self._batch = None
 
-    def _put_off(self, tensor: torch.Tensor, elements: int, address: int, patience: Patience | Trial) -> _Waiting:
+    def _put_off(self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | Trial) -> _Waiting:
         came, due = self._came, self._seen + self._most_waiting
-        last = came + patience.proven
+        last = came + bound.proven
         if last < self._last:
             self._last = last
-        return _Waiting(tensor, elements, address, tensor._version, came, last, due, patience)
+        return _Waiting(tensor, elements, address, tensor._version, came, last, due, bound)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
@@ -229,7 +229,7 @@ class Lane:
             if one.unchanged():
                 found.append((number, one))
             else:
-                one.patience.lost()
+                one.bound.lost()
         self._read_together(found, batch)
 
     def _read_trials(self, trials: Sequence[_Waiting]) -> None:
@@ -242,7 +242,7 @@ class Lane:
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
-                one.patience.waited(self._came - one.came, ticket)
+                one.bound.waited(self._came - one.came, ticket)
             self._read_together(found, batch)
 
     def _read_together(self, waiting: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:

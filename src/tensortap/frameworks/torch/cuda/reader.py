@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensortap.core.host_copies import Incoming
-from tensortap.frameworks.base import Collected, Described, Patience, Trial
-from tensortap.frameworks.torch.cuda.backlog import Backlog
+from tensortap.core.host_copies import DeviceBytes
+from tensortap.frameworks.base import Collected, DeferralBound, Described, Trial
+from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaSending
 from tensortap.frameworks.torch.cuda.lane import Lane
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
@@ -28,10 +28,10 @@ from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.cuda.variants import Device
 from tensortap.kernels.summary.reference import digest_weights
 
-__all__ = ["CudaWorkshop"]
+__all__ = ["CudaReader"]
 
 
-class CudaWorkshop:
+class CudaReader:
     """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
 
     watch = StorageWatch
@@ -44,10 +44,10 @@ class CudaWorkshop:
         self._one_stream = True
         """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
         use, and get its memory, before it is read."""
-        self._backlog: Backlog | None = None
+        self._deferred: DeferredReads | None = None
         """Of one stream at a time: records have an order."""
-        self._looking: Patience | None = None
-        """While one of the backlog is looked at, how long it may wait further."""
+        self._looking: DeferralBound | None = None
+        """While one of the deferred is looked at, how long it may wait further."""
         self._phase = -1
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
@@ -71,8 +71,8 @@ class CudaWorkshop:
         known: CudaTicket | None = None,
         flat: bool | None = None,
     ) -> CudaTicket:
-        if self._looking is not None and self._backlog is not None:  # which takes nothing that does not lie flat
-            return self._backlog.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
+        if self._looking is not None and self._deferred is not None:  # which takes nothing that does not lie flat
+            return self._deferred.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
         if flat is None:
             flat = lies_flat(tensor)
         if not flat:
@@ -82,7 +82,7 @@ class CudaWorkshop:
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, flat, index, known)
 
-    def put_off(self, tensor: torch.Tensor, patience: Patience, look: Callable[[Any], None]) -> bool:
+    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
         with self.lock:
@@ -93,17 +93,17 @@ class CudaWorkshop:
             lane = self._lanes.get((index, torch._C._cuda_getCurrentRawStream(index)))
             if lane is None:
                 return False
-            if (backlog := self._backlog) is None or backlog.lane is not lane:
+            if (deferred := self._deferred) is None or deferred.lane is not lane:
                 self._catch_up()
-                backlog = self._backlog = Backlog(lane)
-            taken = backlog.add(tensor, patience, look)
-            if backlog.is_due:
+                deferred = self._deferred = DeferredReads(lane)
+            taken = deferred.add(tensor, bound, look)
+            if deferred.is_due:
                 self._catch_up()
             return taken
 
     def catch_up(self) -> None:
         with self.lock:
-            if self._backlog and not torch.cuda.is_current_stream_capturing():
+            if self._deferred and not torch.cuda.is_current_stream_capturing():
                 self._catch_up()
 
     def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
@@ -129,21 +129,21 @@ class CudaWorkshop:
 
     def _catch_up(self) -> None:
         """Look at what was put off, on the stream that it was seen on."""
-        if not (backlog := self._backlog) or self._looking is not None:
+        if not (deferred := self._deferred) or self._looking is not None:
             return
-        index = backlog.lane.device.index
+        index = deferred.lane.device.index
         try:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
-                while backlog:  # one by one: whoever interrupts, as a notebook may, can go on
-                    tensor, version, address, self._looking, look = backlog.pop()
+                while deferred:  # one by one: whoever interrupts, as a notebook may, can go on
+                    tensor, version, address, self._looking, look = deferred.pop()
                     if is_still(tensor, version, address):
                         look(tensor)
                     else:
-                        backlog.lane.pass_over(tensor)
+                        deferred.lane.pass_over(tensor)
                         look(None)
         finally:
             self._looking = None
-            backlog.hurry()
+            deferred.hurry()
 
     def settle(self) -> None:
         with self.lock:
@@ -152,7 +152,7 @@ class CudaWorkshop:
 
     def forget(self) -> None:
         with self.lock:
-            self._backlog = None
+            self._deferred = None
             for lane in self._lanes.values():
                 lane.forget()
 
@@ -183,7 +183,7 @@ class CudaWorkshop:
         except Exception as error:
             self._error = error
 
-    def parts(self, tensor: torch.Tensor) -> Iterator[Incoming]:
+    def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         tensor = dense(tensor)
         index = tensor.get_device()
         if index not in self._sending:
@@ -226,7 +226,7 @@ class CudaWorkshop:
         for sending in self._sending.values():
             sending.close()
         self._sending.clear()
-        self._backlog = None
+        self._deferred = None
         self._lanes.clear()
 
     def _open_lane(self, index: int, stream: int) -> Lane:

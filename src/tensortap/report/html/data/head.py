@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensortap.core.records import Comparison, Examination
+from tensortap.core.records import Comparison, HealthReport
 from tensortap.report.html.data.environment import Setting
 from tensortap.report.html.data.outline import Outline
 from tensortap.report.wording import clean
@@ -18,7 +18,7 @@ __all__ = ["Head"]
 class Head:
     """What a page knows beside its columns."""
 
-    told: Comparison | Examination
+    told: Comparison | HealthReport
     """Whose verdict, sentence, policy and counts it has."""
     outline: Outline
     start: int | None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.core.records import shown
+from tensortap.core.records import display_name
 from tensortap.report.wording import clean
 
 __all__ = ["Modules"]
@@ -46,7 +46,7 @@ class Modules:
     def object(self) -> dict[str, Any]:
         return {
             "name": self.names,
-            "shown": [clean(shown(name)) for name in self.names],
+            "display_name": [clean(display_name(name)) for name in self.names],
             "label": [clean(self._label(code)) for code in range(len(self.names))],
             "parent": self.parents,
             "cls": [clean(name) for name in self.classes],
@@ -54,13 +54,13 @@ class Modules:
         }
 
     def layer_objects(self) -> list[dict[str, Any]]:
-        return [{"module": code, "label": clean(shown(self.names[code]))} for code in self.layer_codes]
+        return [{"module": code, "label": clean(display_name(self.names[code]))} for code in self.layer_codes]
 
     def _label(self, code: int) -> str:
         """The part of a name that its parent does not have."""
         name, parent = self.names[code], self.parents[code]
         if parent <= 0:  # the root, or right below it
-            return shown(name)
+            return display_name(name)
         return name[len(self.names[parent]) + 1 :] or "."
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.records import STATUSES, Comparison, Finding, Key, shown
+from tensortap.core.records import STATUSES, Comparison, Finding, Key, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import inputs_in_words
 from tensortap.report.html.data.columns import Column, bits_for
@@ -173,7 +173,7 @@ class PairsData:
             {
                 "row": None,
                 "title": clean(birth.key),
-                "text": f"{_ONE_SIDED[birth.status]}; look at {clean(shown(birth.module))}",
+                "text": f"{_ONE_SIDED[birth.status]}; look at {clean(display_name(birth.module))}",
             }
             for birth in self.comparison.births
             if birth.status in _ONE_SIDED
@@ -183,7 +183,7 @@ class PairsData:
         return {
             "row": place,
             "module": int(self.outline.module[place]),
-            "place": clean(shown(birth.module)),
+            "place": clean(display_name(birth.module)),
             "step": birth.key.step,
             "rank": birth.rank,
             "status": birth.status,
@@ -220,7 +220,7 @@ class PairsData:
         rows = []
         for each in self.comparison.unmatched[:_MOST_UNMATCHED]:
             key = each.key
-            where = [each.side, each.rank, key.step, key.phase, clean(shown(key.module)), key.call]
+            where = [each.side, each.rank, key.step, key.phase, clean(display_name(key.module)), key.call]
             rows.append([*where, key.kind, clean(key.path), clean(each.cls), clean(each.why)])
         return {"count": self.comparison.counts.get("unmatched", 0), "groups": groups, "rows": rows}
 
@@ -244,7 +244,7 @@ def command(comparison: Comparison, birth: Finding) -> str:
         return ""
     words = ["tensortap", "compare", comparison.reference, comparison.candidate, *comparison.options]
     words += [] if "--step" in comparison.options else ["--step", str(birth.key.step)]
-    words += ["--module", glob.escape(shown(birth.key.module)), "--kind", birth.key.kind]
+    words += ["--module", glob.escape(display_name(birth.key.module)), "--kind", birth.key.kind]
     if birth.rank:
         words += ["--rank", str(birth.rank)]
     return command_line(words)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core.records import TROUBLES, Coverage, Examination, Trouble, shown
+from tensortap.core.records import HEALTH_STATUSES, Coverage, HealthFinding, HealthReport, display_name
 from tensortap.report.facts import RunFacts
 from tensortap.report.html.data.columns import Column, bits_for
 from tensortap.report.html.data.environment import Setting, settings
@@ -35,7 +35,7 @@ _TEXTS = {
 class RunData:
     """Plain data about one run, in columns."""
 
-    def __init__(self, facts: RunFacts, examination: Examination) -> None:
+    def __init__(self, facts: RunFacts, examination: HealthReport) -> None:
         self.facts = facts
         self.examination = examination
         self.outline = Outline(examination.table)
@@ -44,7 +44,7 @@ class RunData:
         found, words = self.outline.columns()
         table, bits = self.examination.table, bits_for(self.outline.rows)
         dtype, shape = coded(table.column("dtype")), coded_shapes(table.column("shape"))
-        words |= {"status": list(TROUBLES), "dtype": dtype.words, "shape": shape.words}
+        words |= {"status": list(HEALTH_STATUSES), "dtype": dtype.words, "shape": shape.words}
         found += [
             Column("status", self._status, "status", "Whether anything is suspicious.", words="status"),
             Column("birth", self._ints("birth"), "birth", "Where trouble first shows."),
@@ -103,11 +103,11 @@ class RunData:
         nonfinite = (at for at, birth in enumerate(self.births) if birth["status"] == "nonfinite")
         return next(nonfinite, 0 if self.births else None)
 
-    def _birth(self, birth: Trouble) -> dict[str, Any]:
+    def _birth(self, birth: HealthFinding) -> dict[str, Any]:
         return {
             "row": birth.row,
             "module": int(self.outline.module[birth.row]),
-            "place": clean(shown(birth.key.module)),
+            "place": clean(display_name(birth.key.module)),
             "step": birth.key.step,
             "rank": birth.rank,
             "status": birth.status,
@@ -116,8 +116,8 @@ class RunData:
             "command": self._command(birth),
         }
 
-    def _command(self, birth: Trouble) -> str:
-        words = ["tensortap", "show", self.examination.path, "--module", glob.escape(shown(birth.key.module))]
+    def _command(self, birth: HealthFinding) -> str:
+        words = ["tensortap", "show", self.examination.path, "--module", glob.escape(display_name(birth.key.module))]
         words += ["--kind", birth.key.kind, "--step", str(birth.key.step)]
         words += ["--rank", str(birth.rank)] if len(self.outline.ranks) > 1 else []
         return command_line(words)
@@ -131,7 +131,7 @@ class RunData:
 
     @cached_property
     def _status(self) -> npt.NDArray[np.int64]:
-        return coded(self.examination.table.column("status")).within(TROUBLES)
+        return coded(self.examination.table.column("status")).within(HEALTH_STATUSES)
 
     @cached_property
     def _rms(self) -> npt.NDArray[np.float64]:
@@ -146,10 +146,10 @@ class RunData:
 
     def _by_step(self) -> dict[str, list[Any]]:
         steps, places = len(self.outline.steps), self.outline.step_places()
-        kinds = len(TROUBLES)
+        kinds = len(HEALTH_STATUSES)
         counts = np.bincount(places * kinds + self._status, minlength=steps * kinds).reshape(steps, kinds)
         found: dict[str, list[Any]] = {"records": counts.sum(1).tolist()}
-        found |= {name: counts[:, at].tolist() for at, name in enumerate(TROUBLES)}
+        found |= {name: counts[:, at].tolist() for at, name in enumerate(HEALTH_STATUSES)}
         found["births"] = np.bincount(places, self._ints("birth"), minlength=steps).astype(int).tolist()
         found["gradient_norm"] = self._norms(places, steps)
         found["worst_row"], found["worst"] = greatest(self._absmax, places, steps)

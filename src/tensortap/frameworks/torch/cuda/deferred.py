@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.base import Patience
+from tensortap.frameworks.base import DeferralBound
 from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane
 from tensortap.frameworks.torch.tensors import NAMES, lies_flat
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER
 
-__all__ = ["Backlog", "Seen"]
+__all__ = ["DeferredReads", "Seen"]
 
 Look = Callable[[Any], None]
-Seen = tuple[torch.Tensor, int, int, Patience, Look]
+Seen = tuple[torch.Tensor, int, int, DeferralBound, Look]
 """Another name for a tensor's memory (the tensor itself would keep its graph alive, and have gradients copied), its
 version and its address when it was seen, how long it may wait, and who looks at it."""
 
 
-class Backlog:
+class DeferredReads:
     """Of one stream, in the order in which they came."""
 
     def __init__(self, lane: Lane) -> None:
@@ -42,7 +42,7 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def add(self, tensor: torch.Tensor, patience: Patience, look: Look) -> bool:
+    def add(self, tensor: torch.Tensor, bound: DeferralBound, look: Look) -> bool:
         """Whether it was taken: not, if it is anything peculiar, must be copied before it can be read, or is so large
         that it had better be read alone."""
         # Between the calls of a model: as little as will do.
@@ -55,9 +55,9 @@ class Backlog:
         if not address or nbytes >= TOO_LARGE:
             return False
         count = len(self._seen) + 1
-        self._most = min(self._most, count + patience.proven)
+        self._most = min(self._most, count + bound.proven)
         self._bytes += nbytes
-        self._seen.append((tensor.detach(), version, address, patience, look))
+        self._seen.append((tensor.detach(), version, address, bound, look))
         # None waits longer than its place has been tried: what did not change then will not change now.
         self.is_due = count >= self._most or count == MOST_TOGETHER or self.lane.is_due(count, self._bytes)
         return True
