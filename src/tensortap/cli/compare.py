@@ -151,7 +151,8 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
 
     failed: StoreWriteError | None = None
     for name, path in outputs.items():
-        report: Any = import_module(f"tensortap.report.comparison_{name}")
+        home = "html.comparison" if name == "html" else f"files.comparison_{name}"
+        report: Any = import_module(f"tensortap.report.{home}")
         try:
             with output.opened(path) as file:
                 report.write(result, file)
