@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+MINUTES ?= 20
 
-.PHONY: demo test lint types tests browser bench floors clean
+.PHONY: demo test lint types tests browser bench floors wheel fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tensortap demo --out runs/demo --overwrite
@@ -29,9 +30,16 @@ browser:
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/capture_cpu.py
 
-# The lowest versions that pyproject.toml allows, in an environment of their own: needs a package index and two minutes.
-floors:
-	$(PYTHON) tests/support/floors.py
+# Clean environments of their own, without a framework; each needs a package index and one or two minutes.
+floors:  # the lowest versions that pyproject.toml allows
+	$(PYTHON) tests/support/clean_install.py floors
+
+wheel:  # the built wheel
+	$(PYTHON) tests/support/clean_install.py wheel
+
+# Mutated files of every type that is read, for MINUTES. A short version is part of the tests.
+fuzz: $(VENV)/.ready
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 # constraints.txt pins the frameworks, so that a plain pip takes their CPU builds.
 install := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
