@@ -184,7 +184,7 @@ def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_g
 def test_large_tensors_are_neither_put_off_nor_read_twice(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("torch_lane", "torch/cuda/backlog"):
+    for module in ("torch.cuda.lane", "torch.cuda.deferred"):
         monkeypatch.setattr(f"tensortap.frameworks.{module}.TOO_LARGE", 100)
     gpu = new_gpu()
     model = Blocks(4, nothing)

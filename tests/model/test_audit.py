@@ -43,6 +43,58 @@ def test_loading_what_is_there_already(library: Library) -> None:
     assert found.facts().happenings[0].tensors == 0
 
 
+def delegating(library: Library, returns: bool) -> Any:
+    """A wrapper whose loading method passes the state dict on to the model inside, as paddle's DataParallel does."""
+
+    class Wrapper(library.base):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = library.net(0)
+
+        def load(self, state: Any) -> Any:
+            result = library.load(self.inner, {key: value for key, value in state.items() if key != "epoch"})
+            return result if returns else None
+
+        load_state_dict = set_state_dict = lambda self, state, **_: self.load(state)
+
+    return Wrapper()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_load_that_delegates_is_one_load(library: Library, returns: bool) -> None:
+    state = library.checkpoint()
+    model = delegating(library, returns)
+    with audit(model) as found:
+        library.load(model, state)
+    facts = found.facts()
+    assert found.status("inner.embed.weight") == "loaded" and not facts.names["unexpected"]
+    assert len(facts.happenings) == 1 and facts.happenings[0].tensors >= 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_load_that_delegates_a_part_of_its_keys(library: Library, returns: bool) -> None:
+    state = {**library.checkpoint(), "old.weight": library.tensor(2), "epoch": library.tensor(1)}
+    del state["head.weight"]
+    model = delegating(library, returns)
+    with audit(model) as found:
+        library.load(model, state)
+    assert found.status("inner.head.weight") == "missing" and found.status("inner.embed.weight") == "loaded"
+    unexpected = [key for key, _ in found.facts().names["unexpected"]]
+    assert unexpected.count("inner.old.weight") == 1 and "old.weight" not in unexpected
+    assert "epoch" in unexpected or returns  # the result says that there was none
+
+
+@pytest.mark.filterwarnings("ignore:.*not a parallel execution environment:UserWarning", "ignore:The program will")
+def test_paddles_data_parallel() -> None:
+    paddle = pytest.importorskip("paddle")
+    library = Library("paddle")
+    model = paddle.DataParallel(library.net(0))
+    with audit(model) as found:
+        model.set_state_dict(library.checkpoint())
+    assert found.status("embed.weight") == "loaded"
+    assert not found.facts().names["unexpected"] and len(found.facts().happenings) == 1
+
+
 def test_missing_unexpected_and_wrong_shapes(library: Library) -> None:
     state = library.checkpoint(classes=3)
     del state["embed.bias"]

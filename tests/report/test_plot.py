@@ -131,3 +131,32 @@ def test_a_line_that_rises_is_drawn_rising() -> None:
     assert drawn[0][1] != "\u2800"
     assert drawn[0][0] == "\u2800"
     assert drawn[-1][1] == "\u2800"
+
+
+def test_numbers_have_the_digits_that_tell_them_apart() -> None:
+    """Cosines of a nearly right pair: six digits of each are a one."""
+    layers = ["a", "b", "a", "b"]
+    series = plot.Series("t", layers, [1 - 1.4e-6, 1.0, 1 - 7e-7, 1.0], layers, [0, 0, 1, 1])
+    lines = plot.terminal(series, "cosine similarity", 80)
+    assert lines[1].startswith("        1 ┤") and lines[10].startswith("0.9999986 ┤")
+    lines = plot.terminal_of_layers(series, "cosine similarity", 80)
+    assert lines[1].split() == ["▁", "0.9999986", "█", "1"]
+    assert lines[2].endswith("0.9999986 → 0.9999993") and lines[3].endswith("1 → 1")
+    same = plot.Series("t", ["a"], [0.1 + 0.2])
+    assert plot.terminal(same, "meanA", 80)[1].startswith("0.3 ┤")
+    close = plot.Series("t", ["a" * 40, "b" * 40] * 50, [-1.234567890123e-207, -1.234567890124e-207] * 50)
+    assert all(len(line) <= 80 for line in plot.terminal_of_layers(close, "meanA", 80))
+
+
+def test_the_axis_on_the_terminal_separates_micro_steps() -> None:
+    lines = plot.terminal(two_ranks(12, 3)[0], "cosine similarity", 80)
+    at = next(number for number, line in enumerate(lines) if "└" in line)
+    start = lines[at].index("└") + 1
+    assert lines[at][start:] == "──────┴─────┴─────"
+    assert lines[at + 1][start:] == "0     1     2  micro step"
+    crowded = plot.terminal(two_ranks(4, 150)[0], "cosine similarity", 80)
+    assert all(len(line) <= 80 for line in crowded[:-2])
+    assert not any("┴" in line or "micro step" in line for line in crowded)
+    for layers in range(4, 40):  # the number of the last micro step may be at the end of the line
+        lines = plot.terminal(two_ranks(layers, 9)[0], "cosine similarity", 80)
+        assert all(len(line) <= 80 for line in lines[:-2])

@@ -95,6 +95,28 @@ def test_a_container_whose_backward_is_all_of_its_parts_has_none_of_its_own(tmp_
     assert spent["0.0", "backward"].own > 0
 
 
+def test_no_container_without_operators_has_a_hundredth_of_a_llamas_step(tmp_path: Path) -> None:
+    """The hooks of sixty parts cost several per cent of the step. A busy machine may interrupt a container once."""
+    size = SIZES["llama-tiny"]
+    torch.manual_seed(0)
+    model = nn.Sequential(Llama(size), nn.Sequential(*(nn.Identity() for _ in range(60))))
+    for layer in model[0].layers:
+        layer.mlp = nn.Sequential(layer.mlp)
+    containers = {name or "(root)" for name, part in model.named_modules() if type(part) is nn.Sequential}
+    words = torch.randint(0, size.words, (size.batch, size.length))
+    shares = []
+    for _ in range(5):
+        found = profiled(model, lambda: model(words).float().square().mean(), tmp_path)
+        spent = {name: each.own for name, each in found.spent.items() if name[0] in containers}
+        assert {name for name, phase in spent if phase == "forward"} == containers
+        span = found.live.ledger.span / 1000
+        assert sum(row.own for row in found.exported.rows) == pytest.approx(span, rel=0.03)
+        shares.append(max(spent.values()) / span)
+        if shares[-1] < 0.01:
+            return
+    raise AssertionError(f"containers had {shares} of the step")
+
+
 class Blocks(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()

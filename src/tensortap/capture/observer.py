@@ -81,6 +81,7 @@ class Observer:
         self._eager = eager
         self._idle_steps = 0
         self._error: Exception | None = None
+        self._stopped_in = 0
         self._told = False
         self._listening = False
         self._closed = False
@@ -253,7 +254,8 @@ class Observer:
     def _stop(self, error: Exception) -> None:
         """No more is recorded; it is told at the next moment that cannot harm training."""
         self._listening = False
-        self._error = self._error or error
+        if self._error is None:
+            self._error, self._stopped_in = error, self._clock.step
 
     def _tell(self) -> None:
         """Report the error that stopped the recording, once."""
@@ -262,7 +264,7 @@ class Observer:
         self._told = True
         where = self._sink.where if self._sink is not None else "nowhere"
         reason = str(self._error) or type(self._error).__name__
-        message = f"stopped recording into {where} at step {self._clock.step}: {reason}"
+        message = f"stopped recording into {where} at step {self._stopped_in}: {reason.removesuffix('.')}"
         if not isinstance(self._error, StoreWriteError):  # which says it itself
             message += " (what was written before is readable)"
         if self._on_error == "raise":

@@ -33,6 +33,8 @@ class Load:
     """Name → summary of its values before the load."""
     handled: set[str] = field(default_factory=set)
     """What loads inside this one have told already."""
+    delegated: set[tuple[str, tuple[int, ...] | None]] = field(default_factory=set)
+    """Keys, with their shapes, that this load passed to loads inside it. Paddle's DataParallel does so with all."""
 
     @classmethod
     def begun(
@@ -50,6 +52,11 @@ class Load:
         ties = [names for names in by_tensor.values() if len(names) > 1]
         before = {name: ledger.summary(name) for name in ledger.names}
         return cls(target, method, where, call, keys, ties, before)
+
+    @property
+    def only_delegates(self) -> bool:
+        """Whether loads inside this one have judged every key that it was given."""
+        return bool(self.delegated) and self.call.given.items() <= self.delegated
 
     def took_place(self, changed: Mapping[str, Change], error: BaseException | None) -> bool:
         """Whether the load gave any values before it raised."""
@@ -85,8 +92,8 @@ class Load:
 
     def unexpected(self, shape_of: ShapeOf, result: Any) -> list[str]:
         """Keys that the model has no place for."""
-        wrong = self._wrong(shape_of)
-        return [key for key in self._reported(result)[1] if key not in wrong]
+        settled = {*self._wrong(shape_of), *(key for key, _ in self.delegated & self.call.given.items())}
+        return [key for key in self._reported(result)[1] if key not in settled]
 
     def _wrong(self, shape_of: ShapeOf) -> dict[str, tuple[int, ...]]:
         """Keys whose value has another shape than the tensor: paddle counts them as missing and unexpected."""

@@ -187,6 +187,11 @@ class Audit:
             return
         load = self._loads.pop()
         changed = self._ledger.look(thorough=True)
+        if self._loads:
+            self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
+            self._loads[-1].delegated |= load.call.given.items()
+        if load.only_delegates and not changed and error is None:
+            return
         told = {}
         for name, what, detail in load.told(changed, self._ledger.shape, result, error):
             self._add(name, what, load.where, changed.get(name), detail)
@@ -196,8 +201,6 @@ class Audit:
         unexpected = load.unexpected(self._ledger.shape, result) if load.took_place(changed, error) else ()
         self._book.loads.append(LoadOutcome(load.where, load.target, load.keys, told, unexpected))
         self._happened_load(load, changed, error)
-        if self._loads:
-            self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
 
     def _happened_load(self, load: Load, changed: dict[str, Change], error: BaseException | None) -> None:
         if not self._loaded and self._book.loads[-1].gave:

@@ -15,6 +15,7 @@ _ROWS = 10
 _NARROWEST, _WIDEST = 30, 120
 _MOST_LAYERS = 20
 _LAYER = 32
+_DIGITS, _MOST_DIGITS = 6, 10
 _BARS = "▁▂▃▄▅▆▇█"
 # A braille sign has 2 × 4 dots; the bit of each, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -88,7 +89,8 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     if not finite:
         return [*lines, "  no finite number to draw"]
     low, high = min(finite), max(finite)
-    labels = [f"{high:.6g}", f"{low:.6g}"]
+    digits = _digits(low, high)
+    labels = [f"{high:.{digits}g}", f"{low:.{digits}g}"]
     margin = max(map(len, labels))
     columns = max(_NARROWEST, min(width, _WIDEST) - margin - 4)
     cells = min(columns, max(1, -(-len(series.values) // 2)))
@@ -96,7 +98,7 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
     for line, row in enumerate(grid):
         label = labels[0] if line == 0 else labels[1] if line == len(grid) - 1 else ""
         lines.append(f"{label:>{margin}} ┤{''.join(chr(_BLANK + bits) for bits in row)}")
-    lines.append(f"{'':>{margin}} └{'─' * cells}")
+    lines += [f"{'':>{margin}} {line}" for line in _ruler(series, cells, columns)]
     lowest = series.values.index(low)
     highest = series.values.index(high)
     lines.append(f"lowest  {low:.9g} at {series.names[lowest]}")
@@ -114,17 +116,45 @@ def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     names = cut(chosen, _LAYER)
     margin = max(map(len, names), default=0)
-    room = max(8, min(width, _WIDEST) - margin - 32)
+    digits = _digits(low, high)
+    ends = {layer: f"{layers[layer][0][1]:.{digits}g} → {layers[layer][-1][1]:.{digits}g}" for layer in chosen}
+    room = max(6, min(width, _WIDEST) - margin - 6 - max(map(len, ends.values()), default=0))
     lines = [f"{series.label}: {title} over micro steps, {plural(len(layers), 'layer')}"]
-    lines.append(f"  {'':{margin}}  ▁ {low:.6g}  █ {high:.6g}")
+    lines.append(f"  {'':{margin}}  ▁ {low:.{digits}g}  █ {high:.{digits}g}")
     for layer, name in zip(chosen, names, strict=True):
         values = [value for _, value in layers[layer]]
         shown = [values[at * len(values) // room] for at in range(room)] if len(values) > room else values
         bars = "".join(_bar(value, low, high) for value in shown)
-        lines.append(f"  {name:{margin}}  {bars}  {values[0]:.6g} → {values[-1]:.6g}")
+        lines.append(f"  {name:{margin}}  {bars}  {ends[layer]}")
     if len(chosen) < len(layers):
         lines.append(f"  {len(layers) - len(chosen)} more layers differ less")
     return lines
+
+
+def _digits(low: float, high: float) -> int:
+    """How many digits tell the numbers of a range apart: cosines of a right pair all begin with six nines."""
+    spread = high / 2 - low / 2  # halved first, as in `_bar`
+    if not spread:
+        return _DIGITS
+    needed = math.ceil(math.log10(max(abs(low), abs(high)) / 2) - math.log10(spread)) + 2
+    return min(_MOST_DIGITS, max(_DIGITS, needed))
+
+
+def _ruler(series: Series, cells: int, width: int) -> list[str]:
+    """The axis, with a tick where each further micro step begins and its number below, as far as there is room."""
+    begins: dict[int, int] = {}
+    for at, (step, _, _) in enumerate(series.points):
+        begins.setdefault(step, at if len(series.values) <= 2 * cells else at * 2 * cells // len(series.values))
+    ticks = {x // 2: step for step, x in reversed(begins.items())}
+    if len(begins) < 2 or len(ticks) < len(begins):
+        return [f"└{'─' * cells}"]
+    numbers = ""
+    for cell, step in sorted(ticks.items()):
+        if cell + 1 > len(numbers) or not numbers:
+            numbers = f"{numbers:{cell + 1}}{step}"
+    axis = "".join("┴" if cell and cell in ticks else "─" for cell in range(cells))
+    label = "  micro step"
+    return [f"└{axis}", f"{numbers}{label if len(numbers) + len(label) <= width else ''}"]
 
 
 def _bar(value: float, low: float, high: float) -> str:

@@ -27,6 +27,7 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
     from tensortap.store.formats.hdf5.folder import is_hdf5_folder, open_hdf5_folder
     from tensortap.store.formats.npy.tree import is_npy_tree, open_npy_tree
     from tensortap.store.formats.npz.reader import is_npz, open_npz
+    from tensortap.store.formats.pickles.refusal import holds_pickle
     from tensortap.store.run import Run, open_run
 
     if isinstance(path, Run):
@@ -34,6 +35,8 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
     try:
         if is_npy_tree(Path(path)):
             return open_npy_tree(Path(path), summarize)
+        if holds_pickle(Path(path)):  # before endings are believed: the error for a pickle names what it would load
+            return open_checkpoint(Path(path), summarize)
         if is_hdf5(Path(path)):
             return open_hdf5(Path(path), summarize)
         if is_hdf5_folder(Path(path)):

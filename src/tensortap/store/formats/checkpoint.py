@@ -21,7 +21,7 @@ from tensortap.core.records import Summary
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError
 from tensortap.store.formats.arrays import WRAPPERS, ArrayRun
 from tensortap.store.formats.pickles.paddle import PADDLE_SUFFIXES, read_paddle
-from tensortap.store.formats.pickles.refusal import classes_in, is_pickle, is_torch_file, refused
+from tensortap.store.formats.pickles.refusal import classes_in, holds_pickle, is_pickle, is_torch_file, refused
 from tensortap.store.source import as_array
 
 __all__ = ["is_checkpoint", "open_checkpoint", "safetensors_arrays"]
@@ -49,9 +49,9 @@ def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayR
         if path.is_dir():
             arrays, notices = _folder(path)
             kind = "safetensors folder"
-        elif path.suffix == ".safetensors":
+        elif path.suffix == ".safetensors" and not holds_pickle(path):
             arrays, kind = dict(safetensors_arrays(path)), "safetensors"
-        elif path.suffix in PADDLE_SUFFIXES:
+        elif path.suffix in PADDLE_SUFFIXES and not is_torch_file(path):
             arrays, notices = read_paddle(path)
             kind = "paddle"
         else:
@@ -128,6 +128,10 @@ def _torch(path: Path) -> Arrays:
     """A state dict that torch itself reads, tensors only: anything else in the file is refused, not executed."""
     if is_pickle(path) and not is_torch_file(path):
         raise refused(path)
+    if path.suffix == ".safetensors" and not classes_in(path):  # torch.load believes the ending
+        raise RunUnreadable(
+            f"{path} is a file of torch.save, not a safetensors file: rename it to {path.with_suffix('.pt').name}."
+        )
     try:
         torch = import_module("torch")
     except ImportError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensortap.errors import RunUnreadable
 
-__all__ = ["classes_in", "is_pickle", "is_torch_file", "refused"]
+__all__ = ["classes_in", "holds_pickle", "is_pickle", "is_torch_file", "refused"]
 
 _ENDINGS = (".pkl", ".pickle")
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -29,9 +29,16 @@ def is_pickle(path: Path) -> bool:
     """Whether a file is a pickle, by its ending or by its content. A file of torch holds one."""
     if not path.is_file():
         return path.suffix in _ENDINGS and not path.is_dir()
+    return path.suffix in _ENDINGS or holds_pickle(path)
+
+
+def holds_pickle(path: Path) -> bool:
+    """Whether a file is a pickle by its content, whatever format its ending promises. A file of torch holds one."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        head = file.read(2)
-    return path.suffix in _ENDINGS or _begins(head) or is_torch_file(path)
+        head = file.read(9)
+    return _begins(head) or is_torch_file(path)
 
 
 def is_torch_file(path: Path) -> bool:
@@ -71,7 +78,8 @@ def _what(path: Path, classes: list[str], reason: str) -> str:
 
 
 def _begins(head: bytes) -> bool:
-    return len(head) == 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
+    """Whether a pickle begins so. A safetensors file may begin with the same two bytes, as the length of its header."""
+    return len(head) >= 2 and head[0] == 0x80 and head[1] in _PROTOCOLS and head[4:9] != b"\0\0\0\0{"
 
 
 def _members(path: Path) -> list[str]:
