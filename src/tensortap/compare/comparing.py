@@ -11,7 +11,7 @@ from tensortap.compare.certainty import Doubts, judge_certain
 from tensortap.compare.closeups import Closeups, damage_in, worth_a_look
 from tensortap.compare.concluding import conclude
 from tensortap.compare.judge import Judgement, Pairs, judge
-from tensortap.compare.lost import extra, lost_in_free_run, without_gradient
+from tensortap.compare.lost import extra, guessed_modules, lost_in_free_run, without_gradient
 from tensortap.compare.map_file import read_map
 from tensortap.compare.mapped import explain, frameworks_differ, plan_of
 from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
@@ -81,6 +81,8 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     case = matched.case(judgement, structure)
     missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
     born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
+    if not (born or missing or gained) and (guessed := guessed_modules(matched, structure)):
+        doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = unpaired_ranks(matched, request.ranks)
     comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired, doubts=doubts)
     comparison = replace(comparison, options=request.options)
