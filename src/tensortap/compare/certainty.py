@@ -124,8 +124,9 @@ class _Modules:
         if not len(rows):
             return np.empty(0, bool)
         near = measures.equal | (measures.rel_l2 <= _SAME)
-        found: npt.NDArray[np.bool_] = self._side.kind.among(kinds)[rows] & near
-        return found & (measures.sides["reference"]["std"] > 0)
+        various = measures.sides["reference"]["std"] > 0
+        found: npt.NDArray[np.bool_] = self._side.kind.among(kinds)[rows] & near & various
+        return found
 
     @cached_property
     def _inputs(self) -> dict[str, set[int]]:
