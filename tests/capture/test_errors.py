@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
 from tensortap.capture import recorder
+from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.uncounted_steps import UncountedSteps
+from tensortap.capture.watcher import Watcher
+from tensortap.cli import app
 from tensortap.errors import CaptureError
 
 
@@ -137,3 +142,43 @@ def test_a_folder_that_vanishes(run_path: Path) -> None:
                 tap.flush()
                 shutil.rmtree(run_path)
     assert hooks_on(model) == 0
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("a mistake of ours")
+
+
+PLACES = [
+    pytest.param(CoverageBook, "called", id="in a hook"),
+    pytest.param(Watcher, "end_step", id="at the end of a step"),
+    pytest.param(Watcher, "_drop_passing", id="when hooks are removed"),
+    pytest.param(UncountedSteps, "notice", id="at close"),
+]
+
+
+@pytest.mark.parametrize(("cls", "name"), PLACES)
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_an_error_of_ours_anywhere_stops_the_recording_alone(
+    run_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cls: type,
+    name: str,
+    framework: str,
+) -> None:
+    """The reason is on stderr, in the run, and in what `show` says of it."""
+    library = pytest.importorskip(framework)
+    model = library.nn.Linear(3, 2)
+    with tt.capture(model, run_path) as tap:
+        for step in range(3):
+            if step == 1:
+                monkeypatch.setattr(cls, name, broken)
+            model(library.ones([4, 3])).sum().backward()
+            tap.step()
+    monkeypatch.undo()
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("tensortap: "))
+    assert "a mistake of ours" in line and "goes on untapped" in line
+    run = tt.open(run_path)
+    assert "a mistake of ours" in run.failure and 0 in run.steps
+    assert "a mistake of ours" in CliRunner().invoke(app, ["show", str(run_path)]).output.replace("\n", " ")
+    assert framework == "paddle" or hooks_on(model) == 0

@@ -98,6 +98,82 @@ def test_a_check_goes_on(tmp_path: Path) -> None:
     assert check.result.verdict == "match"
 
 
+class Apart(torch.autograd.Function):
+    """Twice its first and three times its second input; it sends back nothing for what is not used."""
+
+    @staticmethod
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return 2 * first, 3 * second
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor | None, second: torch.Tensor | None) -> Any:
+        return None if first is None else 2 * first, None if second is None else 3 * second
+
+
+class Both(nn.Module):
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return Apart.apply(first, second)
+
+
+class TwoWays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.both = nn.Linear(4, 4), nn.Linear(4, 4), Both()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.both(self.left(x), self.right(x))[0].square().mean()
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_check_sends_no_zeros_to_who_gets_no_gradient(tmp_path: Path, isolate: bool) -> None:
+    torch.manual_seed(0)
+    model = TwoWays()
+    with tt.capture(model, tmp_path / "reference", keep="tensors", kinds=ALL_KINDS):
+        model(torch.ones(2, 4)).backward()
+    model.zero_grad()
+    with tt.check(model, tmp_path / "reference", isolate=isolate) as check:
+        model(torch.ones(2, 4)).backward()
+    assert check.result.verdict == "match", check.result.sentence
+    assert model.right.weight.grad is None and model.left.weight.grad is not None
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_check_sends_no_zeros_in_paddle(tmp_path: Path, isolate: bool) -> None:
+    paddle = pytest.importorskip("paddle")
+
+    class PaddleApart(paddle.autograd.PyLayer):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, first: Any, second: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return 2 * first, 3 * second
+
+        @staticmethod
+        def backward(ctx: Any, first: Any, second: Any) -> Any:
+            return None if first is None else 2 * first, None if second is None else 3 * second
+
+    class PaddleBoth(paddle.nn.Layer):  # type: ignore[misc]
+        def forward(self, first: Any, second: Any) -> Any:
+            return PaddleApart.apply(first, second)
+
+    class PaddleTwoWays(paddle.nn.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.both = paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 4), PaddleBoth()
+
+        def forward(self, x: Any) -> Any:
+            return self.both(self.left(x), self.right(x))[0].square().mean()  # a scalar, which stays one
+
+    model = PaddleTwoWays()
+    with tt.capture(model, tmp_path / "reference", keep="tensors", kinds=ALL_KINDS):
+        model(paddle.ones([2, 4])).backward()
+    with tt.check(model, tmp_path / "reference", isolate=isolate) as check:
+        loss = model(paddle.ones([2, 4]))
+        assert tuple(loss.shape) == ()
+        loss.backward()
+    assert check.result.verdict == "match", check.result.sentence
+
+
 def test_paddle_indices_of_a_topk_take_none(run_path: Path) -> None:
     paddle = pytest.importorskip("paddle")
 

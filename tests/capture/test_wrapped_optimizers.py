@@ -55,3 +55,34 @@ def test_inspection_watches_through_the_wrapper() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert live.steps == 1
+
+
+class Holder:
+    """Steps what it holds, and shows nothing of it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_wrappers_that_show_no_parameters(run_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Holder(Holder(torch.optim.SGD(model.parameters(), lr=0.1)))
+    with tt.capture(model, run_path, optimizer=optimizer):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert tt.open(run_path).steps == [0, 1, 2]
+
+
+def test_an_optimizer_that_holds_itself(run_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.optimizer = optimizer
+    with tt.capture(model, run_path, optimizer=optimizer):
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert tt.open(run_path).steps == [0, 1]

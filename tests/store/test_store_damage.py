@@ -297,3 +297,13 @@ def test_what_all_ranks_say_is_said_once(tmp_path):
             writer.append(record(0, rank=rank))
             writer.coverage([], ["all of them", *(["two of them"] if rank else [])])
     assert open_run(tmp_path / "a").notices == ["all ranks: all of them", "ranks 1, 2: two of them"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"modules": 1000000000000}', '{"modules": [{}]}', '{"modules": ["a"]}', '{"notices": 5}', "[]", "{"]
+)
+def test_a_damaged_coverage_file_costs_the_coverage_alone(tmp_path, text):
+    write(tmp_path / "a")
+    (tmp_path / "a" / "rank_0" / "coverage.json").write_text(text)
+    run = open_run(tmp_path / "a")
+    assert len(list(run)) == 3 and run.coverage == {0: []} and run.notices == []

@@ -161,7 +161,7 @@ class Observer:
             self._clock.next_step()
             self._begin_step()
             if not self._listening:
-                self._watcher.drop()
+                self._try(self._watcher.drop)
         self._tell()
 
     def close(self, status: str = "finished", reason: str = "") -> None:
@@ -173,15 +173,13 @@ class Observer:
             try:
                 self._end_step()
                 self._listening = False
-                self._note_outcome(status)
+                self._try(partial(self._note_outcome, status))
                 if self._error is not None:
-                    status, reason = "failed", str(self._error)
+                    status, reason = "failed", str(self._error) or type(self._error).__name__
                 if self._sink is not None:
-                    self._sink.close(status, reason, self._book)
-            except Exception as error:
-                self._stop(error)
+                    self._try(partial(self._sink.close, status, reason, self._book))
             finally:
-                self._undo.close()
+                self._try(self._undo.close)
                 kernels.release()
         self._tell()
 
@@ -222,7 +220,7 @@ class Observer:
             self._sink.end_step(self._clock.step, self._book)
         except Exception as error:
             self._stop(error)
-            self._watcher.drop()
+            self._try(self._watcher.drop)
 
     def _note_outcome(self, status: str) -> None:
         """All has been seen: note what is to be said about the recording as a whole."""
@@ -250,6 +248,13 @@ class Observer:
                 self._seconds += time.perf_counter() - started
 
         return guarded
+
+    def _try(self, task: Callable[[], None]) -> None:
+        """Run a task of our own outside of hooks; an error in it stops the recording, and not the training."""
+        try:
+            task()
+        except Exception as error:
+            self._stop(error)
 
     def _stop(self, error: Exception) -> None:
         """No more is recorded; it is told at the next moment that cannot harm training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -104,10 +104,12 @@ class Watcher:
 
     def drop(self) -> None:
         """Take every hook off that is not on a module: nobody listens to the next step, or ever again."""
-        self._drop_passing()
-        for remove in self._staying.values():
-            remove()
-        self._staying.clear()
+        try:
+            self._drop_passing()
+        finally:
+            for remove in self._staying.values():
+                remove()
+            self._staying.clear()
 
     def _drop_passing(self) -> None:
         """They must not fire into a later step."""
@@ -337,5 +339,6 @@ class Watcher:
 
 def _observed(evaluation: Evaluation, before: Before, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Show the root's forwards to the evaluation also in steps that are not recorded."""
-    evaluation.observe()
+    with suppress(Exception):  # no guard is around it; a recorded step meets the same error inside one
+        evaluation.observe()
     return before(args, kwargs)

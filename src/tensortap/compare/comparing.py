@@ -11,7 +11,7 @@ from tensortap.compare.align.ranks import unpaired_ranks
 from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
 from tensortap.compare.judge.findings import findings, whatever_is_wrong
 from tensortap.compare.judge.judging import Judgement, Pairs, judge
-from tensortap.compare.judge.one_sided import extra, lost_in_free_run, without_gradient
+from tensortap.compare.judge.one_sided import extra, guessed_modules, lost_in_free_run, without_gradient
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
@@ -81,6 +81,8 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     case = matched.case(judgement, structure)
     missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
     born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
+    if not (born or missing or gained) and (guessed := guessed_modules(matched, structure)):
+        doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = unpaired_ranks(matched, request.ranks)
     comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired, doubts=doubts)
     comparison = replace(comparison, options=request.options)

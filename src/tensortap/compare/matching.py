@@ -21,7 +21,7 @@ from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
 from tensortap.compare.measure.tensors import Tolerances, measure_tensors
 from tensortap.compare.request import Request
-from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
+from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
 from tensortap.compare.translate.mapped import (
     Allowance,
@@ -93,6 +93,13 @@ class Matched:
         if self.plan is None:
             return np.full(len(self.alignment.reference), CERTAIN, np.int8)
         return levels(self.reference, self.candidate, self.alignment, self.measures, self.plan)
+
+    @cached_property
+    def is_certain(self) -> Callable[[str], bool]:
+        """Says of a module of the reference whether it is certain which one of the candidate it is."""
+        if self.plan is None:
+            return lambda module: True
+        return certain_modules(self.reference, self.alignment, self.measures, self.plan)
 
     def paired_by_state(self, doubts: Doubts) -> dict[str, str]:
         """Modules that were paired wrongly, as their parameters show: the candidate's names and the reference's."""

@@ -80,6 +80,7 @@ def innermost_optimizer(optimizer: Any) -> Any:
 
     A wrapper may derive from torch's class without its state: a hook on it then fails or never runs.
     """
-    while (inner := getattr(optimizer, "optimizer", None)) is not None and hasattr(inner, "param_groups"):
-        optimizer = inner
-    return optimizer
+    chain = [optimizer]
+    while (inner := getattr(chain[-1], "optimizer", None)) is not None and not any(inner is each for each in chain):
+        chain.append(inner)
+    return next((each for each in reversed(chain) if hasattr(each, "param_groups")), optimizer)

@@ -94,7 +94,7 @@ class Run:
         self._calls: dict[int, Calls | None] = {}
         files = [] if self.in_memory else ranks
         self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in files}
-        self._coverage = {rank: _json_or_none(self._folder(rank) / COVERAGE_JSON) for rank in files}
+        self._coverage = {rank: _coverage_or_none(self._folder(rank) / COVERAGE_JSON) for rank in files}
 
     @property
     def finished(self) -> bool:
@@ -394,6 +394,18 @@ def _json_or_none(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _coverage_or_none(path: Path) -> dict[str, Any] | None:
+    """The content of a coverage file; None if it cannot be read or is not what capture writes."""
+    value = _json_or_none(path)
+    try:
+        for row in _field(value, "modules", []):
+            coverage_from(row)
+        list(_field(value, "notices", []))
+    except (TypeError, KeyError, AttributeError):
+        return None
+    return value
 
 
 def _field(value: dict[str, Any] | None, name: str, default: Any = None) -> Any:

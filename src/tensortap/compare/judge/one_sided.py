@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from tensortap.compare.align.side import Ints, Side
+from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
 from tensortap.compare.judge.isolated import Isolation
 from tensortap.compare.judge.structure import Call, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.records import GRADIENT_KINDS, Finding, Key
 
-__all__ = ["Parameters", "extra", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
+__all__ = ["Parameters", "extra", "guessed_modules", "lost_in_free_run", "lost_in_isolation", "without_gradient"]
 
 _MOST = 1000
 Parameters = Collection[tuple[str, str]]
@@ -33,12 +33,11 @@ def lost_in_isolation(
 def without_gradient(matched: Matched, structure: Structure, free: bool = True) -> set[Spot]:
     """Calls that got no gradient at an output at which the reference has one, though others came in the same pass. In a
     `free` run only if `lost_in_free_run` would tell of it: else nobody would."""
-    if not len(matched.alignment.only_reference) or matched.plan is not None:
+    if not len(matched.alignment.only_reference):
         return set()
-    if free and _has_other_parameters(matched):
-        return set()
-    lost = _lost_rows(matched, structure, None, ("grad_output",))
-    return {(_scope(matched.reference, row), key.module, key.call) for row, key in lost}
+    expected = Counterparts(matched).expected if free else None
+    lost = _certain(matched, _lost_rows(matched, structure, None, ("grad_output",), expected))
+    return {(pass_of(matched.reference, row), key.module, key.call) for row, key in lost}
 
 
 def lost_in_free_run(
@@ -48,12 +47,13 @@ def lost_in_free_run(
     others of its kind came in the same pass, and if parameters go without theirs or get a wrong one for it (`deprived`
     calls): else the runs may just have been captured or called differently. `parameters` are None if the candidate's
     are not known."""
-    if not len(matched.alignment.only_reference) or matched.plan is not None or _has_other_parameters(matched):
+    if not len(matched.alignment.only_reference):
         return {}
-    lost = _lost_rows(matched, structure, parameters)
+    expected = Counterparts(matched, parameters).expected
+    lost = _certain(matched, _lost_rows(matched, structure, parameters, expected=expected))
     needed = "param_grad" if "param_grad" in structure.kind else "grad_output"
     if not any(key.kind == needed for _, key in lost):
-        lost = [(row, key) for row, key in lost if (_scope(matched.reference, row), key.module, key.call) in deprived]
+        lost = [(row, key) for row, key in lost if (pass_of(matched.reference, row), key.module, key.call) in deprived]
     if not lost:
         return {}
     callers = {
@@ -68,31 +68,59 @@ def extra(matched: Matched, structure: Structure) -> dict[tuple[int, float], Fin
     """Parameters that get a gradient only in the candidate, though their module ran on both sides and others got
     theirs: one for each module, by the step and the place in the reference's order where it came."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    if not len(alignment.only_candidate) or matched.plan is not None or _lacks_parameters(matched):
-        return {}
-    unfinished = None if left.run.finished else int(left.step.max(initial=-1))
-    rows = alignment.only_candidate[right.kind.among(("param_grad",))[alignment.only_candidate]]
-    came = {scope for scope, kind in zip(structure.scope, structure.kind, strict=True) if kind == "param_grad"}
     order = np.argsort(alignment.candidate)
     found: dict[tuple[int, float], Finding] = {}
     named: set[tuple[int, str]] = set()
-    for row, after in zip(rows.tolist(), np.searchsorted(alignment.candidate[order], rows).tolist(), strict=True):
-        key, rank = right.key(row), int(right.rank[row])
-        scope = rank, key.step, key.micro
-        ran = any(call.of("output") for call in structure.calls_of_module.get((scope, key.module), ()))
-        if "~" in key.path or key.step == unfinished or scope not in came or not ran or (rank, key.module) in named:
+    for row, rank, key in _extra_rows(matched, structure):
+        if not matched.is_certain(key.module) or (rank, key.module) in named:
             continue
         if len(named) == _MOST:
             break
         named.add((rank, key.module))
+        after = int(np.searchsorted(alignment.candidate[order], row))
         before = -1.0 if not after else float(left.seq[alignment.reference[order[after - 1]]])
         place = key.step, before + 0.5 + len(found) * 1e-6  # behind what came before it on the candidate's side
-        found[place] = Finding(key, rank, right.cls[row], "extra", None, 0.0, "the reference has none", True)
+        theirs = matched.names.get(key.module)
+        found[place] = Finding(
+            key, rank, right.cls[row], "extra", None, 0.0, "the reference has none", True, counterpart=theirs
+        )
     return found
 
 
+def guessed_modules(matched: Matched, structure: Structure) -> list[str]:
+    """Modules of the reference whose parameters get a gradient on one side alone, and whose counterpart is a guess."""
+    if matched.plan is None:
+        return []
+    rows = _lost_rows(matched, structure, None, ("param_grad",), Counterparts(matched).expected)
+    names = [key.module for _, key in rows] + [key.module for _, _, key in _extra_rows(matched, structure)]
+    return [name for name in dict.fromkeys(names) if not matched.is_certain(name)]
+
+
+def _extra_rows(matched: Matched, structure: Structure) -> Iterator[tuple[int, int, Key]]:
+    """The candidate's gradients of parameters that the reference should have, and has not: row, rank and identity in
+    the reference's terms."""
+    left, right, alone = matched.reference, matched.candidate, matched.alignment.only_candidate
+    if not len(alone):
+        return
+    rows = alone[right.kind.among(("param_grad",))[alone]]
+    counterparts = Counterparts(matched)
+    unfinished = None if left.run.finished else int(left.step.max(initial=-1))
+    came = {scope for scope, kind in zip(structure.scope, structure.kind, strict=True) if kind == "param_grad"}
+    for row in rows.tolist():
+        if (place := counterparts.extra(row)) is None:
+            continue
+        rank, key = place
+        scope = rank, key.step, key.micro
+        if key.step != unfinished and scope in came and _ran(matched, structure, scope, key):
+            yield row, rank, key
+
+
 def _lost_rows(
-    matched: Matched, structure: Structure, parameters: Parameters | None, kinds: Collection[str] = GRADIENT_KINDS
+    matched: Matched,
+    structure: Structure,
+    parameters: Parameters | None,
+    kinds: Collection[str] = GRADIENT_KINDS,
+    expected: Callable[[Key], bool] | None = None,
 ) -> list[tuple[int, Key]]:
     """The reference's gradients that the candidate should have, and has not."""
     left, unfinished = matched.reference, _unfinished(matched)
@@ -101,17 +129,32 @@ def _lost_rows(
     came = set(zip(structure.scope, structure.kind, strict=True)) if len(rows) else set()
     lost = []
     for row in rows.tolist():
-        key, scope = left.key(row), _scope(matched.reference, row)
+        key, scope = left.key(row), pass_of(left, row)
         if (scope, key.kind) not in came or key.step == unfinished or not _is_meant(key, parameters):
             continue
-        calls = structure.calls_of_module.get((scope, key.module), ())
-        if any(c.of("output") for c in calls if key.kind == "param_grad" or c.number == key.call):
+        if _ran(matched, structure, scope, key) and (expected is None or expected(key)):
             lost.append((row, key))
     return lost
 
 
-def _scope(side: Side, row: int) -> tuple[int, int, int]:
-    return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
+def _certain(matched: Matched, lost: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
+    """Without those of modules whose counterpart is a guess."""
+    return [(row, key) for row, key in lost if matched.is_certain(key.module)]
+
+
+def _ran(matched: Matched, structure: Structure, scope: Pass, key: Key) -> bool:
+    """Whether the call that a gradient is of ran on both sides; of parameters that a mapping has placed, at least the
+    module around, which may pack them otherwise."""
+    calls = structure.calls_of_module.get((scope, key.module), ())
+    if key.kind == "param_grad":
+        if any(call.of("output") for call in calls) or matched.plan is None:
+            return any(call.of("output") for call in calls)
+        return bool(key.module) and _ran(matched, structure, scope, key._replace(module=key.module.rpartition(".")[0]))
+    outputs = [call for call in calls if call.number == key.call and call.of("output")]
+    if matched.plan is None:
+        return bool(outputs)
+    value = key.kind.removeprefix("grad_")  # which may have no counterpart of its own, as an argument more
+    return any(structure.path[row] == key.path for call in outputs for row in call.of(value))
 
 
 def _unfinished(matched: Matched) -> int | None:
@@ -126,25 +169,6 @@ def _is_meant(key: Key, parameters: Parameters | None) -> bool:
     if key.phase != "backward" or "~" in key.path:
         return False
     return key.kind != "param_grad" or parameters is None or (key.module, key.path) in parameters
-
-
-def _has_other_parameters(matched: Matched) -> bool:
-    """Whether the candidate has gradients of parameters that the reference does not know, in a pass that both have:
-    the reference's may be among them under another name, or as a part of one."""
-    alignment = matched.alignment
-    return _has_parameters_alone(matched.candidate, alignment.only_candidate, alignment.candidate)
-
-
-def _lacks_parameters(matched: Matched) -> bool:
-    """The same of the reference: the candidate's may be among its own under another name."""
-    alignment = matched.alignment
-    return _has_parameters_alone(matched.reference, alignment.only_reference, alignment.reference)
-
-
-def _has_parameters_alone(side: Side, alone: Ints, paired: Ints) -> bool:
-    rows = alone[side.kind.among(("param_grad",))[alone]]
-    both = {_scope(side, row) for row in paired.tolist()} if len(rows) else set()
-    return any("~" not in side.path[row] and _scope(side, row) in both for row in rows.tolist())
 
 
 def _ends(
@@ -176,6 +200,7 @@ def _finding(matched: Matched, row: int, key: Key, container: str | None) -> Fin
         rule="the reference has one",
         inputs_matched=True,
         container=container,
+        counterpart=matched.names.get(key.module if container is None else container),
     )
 
 

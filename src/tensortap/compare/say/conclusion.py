@@ -114,8 +114,9 @@ def _sentence(
     if isolated:
         return sentence.isolated(births, tensors, several) + sentence.called(first)
     forward = _forward(matched, judgement, first)
+    candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
     if tensors is None:
-        return sentence.lost(first, several, forward)
+        return sentence.lost(first, several, forward, candidate)
     if left.run.is_checkpoint and right.run.is_checkpoint:
         return sentence.checkpoints(first, len(born), tensors)
     at_start = first.key.step == int(left.step.min())
@@ -126,7 +127,7 @@ def _sentence(
         tensors,
         several,
         forward,
-        str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate",
+        candidate,
         ran_alike=not (steps := _other_steps(matched, first.key.step)),
     )
     if _parameters_unseen(left, first):

@@ -142,14 +142,19 @@ def _source(first: Finding, key: Key) -> str:
     return f"{words.get(key.kind, key.kind)} {key.path}{of}"
 
 
-def lost(first: Finding, several: bool, forward: str) -> str:
-    """Say that only one side has a gradient, in a run that is right up to there; `forward` as in `parted`."""
+def lost(first: Finding, several: bool, forward: str, candidate: str = "the candidate") -> str:
+    """Say that only one side has a gradient, in a run that is right up to there; arguments as in `parted`."""
     key = first.key
     where = _where(first, several)
     begin = f"{forward}, but in {where}" if forward else f"In {where}"
+    other = (
+        f" ({display_name(first.module)} is {first.counterpart} in {candidate})"
+        if first.counterpart is not None
+        else ""
+    )
     if first.status == "extra":
-        return f"{begin} {_comes(key)}, which it does not in the reference."
-    return f"{begin} {_never_comes(key)}, though the reference has it."
+        return f"{begin} {_comes(key)}, which it does not in the reference{other}."
+    return f"{begin} {_never_comes(key)}, though the reference has it{other}."
 
 
 def _where(first: Finding, several: bool) -> str:

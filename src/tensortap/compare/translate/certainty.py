@@ -28,6 +28,7 @@ __all__ = [
     "PLAUSIBLE",
     "Doubts",
     "Levels",
+    "certain_modules",
     "judge_certain",
     "levels",
     "paired_by_state",
@@ -59,6 +60,11 @@ def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Mea
     return found
 
 
+def certain_modules(reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Callable[[str], bool]:
+    """Return a function that says whether it is certain which module of the candidate one of the reference is."""
+    return _Modules(reference, alignment, measures, plan).is_certain
+
+
 class _Modules:
     """What confirms the pairs of modules."""
 
@@ -82,6 +88,10 @@ class _Modules:
         # Without weights only order speaks for it; with weights, unless others like it are given the same tensor.
         return CERTAIN if (own or not self._any_tensors) and self._in_order(made) else DOUBTFUL
 
+    def is_certain(self, made: str) -> bool:
+        """Whether names, order or state confirm a pair, or outputs that agree."""
+        return self.level(made) == CERTAIN or made in self._with_same_output
+
     def _in_order(self, made: str) -> bool:
         """Whether both sides have as many modules of this look, one after the other, so that their order decides."""
         group = self._places.alike.get(made)
@@ -97,11 +107,26 @@ class _Modules:
     @cached_property
     def _with_same_state(self) -> set[str]:
         """Modules of which a parameter or buffer agrees that is not one number throughout, as in a new norm."""
-        side, rows, measures = self._side, self._rows, self._measures
-        state = side.kind.among(("param", "buffer"))[rows] if len(rows) else np.empty(0, bool)
+        found = self._agreeing("param", "buffer") & (self._side.call[self._rows] == 0)
+        return set(self._side.module.at(self._rows[found]))
+
+    @cached_property
+    def _with_same_output(self) -> set[str]:
+        """Modules all of whose outputs agree in what is not one number throughout."""
+        side, rows = self._side, self._rows
+        outputs = side.kind.among(("output",))[rows] if len(rows) else np.empty(0, bool)
+        agreeing = self._agreeing("output")
+        return set(side.module.at(rows[agreeing])) - set(side.module.at(rows[outputs & ~agreeing]))
+
+    def _agreeing(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        """Of each pair, whether it is of one of these kinds, agrees, and has several numbers."""
+        rows, measures = self._rows, self._measures
+        if not len(rows):
+            return np.empty(0, bool)
         near = measures.equal | (measures.rel_l2 <= _SAME)
-        found = state & near & (measures.sides["reference"]["std"] > 0) & (side.call[rows] == 0)
-        return set(side.module.at(rows[found]))
+        various = measures.sides["reference"]["std"] > 0
+        found: npt.NDArray[np.bool_] = self._side.kind.among(kinds)[rows] & near & various
+        return found
 
     @cached_property
     def _inputs(self) -> dict[str, set[int]]:

@@ -101,11 +101,12 @@ class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyp
     @staticmethod
     def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], exchange: Exchange) -> Any:
         ctx.exchange = exchange
+        ctx.set_materialize_grads(False)  # zeros would reach parameters that get no gradient without the check
         return fresh()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        values = uncompiled(ctx.exchange, gradient)
+        values = None if gradient is None else uncompiled(ctx.exchange, gradient)
         return gradient if values is None else _tensor(values, gradient)
 
 
@@ -113,4 +114,5 @@ def _tensor(values: npt.NDArray[np.generic], like: Any) -> Any:
     """The values in memory of their own, with the dtype and place of another tensor."""
     if dtypes.name_of(values.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         values = values.astype(np.float32)  # every number of a short dtype is one of these
-    return paddle.to_tensor(np.ascontiguousarray(values), place=like.place).astype(like.dtype)
+    values = np.require(values, requirements="C")  # unlike ascontiguousarray, which gives a scalar an axis
+    return paddle.to_tensor(values, place=like.place).astype(like.dtype)

@@ -101,11 +101,12 @@ class _Forced(torch.autograd.Function):  # type: ignore[misc]  # torch is untype
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], exchange: Exchange) -> torch.Tensor:
         ctx.exchange = exchange
+        ctx.set_materialize_grads(False)  # zeros would reach parameters that get no gradient without the check
         return fresh()  # neither an input nor a view: what comes next may change it in place
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        values = ctx.exchange(gradient)
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        values = None if gradient is None else ctx.exchange(gradient)
         if values is not None:
             gradient = torch.empty_like(gradient).copy_(tensor_of(values))
         return gradient, None, None
