@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.statistics import STORED
+
 if TYPE_CHECKING:
     from tensortap.core.arguments import ArgumentDifference
     from tensortap.core.details import Detail
@@ -106,8 +108,11 @@ def display_name(module: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Counts and moments of a tensor. The moments are over the finite elements; where there is none, min, max, mean and
-    std are NaN. A complex tensor counts as its real and imaginary parts side by side."""
+    """The numbers of a tensor's summary, in the order of `core.statistics.STORED`, which defines each.
+
+    Moments are over the finite elements; if there is none, min, max, mean and std are NaN. A complex tensor counts as
+    its real and imaginary parts side by side.
+    """
 
     elements: int
     nan: int
@@ -121,6 +126,16 @@ class Statistics:
     l1: float
     l2: float
     digest: int
+    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Statistics that `core.statistics.register` has added, by name; None where a value is unknown."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a stored statistic by its name; None if this summary has not got it.
+
+        >>> summary["mean"]                                                    # doctest: +SKIP
+        0.25
+        """
+        return getattr(self, name) if name in _STORED else self.more.get(name)
 
     @property
     def nonfinite(self) -> int:
@@ -133,9 +148,12 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary(Statistics):
-    """What is known of a tensor whose bytes were not kept. `kernels.reference` defines every field."""
+    """What is known of a tensor whose bytes were not kept. `kernels.summary.reference` defines every field."""
 
     sketch: npt.NDArray[np.float32]
+
+
+_STORED = frozenset(each.name for each in STORED)
 
 
 class Location(NamedTuple):

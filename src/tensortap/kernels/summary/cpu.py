@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from tensortap.core import dtypes
+from tensortap.core import dtypes, statistics
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 from tensortap.kernels.compiling import announced, load
@@ -98,7 +98,7 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
         _take_chunks(work)
     sketch = np.empty(reference.BUCKETS, np.float32)
     rows.finish(records_at, chunks, sketch)
-    return _summary(elements, records, sketch)
+    return _summary(elements, records, sketch, reference.added_values(array) if statistics.added() else {})
 
 
 def borrow(library: str, threads: int) -> None:
@@ -133,7 +133,9 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> 
     )
 
 
-def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32]) -> Summary:
+def _summary(
+    elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32], more: dict[str, Any]
+) -> Summary:
     n, nan, posinf, neginf, zeros, low, high, mean, m2, l1, digest = _FIELDS.unpack_from(records.data)
     if not n:
         low = high = mean = std = math.nan
@@ -142,9 +144,8 @@ def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArra
     else:
         std = math.sqrt(m2 / n)
     l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
-    return Summary(
-        elements, int(nan), int(posinf), int(neginf), int(zeros), low, high, mean, std, l1, l2, digest, sketch
-    )
+    counts = elements, int(nan), int(posinf), int(neginf), int(zeros)
+    return Summary(*counts, low, high, mean, std, l1, l2, digest, sketch, more=more)
 
 
 def _address(array: Array) -> int:

@@ -40,14 +40,14 @@ channel reaches half of the buckets whatever the width of a row. A bucket past f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core import dtypes
+from tensortap.core import dtypes, statistics
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 
@@ -56,6 +56,7 @@ __all__ = [
     "ROW",
     "VERSION",
     "Part",
+    "added_values",
     "components",
     "digest_weights",
     "line_hash",
@@ -122,16 +123,46 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
             zeros=int((values == 0).sum()),
             **_moments(values[finite]),
             digest=digest % 2**64,
+            more=added_values(array),
             sketch=sketch.astype(np.float32),
         )
 
 
+def added_values(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return the statistics that `core.statistics.register` has added, of an array of any dtype that is known.
+
+    They take a pass of their own in NumPy, block by block, so that a large tensor needs little memory.
+    """
+    added = statistics.added()
+    if not added:
+        return {}
+    flat = components(array).reshape(-1)
+    found: dict[str, list[float]] = {each.name: [] for each in added}
+    for start in range(0, flat.size, _BLOCK):
+        with np.errstate(invalid="ignore"):
+            block = flat[start : start + _BLOCK].astype(np.float64)
+        for each in added:
+            assert each.compute is not None
+            found[each.name].append(each.compute(block))
+    return {each.name: statistics.merge_values(each, found[each.name]) for each in added}
+
+
 def merge(summaries: Iterable[Summary]) -> Summary:
-    """The summary of the whole tensor from those of its parts, in any order. The parts must cover it once."""
+    """Return the summary of the whole tensor from those of its parts, in any order. The parts must cover it once."""
     parts = list(summaries)
-    n, mean, m2, l2 = 0, 0.0, 0.0, 0.0
+    values: dict[str, Any] = _pooled(parts)
+    for each in statistics.stored():
+        if each.name not in values:
+            values[each.name] = statistics.merge_values(each, [part[each.name] for part in parts])
+    with np.errstate(over="ignore", invalid="ignore"):
+        sketch = sum((s.sketch for s in parts), start=np.zeros(BUCKETS)).astype(np.float32)
+    return Summary(**statistics.fields_of(values), sketch=sketch)
+
+
+def _pooled(parts: Sequence[Summary]) -> dict[str, float]:
+    """Return mean and std of the whole, the statistics that merge by rule "pooled"."""
+    n, mean, m2 = 0, 0.0, 0.0
     for s in parts:
-        l2 = math.hypot(l2, s.l2)
         if s.finite:
             delta, total = s.mean - mean, n + s.finite
             m2 += s.std * s.std * s.finite + delta * delta * (n / total * s.finite)
@@ -141,23 +172,7 @@ def merge(summaries: Iterable[Summary]) -> Summary:
     high = max((s.max for s in parts if s.finite), default=math.nan)
     if low == high:
         mean, m2 = low, 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        sketch = sum((s.sketch for s in parts), start=np.zeros(BUCKETS)).astype(np.float32)
-    return Summary(
-        elements=sum(s.elements for s in parts),
-        nan=sum(s.nan for s in parts),
-        posinf=sum(s.posinf for s in parts),
-        neginf=sum(s.neginf for s in parts),
-        zeros=sum(s.zeros for s in parts),
-        min=low,
-        max=high,
-        mean=mean if n else math.nan,
-        std=math.sqrt(m2 / n) if n else math.nan,
-        l1=sum((s.l1 for s in parts), start=0.0),
-        l2=l2,
-        digest=sum(s.digest for s in parts) % 2**64,
-        sketch=sketch,
-    )
+    return {"mean": mean, "std": math.sqrt(m2 / n)} if n else {"mean": math.nan, "std": math.nan}
 
 
 def sketch_distance(reference: Summary, candidate: Summary) -> float:
