@@ -11,7 +11,7 @@ from tensortap.kernels import compiling, summarize
 from tensortap.kernels.summary import cpu
 
 COMPILING = "compiling its CPU kernel"
-USE = "import numpy as np; from tensortap.kernels import cpu; print(cpu.summarize(np.ones(3, np.float32)).l1)"
+USE = "import numpy as np; from tensortap.kernels.summary import cpu; print(cpu.summarize(np.ones(3, np.float32)).l1)"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from tensortap.core.machine import PORTABLE
 from tensortap.core.records import Summary
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def difference(
 
 def borrow_threads(library: str | None, threads: int) -> None:
     """Summaries of the calling thread run on a framework's own OpenMP threads, where its library is known."""
-    if library is not None:
+    if library is not None and not PORTABLE:
         from tensortap.kernels.summary import cpu
 
         cpu.borrow(library, threads)
@@ -49,6 +50,6 @@ def borrow_threads(library: str | None, threads: int) -> None:
 
 def release() -> None:
     """End the idle helper threads; the next summary starts them again."""
-    for name in ("summary", "pairs"):
-        if (loaded := sys.modules.get(f"tensortap.kernels.{name}.cpu")) is not None:
+    for name in ("summary.cpu", "pairs.cpu"):
+        if (loaded := sys.modules.get(f"tensortap.kernels.{name}")) is not None:
             loaded.release()

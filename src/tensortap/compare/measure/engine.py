@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.machine import cores
+from tensortap.core.machine import PORTABLE, cores
 from tensortap.core.records import Location
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, Rows
@@ -218,7 +218,7 @@ class Files:
     def forget_pages(self) -> None:
         """Count no page of the files as this process's memory any more; the system's cache keeps them."""
         for mapped in self._maps.values():
-            if hasattr(mmap, "MADV_DONTNEED"):
+            if hasattr(mmap, "MADV_DONTNEED") and not PORTABLE:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def __enter__(self) -> Files:

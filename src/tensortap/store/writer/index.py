@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from tensortap.core.file_io import BINARY
 from tensortap.core.records import Record
 from tensortap.store.format import END_OF_STREAM, encode, encode_columns, index_schema
 from tensortap.store.writer.state import State, write_error
@@ -68,7 +69,7 @@ class IndexFile:
         self.nbytes = 0
         self._fd = -1
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
             self._write(index_schema().serialize())
         except OSError as error:
             if self._fd >= 0:
