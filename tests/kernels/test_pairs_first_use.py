@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-USE = "import numpy; from tensortap.kernels import pairs; a = numpy.ones(3); print(pairs.difference(a, a))"
+USE = "import numpy; from tensortap.kernels.pairs import cpu as pairs; a = numpy.ones(3); print(pairs.difference(a, a))"
 
 
 def test_without_any_cache_folder_it_compiles_and_says_so() -> None:

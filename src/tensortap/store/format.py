@@ -66,7 +66,7 @@ __all__ = [
 FORMAT = 2
 """History of the format:
 1: the first.
-2: digest and sketch are defined anew (version 2 of `kernels.reference`).
+2: digest and sketch are defined anew (version 2 of `kernels.summary.reference`).
 """
 OLDEST = 2
 """Summaries of older runs cannot be compared with those of today."""

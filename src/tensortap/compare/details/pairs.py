@@ -20,7 +20,7 @@ from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.records import Difference
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
-from tensortap.kernels.pairs.details import Folded, look, map_of
+from tensortap.kernels.pairs.details import Folded, inspect_pair, map_of
 from tensortap.kernels.pairs.reference import tolerances
 from tensortap.kernels.summary.reference import components
 
@@ -69,7 +69,7 @@ class Closeups:
             return replace(found, why=str(error), damaged=True)
         if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
             theirs = _facts_as_read(theirs.dtype, other)
-        near = look(one, other, bounds_of(ours, theirs), (rtol, atol))
+        near = inspect_pair(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(
             found,
             whole=True,

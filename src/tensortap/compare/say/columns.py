@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
         ("candidate_value", pa.float64()),
         ("max_ulp", pa.float64()),
         ("mismatched", pa.float64()),  # share of elements outside atol + rtol * |reference|
-        ("row_rel_l2", pa.float64()),  # rel_l2 of the worst row along the last dimension; `kernels.pairs_reference`
+        ("row_rel_l2", pa.float64()),  # rel_l2 of the worst row along the last dimension; `kernels.pairs.reference`
         ("row_index", pa.list_(pa.int64())),  # where that row is; empty if the tensor is one row
         ("row_tolerance", pa.float64()),  # the error of a row that was allowed
         # both sides
