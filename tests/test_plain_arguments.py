@@ -158,7 +158,7 @@ def test_an_object_of_a_dataclass_is_its_type() -> None:
 def test_long_texts_and_many_items_are_cut_with_a_note() -> None:
     text = again("x" * 100_000)
     assert (text.kind, text.text) == ("object", "str")
-    assert text.note.startswith("100000 letters: 'xxx")
+    assert text.note.startswith("100000 characters: 'xxx")
     assert repr(again(list(range(1000)))) == "a list object (1000 items)"
     assert repr(again(dict.fromkeys(range(1000)))) == "a dict object (1000 items)"
     assert repr(again((((((1,),),),),))) == "((((a tuple object (1 items),),),),)"

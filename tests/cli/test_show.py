@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 from showing import call, record, write
 
-from tensortap.cli.gather import SORTS
+from tensortap.cli.gather import sorts
 from tensortap.store import RunWriter
 
 Capsys = pytest.CaptureFixture[str]
@@ -82,7 +82,7 @@ def test_filters(capsys: Capsys, run: Path, options: list[str], count: int, hold
 
 @pytest.mark.parametrize(
     "name",
-    SORTS,
+    sorts(),
 )
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_orders(capsys: Capsys, run: Path, name: str, sign: str) -> None:
@@ -90,6 +90,8 @@ def test_orders(capsys: Capsys, run: Path, name: str, sign: str) -> None:
         "inf": lambda r: r["posinf"] + r["neginf"],
         "nonfinite": lambda r: r["nan"] + r["posinf"] + r["neginf"],
         "absmax": lambda r: max(abs(r["min"]), abs(r["max"])),
+        "rms": lambda r: r["l2"] / (r["elements"] - r["nan"] - r["posinf"] - r["neginf"]) ** 0.5,
+        "var": lambda r: r["std"] ** 2,
     }
     found = records(capsys, run, "--sort", sign + name)
     values = [derived.get(name, lambda r: r[name])(each) for each in found]

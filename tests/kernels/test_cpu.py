@@ -237,7 +237,7 @@ def test_a_forked_child_starts_its_own_helpers() -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(3, "M8[s]"), np.array(["a"]), np.zeros(3, np.longdouble), np.array([{}])])
 def test_an_unknown_dtype_is_named(array: Array) -> None:
-    with pytest.raises(UsageError, match=r"cannot summarise elements of dtype .*; known are float64, .*bfloat16"):
+    with pytest.raises(UsageError, match=r"cannot summarise elements of dtype .*; supported are float64, .*bfloat16"):
         cpu.summarize(array)
 
 

@@ -157,16 +157,16 @@ def test_values_that_float32_sums_cannot_take(make: Make, dtype: torch.dtype) ->
     check(device_reader, torch.full((5, 1024), math.nan, dtype=dtype, device=device))
 
 
-@pytest.mark.parametrize("great", [False, True])
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_tensors_that_keep_all_processors_busy(
-    kernels: Make, dtype: torch.dtype, great: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: Make, dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device_reader, device = kernels()
-    elements = (1 << 26) + 5000 if great else 20_004_999
+    elements = (1 << 26) + 5000 if large else 20_004_999
     if device == "cpu":
-        monkeypatch.setattr(gpu, "_GREAT", 1 << 20)
-        elements = (1 << 20) + 5000 if great else 604_999
+        monkeypatch.setattr(gpu, "_LARGE", 1 << 20)
+        elements = (1 << 20) + 5000 if large else 604_999
     numbers = torch.randn(elements, device=device).to(dtype)
     numbers[elements // 3 :: 1001] = 0.0
     found, true = summary_of(device_reader, numbers), summarize(Torch().host(numbers))

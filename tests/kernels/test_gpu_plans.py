@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tensortap.kernels.cuda import gpu
-from tensortap.kernels.cuda.gpu import Gpu, Plan, Turns
+from tensortap.kernels.cuda.gpu import Gpu, PieceCounters, ReadPlan
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import Device
@@ -38,9 +38,9 @@ def _clear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "clear", lambda *what: cleared.append(what))
 
 
-def planned(elements: int, layout: Layout = FLAT) -> tuple[FakeKernel, Plan]:
+def planned(elements: int, layout: Layout = FLAT) -> tuple[FakeKernel, ReadPlan]:
     kernel, device = with_fake_kernel()
-    return kernel, device.plan("bfloat16", elements, layout, weights=77, turns=Turns(0x9000, 5), stream=5)
+    return kernel, device.plan("bfloat16", elements, layout, weights=77, turns=PieceCounters(0x9000, 5), stream=5)
 
 
 def with_fake_kernel() -> tuple[FakeKernel, Gpu]:
@@ -107,7 +107,7 @@ def interrupted() -> None:
 
 def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> None:
     kernel, device = with_fake_kernel()
-    together = device.together("bfloat16", weights=77, turns=Turns(0x9000, 5), stream=5)
+    together = device.together("bfloat16", weights=77, turns=PieceCounters(0x9000, 5), stream=5)
     for _ in range(2):
         sizes = enumerate(SIZES)
         together.read([(0x1000 * (k + 1), size, together.shared_out(size), 100 + k, 200 + k) for k, size in sizes])

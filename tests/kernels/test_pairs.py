@@ -18,7 +18,7 @@ from tensortap.core import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs import cpu as pairs
 from tensortap.kernels.pairs import reference as pairs_reference
-from tensortap.kernels.pairs.cpu import PairMeasure, Side
+from tensortap.kernels.pairs.cpu import PairMeasure, SideMeasure
 
 Array = npt.NDArray[Any]
 REAL = [name for name in dtypes.NAMES if not name.startswith("complex")]
@@ -58,7 +58,7 @@ def agree(found: Any, expected: Any, abs_: float = 0.0) -> bool:
     return bool(found == pytest.approx(expected, rel=1e-11, abs=abs_, nan_ok=True))
 
 
-def assert_side(found: Side, expected: Side) -> None:
+def assert_side(found: SideMeasure, expected: SideMeasure) -> None:
     assert astuple(found)[:4] == astuple(expected)[:4]
     size = expected.l2 / math.sqrt(max(expected.elements, 1))
     assert agree(found.mean, expected.mean, 1e-13 * size)
@@ -298,7 +298,7 @@ def test_ranges_join_to_the_same_bits(name: str) -> None:
     shape = (2, 1_000_000, 2) if name == "complex64" else (2, 1_000_000)
     r, c = reference.reshape(-1), candidate.reshape(-1)
     cuts = [0, pairs.CHUNK, 4 * pairs.CHUNK, 5 * pairs.CHUNK, r.size]
-    rows = pairs.Rows.of(reference.shape, len(shape) - 1, size=9.0)
+    rows = pairs.TensorRows.of(reference.shape, len(shape) - 1, size=9.0)
     partials = [pairs.measure_range(r[a:b], c[a:b], a, rows=rows) for a, b in itertools.pairwise(cuts)]
     whole = pairs.difference(reference, candidate, size=9.0)
     assert same(pairs.join(partials, shape, rows), whole)
@@ -375,7 +375,7 @@ def test_where_ranges_are_cut_does_not_change_a_row() -> None:
     for shape in ((3, 700_001), (7_001, 300), (1_050_000, 2)):
         reference, candidate = pair("float32", "float32", shape)
         r, c = reference.reshape(-1), candidate.reshape(-1)
-        rows = pairs.Rows.of(shape, 1, size=1e4)
+        rows = pairs.TensorRows.of(shape, 1, size=1e4)
         whole = pairs.difference(reference, candidate, size=1e4)
         for chunks in (1, 3, 5):
             step = chunks * pairs.CHUNK
@@ -399,7 +399,7 @@ def test_what_cannot_be_compared_is_said() -> None:
     floats = np.ones(3, np.float32)
     with pytest.raises(UsageError, match=r"shapes \(3,\) and \(2,\)"):
         pairs.difference(floats, floats[:2])
-    with pytest.raises(UsageError, match=r"dtype datetime64.*; known are float64, .*bfloat16"):
+    with pytest.raises(UsageError, match=r"dtype datetime64.*; supported are float64, .*bfloat16"):
         pairs.difference(floats, np.zeros(3, "M8[s]"))
     with pytest.raises(UsageError, match="only one is complex"):
         pairs.difference(floats, floats.astype(np.complex64))

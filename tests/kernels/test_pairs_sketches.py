@@ -31,7 +31,7 @@ def test_what_is_no_pair_is_said() -> None:
     rows = np.zeros(2, np.int64)
     with pytest.raises(UsageError, match="256 and 128 buckets"):
         sketch_differences(r, rows, c, rows)
-    with pytest.raises(UsageError, match="2 and 1 rows are no pairs"):
+    with pytest.raises(UsageError, match="2 and 1 rows do not form pairs"):
         sketch_differences(r, rows, r, rows[:1])
     with pytest.raises(UsageError, match="row 2 of 2 sketches"):
         sketch_differences(r, rows + 2, r, rows)

@@ -14,7 +14,7 @@ from tensortap.kernels.summary import cpu
 @pytest.fixture(params=["torch", "paddle"])
 def team(request, monkeypatch):
     monkeypatch.setattr(cpu, "_team", None)
-    framework = pytest.importorskip(f"tensortap.frameworks.{request.param}.framework")
+    framework = pytest.importorskip(f"tensortap.frameworks.{request.param}.framework", exc_type=ImportError)
     library = getattr(framework, request.param.capitalize())().openmp()
     assert library is not None, "the runtime that the framework computes with is loaded with it"
     kernels.borrow_threads(library, 2)

@@ -21,7 +21,7 @@ from tensortap.frameworks.torch.cuda.reader import CudaReader
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, Share, Turns
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PieceCounters, Share
 from tensortap.kernels.cuda.layout import Layout
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
@@ -38,11 +38,13 @@ class FakeGpu:
         self.together_: list[int] = []
         """How many tensors each launch read."""
 
-    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: Turns, stream: int) -> FakePlan:
+    def plan(
+        self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: PieceCounters, stream: int
+    ) -> FakePlan:
         assert layout.code == 0, "only tensors that lie contiguously can be read here"
         return FakePlan(self, dtype, elements)
 
-    def together(self, dtype: str, *, weights: int, turns: Turns, stream: int) -> FakeTogether:
+    def together(self, dtype: str, *, weights: int, turns: PieceCounters, stream: int) -> FakeTogether:
         return FakeTogether(self, dtype)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:

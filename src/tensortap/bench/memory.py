@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tensortap.core.machine import memory
+from tensortap.core.machine import PORTABLE, memory, read_system_file
 
 __all__ = ["Memory", "Meter", "available", "device_held", "resident"]
 
@@ -40,8 +40,9 @@ class Meter:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        with suppress(OSError):  # where it is not allowed, the peak of the whole process must do
-            Path("/proc/self/clear_refs").write_text("5")
+        if not PORTABLE:
+            with suppress(OSError):  # without permission, or without /proc, the peak of the whole process has to do
+                Path("/proc/self/clear_refs").write_text("5")
         self._before = resident()
 
     def read(self) -> Memory:
@@ -72,8 +73,5 @@ def device_held(device: str) -> int:
 
 
 def _said(file: Path, word: str) -> int:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:  # not on Linux
-        return 0
+    lines = read_system_file(file).splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(word)), 0)

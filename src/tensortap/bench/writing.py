@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tensortap.core.machine import cores
+from tensortap.core.file_io import BINARY
+from tensortap.core.machine import PORTABLE, cores
 
 __all__ = ["BLOCK", "direct_write", "page_cache_write", "warm_page_cache"]
 
@@ -37,7 +38,7 @@ def page_cache_write(folder: Path, nbytes: int, files: int) -> float:
 def direct_write(folder: Path, nbytes: int) -> float | None:
     """Bytes a second past the page cache, with as many files as it takes; None where the file system cannot."""
     flags = getattr(os, "O_DIRECT", 0)
-    if not flags:
+    if PORTABLE or not flags:
         return None
     try:
         return max(_write(folder, nbytes, files, flags) for files in (1, 4))
@@ -54,7 +55,7 @@ def _write(folder: Path, nbytes: int, files: int, flags: int, bound: float = _PA
 
     def write(number: int) -> int:
         with _aligned() as block:
-            file = os.open(place / f"{number}.bin", os.O_WRONLY | os.O_CREAT | flags, 0o600)
+            file = os.open(place / f"{number}.bin", os.O_WRONLY | os.O_CREAT | BINARY | flags, 0o600)
             try:
                 return _repeated(lambda: os.write(file, block), rounds, started + bound)
             finally:

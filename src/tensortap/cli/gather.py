@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core import statistics
 from tensortap.core.arguments import all_in_words, read
 from tensortap.core.records import KINDS, PHASES, Record, display_name
 from tensortap.errors import UsageError
@@ -22,11 +23,9 @@ from tensortap.store import Run
 from tensortap.store.format import decode
 from tensortap.store.query import Filter
 
-__all__ = ["SORTS", "Choice", "Chosen", "calls_of", "choose", "facts_of", "steps_meant", "suggestion"]
+__all__ = ["Choice", "Chosen", "calls_of", "choose", "facts_of", "sorts", "steps_meant", "suggestion"]
 
 _NAMES = ("seq", "step", "micro", "call", "module", "kind", "dtype")
-_NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
-SORTS = (*_NAMES, "class", *_NUMBERS, "inf", "nonfinite", "absmax")
 _CHUNK = 1024
 _NO_SKETCH = np.empty(0, np.float32)
 
@@ -46,7 +45,7 @@ class Choice:
     def __post_init__(self) -> None:
         _check("--kind", self.kinds, KINDS)
         _check("--phase", self.phases, PHASES)
-        _check("--sort", [self.sort.removeprefix("-")], SORTS)
+        _check("--sort", [self.sort.removeprefix("-")], sorts())
 
     def filters(self, run: Run) -> dict[str, Any]:
         """For the store. The root's name is empty there; a step is one that the run has."""
@@ -95,6 +94,12 @@ class Chosen:
             self._sketches[rank] = self.run.sketches(rank)
         matrix, which = self._sketches[rank]
         return [matrix[at] if at >= 0 else _NO_SKETCH for at in which[rows].tolist()]
+
+
+def sorts() -> tuple[str, ...]:
+    """Return the columns that records can be sorted by."""
+    numbers = (each.name for each in statistics.listed() if each.show.form != "digest")
+    return (*_NAMES, "class", *numbers)
 
 
 def choose(run: Run, choice: Choice) -> Chosen:
@@ -190,12 +195,8 @@ def _values(index: Any, name: str) -> npt.NDArray[Any]:
     def column(name: str) -> npt.NDArray[Any]:
         return np.asarray(index.column("cls" if name == "class" else name).to_numpy())
 
-    derived: Mapping[str, Any] = {
-        "inf": lambda: column("posinf") + column("neginf"),
-        "nonfinite": lambda: column("nan") + column("posinf") + column("neginf"),
-        "absmax": lambda: np.maximum(np.abs(column("min")), np.abs(column("max"))),
-    }
-    return np.asarray(derived[name]()) if name in derived else column(name)
+    formula = statistics.formula_of(name)
+    return column(name) if formula is None else np.asarray(formula(column))
 
 
 def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunUnreadable, StoreWriteError
-from tensortap.kernels.pairs.cpu import Side, difference
+from tensortap.kernels.pairs.cpu import SideMeasure, difference
 from tensortap.report.files import output
 from tensortap.store.formats.npy.file import read_npy
 from tensortap.store.formats.npy.pairs import pair_files
@@ -141,7 +141,7 @@ def _measure(result: RankResult, name: str, a: npt.NDArray[Any], b: npt.NDArray[
         result.notes.append(Note(name, "zero norm", *("yes" if side.l2 == 0 else "no" for side in sides)))
 
 
-def _moments(array: npt.NDArray[Any], side: Side) -> tuple[float, float, float]:
+def _moments(array: npt.NDArray[Any], side: SideMeasure) -> tuple[float, float, float]:
     """Mean, std, var as NumPy has them: one NaN or infinity is not passed over but shows."""
     if not _bad(side):
         # Normalised tensors have a mean of next to nothing, of which people compare every digit: the kernel's error,
@@ -153,7 +153,7 @@ def _moments(array: npt.NDArray[Any], side: Side) -> tuple[float, float, float]:
     return math.inf if side.posinf else -math.inf, math.nan, math.nan
 
 
-def _bad(side: Side) -> int:
+def _bad(side: SideMeasure) -> int:
     return side.nan + side.inf
 
 

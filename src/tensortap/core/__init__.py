@@ -1,1 +1,1 @@
-"""Plain data and contracts that every room shares."""
+"""Plain data and contracts that all packages share."""

@@ -1,6 +1,6 @@
-"""Plain arguments: what a module was called with beside tensors, such as `is_causal=True`. Written for JSON, read back.
+"""Plain arguments: those arguments of a call that are not tensors, such as `is_causal=True`, to and from JSON.
 
-What JSON has stands for itself; anything else is an object whose first key says what it is:
+JSON's own values stand for themselves. Anything else is an object whose first key names its kind:
 
     null, true, 3, 0.5, "mean"          as they are
     [...]                               a list
@@ -9,10 +9,10 @@ What JSON has stands for itself; anything else is an object whose first key says
     {"float": "nan"}                    also "inf" and "-inf"
     {"numpy": ["float32", 0.5]}         a scalar of NumPy
     {"dtype": "float16"}                a framework's dtype; {"device": "cuda:0"} likewise, {"enum": "Mode.FULL"} too
-    {"object": "Cache"}                 of all else only the name of its type; "note" says what of it was too much
+    {"object": "Cache"}                 the type's name of anything else; "note" says why more was not kept
     {"left_out": "7 more"}              under the path "…", where a call has too many values
 
-Nothing of a user's own is called on the way: objects are known by their type alone.
+No code of the user's objects runs: they are classified by their type alone.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ __all__ = [
 ]
 
 LEFT_OUT = "…"
-"""The path under which stands how many values were too many."""
+"""The path under which the number of omitted values is kept."""
 
 _LONGEST = 200
-"""Letters of a text, or of a path."""
+"""Maximum number of characters of a string or of a path."""
 _WIDEST = 256
-"""Bits of a whole number."""
+"""Maximum number of bits of an integer."""
 _MOST_ITEMS = 64
-"""Of one list, tuple or dict."""
+"""Maximum length of one list, tuple or dict."""
 _DEEPEST = 4
 _MOST_VALUES = 256
-"""Of one call."""
+"""Maximum number of values of one call."""
 _MOST_WORDS = 60
 _NUMPY = {np.dtype(code).type: np.dtype(code).name for code in "?bhilqBHILQefd"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OpaqueValue:
-    """What stands for a value that is not kept itself. `repr` is what people read."""
+    """Stand-in for a value that is not kept itself. `repr` is its form for people."""
 
     kind: str
     """dtype | device | enum | object | left_out; in comparisons also tensor and absent"""
@@ -78,7 +78,7 @@ ABSENT = OpaqueValue("absent", "not given")
 
 
 class ArgumentDifference(NamedTuple):
-    """A plain argument in which two calls differ; `TENSOR` or `ABSENT` where a side has no plain one."""
+    """A plain argument in which two calls differ; a side without a plain one has `TENSOR` or `ABSENT`."""
 
     path: str
     reference: Any
@@ -86,7 +86,7 @@ class ArgumentDifference(NamedTuple):
 
 
 def in_words(value: Any) -> str:
-    """A value as one would write it, if that is short.
+    """Return a value as its repr, shortened to one line.
 
     >>> in_words(True), in_words((7, OpaqueValue("object", "Cache"))), in_words("x" * 100)[-20:]
     ('True', '(7, a Cache object)', 'xxxxxxxxxxxxxxxxxxx…')
@@ -104,27 +104,27 @@ def all_in_words(arguments: Mapping[str, Any]) -> str:
 
 
 def written(plain: Iterable[tuple[str, Any]], named: Callable[[Any], OpaqueValue | None]) -> dict[str, Any]:
-    """The plain values of a call, by path, as JSON has them. `named` tells a framework's dtypes and devices."""
-    pen = _Pen(named)
+    """Return the plain values of a call by path, for JSON. `named` recognises a framework's dtypes and devices."""
+    encoder = _Encoder(named)
     found: dict[str, Any] = {}
     too_many = 0
     for path, value in plain:
-        if pen.left <= 0 or path in found or len(path) > _LONGEST:
+        if encoder.left <= 0 or path in found or len(path) > _LONGEST:
             too_many += 1
         else:
-            found[path] = pen.of(value, 0)
+            found[path] = encoder.encode(value, 0)
     if too_many:
         found[LEFT_OUT] = {"left_out": f"{too_many} more"}
     return found
 
 
 def as_json(value: Any) -> Any:
-    """One value as `written` writes it; also one that was read."""
-    return _Pen(lambda _: None).of(value, 0)
+    """Return one value in the form of `written`; the value may also come from `read`."""
+    return _Encoder(lambda _: None).encode(value, 0)
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `written` wrote, by path: Python's own values, and an `OpaqueValue` where that is all there is.
+    """Return what `written` wrote, by path: Python's own values, and an `OpaqueValue` for each that was not kept.
 
     >>> read(written([("1", (None, 0.5)), ("past", object())], lambda _: None))
     {'1': (None, 0.5), 'past': an object object}
@@ -132,32 +132,32 @@ def read(found: Mapping[str, Any]) -> dict[str, Any]:
     return {path: _value(part) for path, part in found.items()}
 
 
-_AS_THEY_ARE = frozenset({type(None), bool})
+_UNCHANGED = frozenset({type(None), bool})
 
 
-class _Pen:
-    """Writes values, up to so many."""
+class _Encoder:
+    """Encodes the values of one call, up to a maximum number."""
 
     def __init__(self, named: Callable[[Any], OpaqueValue | None]) -> None:
         self._named = named
         self.left = _MOST_VALUES
 
-    def of(self, value: Any, depth: int) -> Any:
+    def encode(self, value: Any, depth: int) -> Any:
         self.left -= 1
         kind = type(value)
-        if kind in _AS_THEY_ARE:
+        if kind in _UNCHANGED:
             return value
         if kind is float:
             return value if math.isfinite(value) else {"float": repr(value)}
         if kind is int and value.bit_length() <= _WIDEST:
             return value
         if kind is str:
-            return value if len(value) <= _LONGEST else _object(kind, f"{len(value)} letters: {value[:_LONGEST]!r}")
+            return value if len(value) <= _LONGEST else _object(kind, f"{len(value)} characters: {value[:_LONGEST]!r}")
         if kind in _NUMPY:
-            return {"numpy": [_NUMPY[kind], self.of(value.item(), depth)]}
-        if (told := value if kind is OpaqueValue else self._named(value)) is not None:
-            return {told.kind: told.text} | ({"note": told.note} if told.note else {})
-        # By the type, and not by isinstance: that asks the value itself what it is.
+            return {"numpy": [_NUMPY[kind], self.encode(value.item(), depth)]}
+        if (opaque := value if kind is OpaqueValue else self._named(value)) is not None:
+            return {opaque.kind: opaque.text} | ({"note": opaque.note} if opaque.note else {})
+        # By the type, not by isinstance, which asks the value for its __class__.
         if issubclass(kind, Enum):
             return {"enum": f"{_name(kind)}.{object.__getattribute__(value, '_name_')}"[:_LONGEST]}
         for container, count in _CONTAINERS.items():
@@ -169,9 +169,12 @@ class _Pen:
         if count > min(_MOST_ITEMS, self.left) or depth >= _DEEPEST:
             return _object(container, f"{count} items")
         if container is dict:
-            return {"dict": [[self.of(key, depth + 1), self.of(part, depth + 1)] for key, part in dict.items(value)]}
-        parts: Iterator[Any] = container.__iter__(value)  # type: ignore[attr-defined]  # the one that is not its own
-        items = [self.of(part, depth + 1) for part in parts]
+            return {
+                "dict": [[self.encode(key, depth + 1), self.encode(part, depth + 1)] for key, part in dict.items(value)]
+            }
+        # The built-in iterator: a subclass may define its own.
+        parts: Iterator[Any] = container.__iter__(value)  # type: ignore[attr-defined]
+        items = [self.encode(part, depth + 1) for part in parts]
         return items if container is list else {"tuple": items}
 
 
@@ -202,7 +205,7 @@ def _value(part: Any) -> Any:
             return float(inner)
         if kind == "numpy" and inner[0] in _NUMPY.values():
             return _scalar(np.dtype(inner[0]), _value(inner[1]))
-    except (TypeError, ValueError, OverflowError, LookupError):  # written by nobody that we know
+    except (TypeError, ValueError, OverflowError, LookupError):  # not written by this module
         return OpaqueValue("object", "unknown")
     known = ("dtype", "device", "enum", "object", "left_out")
     return (
@@ -211,7 +214,7 @@ def _value(part: Any) -> Any:
 
 
 def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
-    """A NumPy scalar. Raise OverflowError if the value does not fit: NumPy before 2 wraps it around."""
+    """Return a NumPy scalar. Raise OverflowError if the value does not fit: NumPy before 2 wraps it around."""
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         raise OverflowError(f"{value} does not fit into {dtype}")
     return dtype.type(value)

@@ -1,4 +1,4 @@
-"""One pair of tensors, or one tensor, looked at closely: the plain data behind a drill-down. Arrays are small."""
+"""Details: a pair or a record inspected element by element, as plain data. All arrays are small."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts(Statistics):
-    """What is known of one tensor: its summary without the sketch. Of one that was read in another layout to be
-    compared, as it was read if its elements were, else as it lies."""
+    """The summary of one tensor without its sketch.
+
+    A tensor that is compared in another layout is described in that layout if its elements were read, else as stored.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -29,26 +31,26 @@ class TensorFacts(Statistics):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many finite elements of each side are in each bin; both sides have the same bins."""
+    """Number of finite elements in each bin, for each side; both sides have the same bins."""
 
     edges: Floats
     reference: Counts
     candidate: Counts | None
-    """None if there is one tensor only."""
+    """None if there is only one tensor."""
     threshold: float | None
-    """None: bins are equally wide. Else they are so in sign(x) · log10(1 + |x| / threshold)."""
+    """None: bins are equally wide. Otherwise they are equally wide in sign(x) · log10(1 + |x| / threshold)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ulps:
-    """How many elements are so many units in the last place apart: edges[i] <= ulp < edges[i + 1]."""
+    """Number of elements by their distance in units in the last place: edges[i] <= ulp < edges[i + 1]."""
 
     edges: Floats
     counts: Counts
 
 
 class Window(NamedTuple):
-    """A part of a tensor that was folded to two dimensions."""
+    """A rectangle of a tensor that is folded to two dimensions."""
 
     top: int
     bottom: int
@@ -58,13 +60,13 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TileMap:
-    """The greatest difference in each tile of a folded tensor; inf where one side alone is not finite."""
+    """The greatest difference in each tile of a folded tensor; inf where only one side is not finite."""
 
     tiles: Floats
     whole: tuple[int, int]
     window: Window
     folded: str
-    """What rows and columns are, in words."""
+    """Description of the rows and columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +82,29 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """The smallest tolerances under which all elements would pass |c - r| <= atol + rtol * |r|."""
+    """The smallest tolerances with which all elements pass |c - r| <= atol + rtol * |r|."""
 
     atol: float
     """If rtol is 0."""
     rtol: float
     """If atol is 0; inf where the reference is 0 and the candidate is not."""
     atol_with_rtol: float
-    """Beside the usual rtol."""
+    """With the default rtol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """All that is known of one pair, or of one record; None where nothing is."""
+    """One pair or record in detail; a part that is unknown is None."""
 
     rows: tuple[int, ...]
-    """The rows of the table that saw the very same tensors."""
+    """Rows of the table that saw the same tensors."""
     whole: bool
-    """Looked at element by element."""
+    """Whether it was inspected element by element."""
     reference: TensorFacts
     candidate: TensorFacts | None = None
     difference: Difference | None = None
     judged: float | None = None
-    """What was held against the tolerance: the relative error, or the worst row's as what it would be of the whole."""
+    """The error that was judged: the relative error, or the worst row's, scaled to the whole tensor."""
     tolerances: tuple[float, float] | None = None
     """rtol and atol that decide which elements are mismatched."""
     histogram: Histogram | None = None
@@ -111,9 +113,9 @@ class Detail:
     worst: tuple[Element, ...] | None = None
     needed: Needed | None = None
     why: str = ""
-    """Why it was not looked at element by element."""
+    """Why it was not inspected element by element."""
     damaged: bool = False
-    """That is because its elements were kept, but cannot be read."""
+    """Whether its elements were kept but cannot be read."""
 
     @property
     def row(self) -> int:

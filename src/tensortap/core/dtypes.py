@@ -1,7 +1,6 @@
-"""The element types that all rooms know, by the names that torch and paddle users say.
+"""Element types by the names that torch and paddle use ("bfloat16"), with their NumPy dtypes and safetensors tags.
 
-A dtype is spoken of by its name ("bfloat16"). NumPy knows the unusual ones through ml_dtypes; a safetensors file
-has a tag of its own for each.
+ml_dtypes brings NumPy the dtypes that it lacks.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ NAMES: tuple[str, ...] = tuple(_TAGS)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name; KeyError if tensortap does not know it.
+    """Return the NumPy dtype of a name. Raise KeyError if the name is unknown.
 
     >>> numpy_dtype("bfloat16").itemsize
     2
@@ -51,13 +50,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """The name of a NumPy dtype, whatever its byte order; KeyError if tensortap does not know it."""
+    """Return the name of a NumPy dtype of any byte order. Raise KeyError if the dtype is not supported."""
     return _NAMES[dtype.newbyteorder("=")]
 
 
 def range_of(name: str) -> tuple[float, float] | None:
-    """The lowest and the highest finite number of a dtype of 16 or more bits; None for integers, complex numbers and
-    shorter dtypes, whose values reach the end of their range in normal use.
+    """Return the lowest and the highest finite number of a float dtype of 16 or more bits.
+
+    Return None for integers, complex numbers and shorter dtypes, whose values reach the ends in normal use.
 
     >>> range_of("float16"), range_of("int64")
     ((-65504.0, 65504.0), None)
@@ -66,8 +66,9 @@ def range_of(name: str) -> tuple[float, float] | None:
 
 
 def with_range_ends_of(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values for a tensor of another dtype. The lowest and the highest number of their own dtype, as masks have, become
-    those of `name`; a plain cast would make them infinite, or an ordinary number.
+    """Return values to be cast to dtype `name`, with the ends of their own range moved to the ends of its range.
+
+    Masks hold the lowest number of their dtype; a plain cast would make it infinite, or an ordinary number.
 
     >>> with_range_ends_of("float16", np.array([1.0, np.finfo(np.float32).min], np.float32)).tolist()
     [1.0, -65504.0]
@@ -85,12 +86,12 @@ def with_range_ends_of(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def safetensors_tag(name: str) -> str:
-    """The tag under which a safetensors header lists that dtype."""
+    """Return the tag of a dtype in the header of a safetensors file."""
     return _TAGS[name]
 
 
 def from_tag(tag: str) -> str:
-    """The name behind a safetensors tag; KeyError if tensortap does not know it."""
+    """Return the dtype name of a safetensors tag. Raise KeyError if the tag is unknown."""
     return _BY_TAG[tag]
 
 

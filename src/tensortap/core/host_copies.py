@@ -1,4 +1,4 @@
-"""What capture's two neighbours agree on when bytes come from a device: frameworks send them, the store takes them."""
+"""The contract for copies from a device to the host: frameworks send the bytes, the store receives them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["DeviceBytes", "MemoryPinning"]
 
 
 class DeviceBytes(Protocol):
-    """Bytes in a device's memory, which come to the host by themselves once asked to."""
+    """Bytes in a device's memory that can be copied to the host asynchronously."""
 
     size: int
 
     def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
-        """Begin to fill `target` with the bytes from `start` on. Returns what waits until they are there."""
+        """Begin to fill `target` with the bytes from `start` on. Return a function that waits for them."""
 
 
 class MemoryPinning(Protocol):
-    """Makes host memory such that a device can write into it by itself. May be asked by several threads at once."""
+    """Page-locks host memory, so that a device can write into it asynchronously. Thread-safe."""
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> None: ...
 
     def unpin(self, memory: npt.NDArray[np.uint8]) -> None:
-        """The same memory, as a whole."""
+        """Unlock memory that was pinned, as one piece."""

@@ -1,4 +1,4 @@
-"""How one model's names and layouts were mapped onto another's: the plain data behind it."""
+"""The mapping of one model's names and layouts onto another's, as plain data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["MappedName", "NameMapping", "UnmappedName"]
 
 @dataclass(frozen=True, slots=True)
 class MappedName:
-    """Something of the reference, and what it is in the candidate."""
+    """A name of the reference and its counterpart in the candidate."""
 
     reference: str
     candidate: str
     how: str
-    """By what it was found: root, same name, rename, rule, structure, shape, order, elimination, values."""
+    """How it was found: root, same name, rename, rule, structure, shape, order, elimination, values."""
     change: str = ""
-    """What has to be done to the candidate's to read it as the reference's."""
+    """The conversion that turns the candidate's tensor into the reference's layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmappedName:
-    """Something that has no counterpart, and why."""
+    """A name without a counterpart, and why it has none."""
 
     side: str
     name: str
@@ -32,18 +32,18 @@ class UnmappedName:
 
 @dataclass(frozen=True)
 class NameMapping:
-    """How the candidate was mapped onto the reference: names, tensors, arguments, and what could not be placed."""
+    """How the candidate was mapped onto the reference: modules, tensors, values, and names without a counterpart."""
 
     modules: Sequence[MappedName] = ()
     tensors: Sequence[MappedName] = ()
     values: Sequence[MappedName] = ()
     left: Sequence[UnmappedName] = ()
-    """Modules and tensors that nothing belongs to."""
+    """Modules and tensors without a counterpart."""
     ignored: Sequence[UnmappedName] = ()
-    """Tensors that a rule says have no counterpart."""
+    """Tensors that have no counterpart according to a rule."""
     unused: Sequence[str] = ()
-    """Rules that fitted nothing."""
+    """Rules that matched nothing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the mapping as an object for JSON."""
         return asdict(self)

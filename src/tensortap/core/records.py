@@ -1,4 +1,4 @@
-"""The plain data that all rooms speak. No behaviour beyond naming and arithmetic on its own fields."""
+"""Plain data classes that all packages share. They have no behaviour beyond naming and arithmetic on their fields."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from tensortap.core.statistics import STORED
 
 if TYPE_CHECKING:
     from tensortap.core.arguments import ArgumentDifference
@@ -52,43 +54,43 @@ PairStatus = Literal["equal", "close", "diverged", "nonfinite", "shape", "unjudg
 Verdict = Literal["match", "diverged", "incomparable"]
 
 EXIT_CODES: dict[str, int] = {"match": 0, "diverged": 1, "incomparable": 3}
-"""How a command ends, by the verdict. 2 is for what cannot be read or written."""
+"""Exit code of a command by verdict. Code 2 means that something cannot be read or written."""
 
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
 ALL_FROZEN = "all its parameters are frozen"
-"""Why a module gets no gradient, in its coverage."""
+"""Reason in the coverage of a module that gets no gradient."""
 WRONG_STATUSES: tuple[str, ...] = ("diverged", "nonfinite", "shape")
-"""What a pair that is wrong may be."""
+"""Statuses of a wrong pair."""
 GRADIENT_KINDS = ("grad_output", "grad_input", "param_grad")
 STATE_KINDS = ("param", "buffer", "param_grad")
-"""What a module has, and not what one of its calls takes, gives or gets back."""
+"""Kinds that belong to a module itself, not to one of its calls."""
 HEALTH_STATUSES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
-"""What a record of one run may be by itself; `compare.health` defines them."""
+"""Statuses of a record within one run; `health.examination` defines them."""
 
 
 class Key(NamedTuple):
-    """What a record is, the same on every rank and in every framework.
+    """The identity of a record, the same on every rank and in every framework.
 
     >>> str(Key(3, 0, "forward", "layers.0.fc1", 0, "output", "0"))
     'layers.0.fc1 · output 0 · forward · step 3'
     """
 
     step: int
-    """Counts `tap.step()`."""
+    """Number of `tap.step()` calls before it."""
     micro: int
-    """Counts the root module's forwards within a step."""
+    """Number of forwards of the root module before it in the step."""
     phase: str
     """forward | backward | state"""
     module: str
     """The structural name, wrappers stripped; the root is the empty string."""
     call: int
-    """Counts calls of that module within the micro step. For param and buffer: 0 before the step, 1 after it."""
+    """Number of calls of the module before it in the micro step. For param and buffer: 0 before the step, 1 after."""
     kind: str
     """input | output | grad_input | grad_output | param | param_grad | buffer"""
     path: str
-    """Where in the nested arguments or outputs the tensor sits, or the parameter's own name."""
+    """Position in the nested arguments or outputs, or the parameter's own name."""
 
     def __str__(self) -> str:
         parts = [display_name(self.module), f"{self.kind} {self.path}", self.phase, f"step {self.step}"]
@@ -100,14 +102,17 @@ class Key(NamedTuple):
 
 
 def display_name(module: str) -> str:
-    """A module's name as people see it: the root has none and is shown as "(root)"."""
+    """Return a module's name for people: "(root)" for the root, whose name is empty."""
     return module or "(root)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Counts and moments of a tensor. The moments are over the finite elements; where there is none, min, max, mean and
-    std are NaN. A complex tensor counts as its real and imaginary parts side by side."""
+    """The numbers of a tensor's summary, in the order of `core.statistics.STORED`, which defines each.
+
+    Moments are over the finite elements; if there is none, min, max, mean and std are NaN. A complex tensor counts as
+    its real and imaginary parts side by side.
+    """
 
     elements: int
     nan: int
@@ -121,6 +126,16 @@ class Statistics:
     l1: float
     l2: float
     digest: int
+    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Statistics that `core.statistics.register` has added, by name; None where a value is unknown."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a stored statistic by its name; None if this summary has not got it.
+
+        >>> summary["mean"]                                                    # doctest: +SKIP
+        0.25
+        """
+        return getattr(self, name) if name in _STORED else self.more.get(name)
 
     @property
     def nonfinite(self) -> int:
@@ -133,13 +148,16 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary(Statistics):
-    """What is known of a tensor whose bytes were not kept. `kernels.reference` defines every field."""
+    """Statistics, digest and sketch of a tensor; `kernels.summary.reference` defines every field."""
 
     sketch: npt.NDArray[np.float32]
 
 
+_STORED = frozenset(each.name for each in STORED)
+
+
 class Location(NamedTuple):
-    """Where a tensor's bytes are: a file beside the index, and the span in it."""
+    """Position of a tensor's bytes: a file in the folder of the index, and a span in it."""
 
     file: str
     offset: int
@@ -148,7 +166,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """One tensor seen once: its identity, when and where it was seen, and what is known of it."""
+    """One tensor, seen once: its identity, its origin and its summary."""
 
     key: Key
     rank: int
@@ -159,7 +177,7 @@ class Record:
     dtype: str
     shape: tuple[int, ...]
     tensor: int
-    """Number of the tensor within the rank. Records with the same number saw the very same tensor."""
+    """Number of the tensor within the rank. Records with the same number saw the same tensor, unchanged."""
     summary: Summary
     location: Location | None = None
     """None if the bytes were not kept."""
@@ -175,7 +193,7 @@ class Coverage:
     calls: int = 0
     reason: str = ""
     base: str = ""
-    """The framework's own class that the module's inherits from, if it is not that itself."""
+    """The framework's own class that the module's class inherits from; empty if the class is the framework's own."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -190,13 +208,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one tensor is from another. The reference is what relative numbers are relative to."""
+    """The measured difference of a pair. Relative numbers are relative to the reference."""
 
     elements: int
     equal: bool
-    """Bit for bit."""
+    """Whether all bits are equal."""
     exact: bool
-    """Measured on all elements; else estimated from sketches, where only the first four numbers are known."""
+    """Whether it was measured on all elements. An estimate from sketches has only the first four numbers."""
     rel_l2: float
     """|candidate - reference| / |reference|."""
     rel_l2_bar: float
@@ -206,7 +224,7 @@ class Difference:
     """|candidate - reference|."""
     max_abs: float = float("nan")
     max_abs_index: tuple[int, ...] | None = None
-    """Where the greatest difference is, as an index into the tensor."""
+    """Index of the element with the greatest difference."""
     reference_value: float = float("nan")
     candidate_value: float = float("nan")
     max_ulp: float = float("nan")
@@ -214,9 +232,9 @@ class Difference:
     mismatched: float = float("nan")
     """Share of elements outside atol + rtol * |reference|."""
     row_rel_l2: float = float("nan")
-    """The same as rel_l2 of the row along the last dimension that is furthest off, relative to that row."""
+    """rel_l2 of the row along the last dimension with the largest relative error."""
     row_index: tuple[int, ...] | None = None
-    """Where that row is, as an index into the tensor; () if the tensor is one row."""
+    """Index of that row; () if the tensor is one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +301,7 @@ class Unmatched:
     rank: int
     cls: str
     why: str = ""
-    """Why nothing on the other side belongs to it, where names were mapped."""
+    """Why it has no counterpart, where names were mapped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +352,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Where something that is usually a mistake first shows in a run."""
+    """The first record that shows a likely mistake in a run."""
 
     row: int
     key: Key
@@ -347,21 +365,21 @@ class HealthFinding:
 
 @dataclass(frozen=True, eq=False)
 class HealthReport:
-    """One run in, this out. `str()` of it is the sentence."""
+    """The result of examining one run. `str()` of it is the sentence."""
 
     path: str
     verdict: Literal["healthy", "suspicious", "empty"]
-    """Empty where there is no record to look at."""
+    """"empty" if there is no record to examine."""
     sentence: str
     policy: str
-    """What counts as suspicious, in words."""
+    """Description of what counts as suspicious."""
     births: Sequence[HealthFinding]
     """In execution order."""
     counts: Mapping[str, int]
     """Records by status."""
     table: Any
-    """All records as a pyarrow.Table by rank and in execution order: the columns of the index without sketch and file,
-    with rank, status and birth."""
+    """All records as a pyarrow.Table, by rank and in execution order: the columns of the index except sketch and file,
+    and rank, status and birth."""
     details: Sequence[Detail] = ()
     notes: Sequence[str] = ()
 

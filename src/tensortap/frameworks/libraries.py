@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tensortap.core.machine import read_system_file
+
 __all__ = ["loaded_openmp"]
 
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
@@ -12,10 +14,8 @@ _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
 
 def loaded_openmp(package: Path) -> str | None:
     """The OpenMP runtime that a package has loaded: its own copy if it brought one, else the only one there is."""
-    try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-    except OSError:  # not on Linux
-        return None
+    maps = read_system_file("/proc/self/maps")  # empty on other platforms than Linux
+    mapped = {line.split()[-1] for line in maps.splitlines() if "omp" in line}
     found = sorted(path for path in mapped if _RUNTIME.search(path))
     own = [path for path in found if path.startswith(str(package))]  # also torch.libs, beside torch
     return own[0] if own else found[0] if len(found) == 1 else None

@@ -1,6 +1,7 @@
-"""A tensor in, its summary out. `reference` is the definition, `cpu` the fast way.
+"""Kernels: a tensor to its summary, a pair of tensors to its difference.
 
-Importing this room costs nothing: the compiler behind `cpu` is loaded with the first summary.
+`summary.reference` and `pairs.reference` are the definitions, in NumPy. The fast kernels are tested against them.
+Importing this package is cheap: the first summary loads the compiler.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from tensortap.core.machine import PORTABLE
 from tensortap.core.records import Summary
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ __all__ = ["borrow_threads", "difference", "release", "summarize"]
 
 
 def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
-    """The summary of an array in main memory; see `reference` for what each field means."""
+    """Return the summary of an array in host memory; `summary.reference` defines every field."""
     from tensortap.kernels.summary import cpu
 
     return cpu.summarize(array, threads)
@@ -33,22 +35,22 @@ def difference(
     atol: float | None = None,
     size: float | None = None,
 ) -> PairMeasure:
-    """How far two arrays are apart; see `pairs.difference`."""
+    """Measure how far two arrays are apart; see `pairs.cpu.difference`."""
     from tensortap.kernels.pairs import cpu as pairs
 
     return pairs.difference(reference, candidate, rtol=rtol, atol=atol, size=size)
 
 
 def borrow_threads(library: str | None, threads: int) -> None:
-    """Summaries of the calling thread run on a framework's own OpenMP threads, where its library is known."""
-    if library is not None:
+    """Run summaries of the calling thread on a framework's own OpenMP threads, if its library is known."""
+    if library is not None and not PORTABLE:
         from tensortap.kernels.summary import cpu
 
         cpu.borrow(library, threads)
 
 
 def release() -> None:
-    """End the idle helper threads; the next summary starts them again."""
+    """End the idle helper threads; the next call starts new ones."""
     for name in ("summary.cpu", "pairs.cpu"):
         if (loaded := sys.modules.get(f"tensortap.kernels.{name}")) is not None:
             loaded.release()

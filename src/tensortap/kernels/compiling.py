@@ -1,4 +1,4 @@
-"""Compiled code: taken from numba's cache, or compiled with a word to the user, who would else wonder."""
+"""Compiled functions: loaded from numba's cache, or compiled with a log message that explains the delay."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _import_masked_arrays()
 
 
 class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
-    """It is called only where numba's cache does not have the code yet."""
+    """Logs the compilation of a function. numba calls it only if its cache does not have the code."""
 
     def __init__(self, function: Any, what: str) -> None:
         self._function = function
@@ -52,15 +52,15 @@ class _Announce(event.Listener):  # type: ignore[misc]  # numba is untyped
 
 @contextmanager
 def announced(function: Any, what: str) -> Iterator[None]:
-    """Say so if `function` has to be compiled in this block."""
+    """Log a message if `function` is compiled within the block."""
     with event.install_listener("numba:compile", _Announce(function, what)):
         yield
 
 
 def load(function: Any, signature: Any) -> None:
-    """Compile for a signature, or take it from the cache."""
+    """Compile a function for a signature, or load it from the cache."""
     try:
         function.compile(signature)
-    except OSError as error:  # compiled, but the cache took no more: then for this process only
+    except OSError as error:  # compiled, but not cached: compile for this process only
         _log.debug("cannot cache compiled code: %s", error)
         function.compile(signature)

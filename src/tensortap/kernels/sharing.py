@@ -1,7 +1,7 @@
-"""Threads that help a caller with one call, and wait idle for the next.
+"""Helper threads that share the work of one call and stay idle until the next.
 
-The caller works too and never waits for a helper that has not begun, so a busy pool costs nothing. Any thread
-may call, several at once, and so may a forked child.
+The caller works as well and never waits for a helper that has not begun, so a busy pool costs nothing. Several threads
+may call at once, and a forked child may call, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tensortap.core.machine import cores
 __all__ = ["MOST_THREADS", "Helpers"]
 
 MOST_THREADS = min(cores(), 8)
-"""That many saturate the memory of most machines, and a node runs several ranks."""
+"""This many threads saturate the memory of most machines, and a node runs several ranks."""
 
 
 class Helpers:
-    """A few threads, started when they are first needed."""
+    """A pool of threads that starts on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,7 +30,10 @@ class Helpers:
         _all.add(self)
 
     def share(self, work: Callable[[], None], helpers: int) -> None:
-        """Run `work` here and on so many helpers at once; they hold what it holds, should the caller be interrupted."""
+        """Run `work` on the calling thread and on up to `helpers` others.
+
+        Helpers keep the objects that `work` refers to alive, in case the caller is interrupted.
+        """
         started = []
         if helpers > 0:
             try:
@@ -39,7 +42,7 @@ class Helpers:
                         self._pool = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix=self._name)
                     started = [self._pool.submit(work) for _ in range(helpers)]
             except RuntimeError:
-                pass  # the interpreter is shutting down and starts no more threads: alone, then
+                pass  # at interpreter shutdown no thread can start: the caller works alone
         work()
         for helper in started:
             if not helper.cancel():
@@ -59,7 +62,7 @@ class Helpers:
 
 def _after_fork() -> None:
     for helpers in _all:
-        helpers._forget()  # a child has none of its parent's threads
+        helpers._forget()  # a forked child has none of its parent's threads
 
 
 _all: weakref.WeakSet[Helpers] = weakref.WeakSet()

@@ -1,8 +1,8 @@
-"""The threads of a framework that is at rest, borrowed for a summary.
+"""Summaries on the OpenMP threads of a framework.
 
-Between two operations, the OpenMP threads of a framework on the CPU do not sleep: they spin, waiting for the next one.
-Threads of our own would have to share the cores with them, and a second core would bring nothing. So where the
-framework's OpenMP runtime is known, a summary is handed to that very team, as if it were one more operation.
+Between two operations, the OpenMP threads of a framework do not sleep: they spin, waiting for the next one. Other
+threads would share the cores with them and gain nothing. If the framework's OpenMP runtime is known, a summary runs on
+its team instead, as one more operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Team"]
 
 
 class Team:
-    """Runs `rows.run` on an OpenMP team. Only for the thread that made it: each thread has a team of its own."""
+    """An OpenMP team that runs `rows.run`. Only the thread that made it may use it: each thread has its own team."""
 
     def __init__(self, library: str, threads: int) -> None:
         self._parallel = ctypes.CDLL(library).GOMP_parallel
@@ -34,8 +34,8 @@ class Team:
         self._work[-2:] = aligned, self._taken.ctypes.data
         self.threads = threads
 
-    def here(self) -> bool:
-        """Whether the calling thread may use it."""
+    def is_usable(self) -> bool:
+        """Return whether the calling thread may use the team."""
         return self._owner == (os.getpid(), threading.get_ident())
 
     def run(self, like: Any, work: tuple[int, ...], threads: int) -> None:

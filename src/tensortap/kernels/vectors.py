@@ -1,4 +1,4 @@
-"""The few operations that numba has no words for, written in LLVM's own terms."""
+"""Operations that numba cannot express, as LLVM instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
 def pointer(typing: Any, address: Any) -> Any:
-    """What `carray` takes, from an address."""
+    """Return an address as the pointer that `carray` takes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -25,8 +25,10 @@ def pointer(typing: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def never_inlined(typing: Any) -> Any:
-    """Said within a compiled function: callers keep the code that they would have without it. A hot loop may run 10 %
-    slower for what stands around it, even if that is hardly ever reached."""
+    """Mark the compiled function that calls this as not to be inlined.
+
+    A hot loop can run 10 % slower because of inlined code around it, even if that code is rarely reached.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.function.attributes.add("noinline")
@@ -37,7 +39,7 @@ def never_inlined(typing: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def take(typing: Any, counter: Any) -> Any:
-    """The value of the int64 at that address, and one more left behind for the next thread."""
+    """Return the int64 at an address and increment it atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         counted = builder.inttoptr(args[0], _I64.as_pointer())
@@ -48,10 +50,10 @@ def take(typing: Any, counter: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def add_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any) -> Any:
-    """Eight sums += eight values, number j of them negated where bit j of `signs` is set.
+    """Add eight values to eight sums; value j is negated if bit j of `signs` is set.
 
-    Sums and values are addresses of numbers of the array `like`'s type. numba cannot tell LLVM that the two do not
-    overlap, so its own loops over them would stay scalar.
+    Sums and values are addresses of numbers of the dtype of `like`. numba cannot tell LLVM that the two do not
+    overlap, so a loop in numba would stay scalar.
     """
     real, bits = (ir.FloatType(), 32) if like.dtype == types.float32 else (ir.DoubleType(), 64)
     numbers, whole, aligned = ir.VectorType(real, 8), ir.VectorType(ir.IntType(bits), 8), bits // 8
@@ -84,6 +86,6 @@ def _choice(name: str) -> Any:
     return choose
 
 
-# Of two numbers that are not NaN. The builtins look out for NaN, and LLVM makes no vectors of that.
+# For numbers that are not NaN. The builtins handle NaN, and LLVM does not vectorise that.
 lesser = _choice("llvm.minnum")
 greater = _choice("llvm.maxnum")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensortap.core.file_io import BINARY, write_at
 from tensortap.store.format import utf8
 from tensortap.store.writer.state import State, write_error
 
@@ -43,7 +44,7 @@ class CallsWriter:
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # apart, so that nobody who adds waits for the disk
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
         except OSError as error:
             raise write_error(error, path, begun=False) from error
 
@@ -66,7 +67,7 @@ class CallsWriter:
             data, end = memoryview("".join(lines).encode()), self._end
             try:
                 while data:
-                    written = os.pwrite(self._fd, data, end)
+                    written = write_at(self._fd, data, end)
                     data, end = data[written:], end + written
             except OSError as error:
                 self._state.fail(error, self._path)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from reprlib import repr as short
 from typing import Any
 
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tensortap.core import statistics
 from tensortap.core.records import Coverage, Key, Location, Record, Summary
 from tensortap.errors import RunUnreadable
 
@@ -54,15 +55,18 @@ __all__ = [
     "decode",
     "encode",
     "encode_columns",
+    "index_schema",
     "rank_name",
     "shard_name",
+    "unknown_columns",
     "utf8",
+    "with_known_columns",
 ]
 
 FORMAT = 2
 """History of the format:
 1: the first.
-2: digest and sketch are defined anew (version 2 of `kernels.reference`).
+2: digest and sketch are defined anew (version 2 of `kernels.summary.reference`).
 """
 OLDEST = 2
 """Summaries of older runs cannot be compared with those of today."""
@@ -99,18 +103,7 @@ _COLUMNS: tuple[tuple[str, Any, bool, str], ...] = (
     ("dtype", pa.string(), False, "element type, by the name that torch uses"),
     ("shape", pa.list_(pa.int64()), False, "shape"),
     ("tensor", pa.int64(), False, "rows with the same number saw the very same tensor"),
-    ("elements", pa.int64(), False, "number of elements"),
-    ("nan", pa.int64(), False, "number of NaN"),
-    ("posinf", pa.int64(), False, "number of +inf"),
-    ("neginf", pa.int64(), False, "number of -inf"),
-    ("zeros", pa.int64(), False, "number of zeros"),
-    ("min", pa.float64(), False, "least finite element; NaN if there is none"),
-    ("max", pa.float64(), False, "greatest finite element; NaN if there is none"),
-    ("mean", pa.float64(), False, "mean of the finite elements; NaN if there is none"),
-    ("std", pa.float64(), False, "standard deviation of the finite elements; NaN if there is none"),
-    ("l1", pa.float64(), False, "sum of magnitudes of the finite elements"),
-    ("l2", pa.float64(), False, "root of the sum of squares of the finite elements"),
-    ("digest", pa.uint64(), False, "64 bits over all bits and their positions; equal digest, equal tensor"),
+    *((each.name, pa.type_for_alias(each.dtype), False, each.about) for each in statistics.STORED),
     # Not a fixed-size list: that would spend a kilobyte on every null.
     ("sketch", pa.list_(pa.float32()), True, "random projection; null if an earlier row has the same tensor"),
     ("file", pa.string(), True, "file beside the index that holds the bytes; null if they were not kept"),
@@ -122,11 +115,12 @@ SCHEMA = pa.schema(
     [pa.field(name, kind, null, metadata={"about": about}) for name, kind, null, about in _COLUMNS],
     metadata={"format": "tensortap-index", "version": str(FORMAT)},
 )
+"""The columns of an index. Statistics that a process registered follow them, each in a column that may be null."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Closes an index that is complete. One that lacks it was cut off, or is still growing."""
 
 _KEY = Key._fields
-_SCALARS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2", "digest")
+_SCALARS = tuple(each.name for each in statistics.STORED)
 _PLAIN = ("seq", "cls", "dtype", "shape", "tensor")
 
 
@@ -147,8 +141,44 @@ def utf8(text: str) -> str:
     return text
 
 
-def encode(records: Sequence[Record], first: Sequence[bool]) -> Any:
+def index_schema() -> Any:
+    """Return the columns of an index that is begun now: SCHEMA, and a column for each added statistic."""
+    schema = SCHEMA
+    for each in statistics.added():
+        schema = schema.append(pa.field(each.name, pa.type_for_alias(each.dtype), metadata={"about": each.about}))
+    return schema
+
+
+def unknown_columns(schema: Any) -> list[str] | None:
+    """Return the columns of an index that this process does not know; None if the schema is not that of an index.
+
+    An index may have more columns than SCHEMA: statistics that the process that wrote it had registered.
+    """
+    more = list(schema)[len(SCHEMA) :]
+    if not pa.schema(list(schema)[: len(SCHEMA)]).equals(SCHEMA) or len({f.name for f in schema}) < len(schema):
+        return None
+    if not all(field.nullable and field.type in (pa.int64(), pa.float64()) for field in more):
+        return None
+    known = {each.name: pa.type_for_alias(each.dtype) for each in statistics.added()}
+    return [field.name for field in more if known.get(field.name) != field.type]
+
+
+def with_known_columns(table: Any) -> Any:
+    """Return the rows of an index with the columns of `index_schema`: null where they lack one, without the unknown."""
+    schema = index_schema()
+    if table.schema.equals(schema):
+        return table
+    types = {field.name: field.type for field in table.schema}
+    columns = [
+        table.column(field.name) if types.get(field.name) == field.type else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None) -> Any:
     """Records as one Arrow batch. `first` says which rows bring their sketch: the first of each tensor."""
+    schema = index_schema() if schema is None else schema
     columns: dict[str, Any] = {}
     for place, name in enumerate(_KEY):
         columns[name] = [record.key[place] for record in records]
@@ -159,21 +189,32 @@ def encode(records: Sequence[Record], first: Sequence[bool]) -> Any:
     locations = [record.location or (None, None, None) for record in records]
     columns["file"], columns["offset"], columns["nbytes"] = zip(*locations, strict=True)
     columns["sketch"] = [record.summary.sketch for record in records]
-    return encode_columns(columns, first)
+    for name in schema.names[len(SCHEMA) :]:
+        columns[name] = [record.summary.more.get(name) for record in records]
+    return encode_columns(columns, first, schema)
 
 
-def encode_columns(columns: Mapping[str, Any], first: Sequence[bool]) -> Any:
-    """The same from columns; that of sketches has one for each row, of which those of `first` rows are taken."""
+def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: Any = None) -> Any:
+    """The same from columns; that of sketches has one for each row, of which those of `first` rows are taken.
+
+    A statistic that was added may be missing, as from a device whose kernel does not compute it: it is null then.
+    """
+    schema = index_schema() if schema is None else schema
     sketches = _sketches(columns["sketch"], first)
     arrays = [sketches if field.name == "sketch" else _column(columns[field.name], field.type) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    for field in list(schema)[len(SCHEMA) :]:
+        nothing = [None] * len(sketches)
+        arrays.append(_column(columns.get(field.name, nothing), field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) -> list[Record]:
     """The records of an Arrow table; `sketches` has one for each row, filled in for the repeated ones."""
-    columns = {name: rows.column(name).to_pylist() for name in SCHEMA.names if name != "sketch"}
+    columns = {name: rows.column(name).to_pylist() for name in rows.column_names if name != "sketch"}
     keys = zip(*(columns[name] for name in _KEY), strict=True)
     scalars: Iterable[Any] = zip(*(columns[name] for name in _SCALARS), strict=True)
+    added = [name for name in rows.column_names if name not in SCHEMA.names]
+    more: Iterable[Any] = zip(*(columns[name] for name in added), strict=True) if added else repeat(())
     plain = zip(*(columns[name] for name in _PLAIN), strict=True)
     places = zip(columns["file"], columns["offset"], columns["nbytes"], strict=True)
     return [
@@ -185,11 +226,13 @@ def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) ->
             dtype,
             tuple(shape),
             tensor,
-            Summary(**dict(zip(_SCALARS, scalar, strict=True)), sketch=sketch),
+            Summary(
+                **dict(zip(_SCALARS, scalar, strict=True)), sketch=sketch, more=dict(zip(added, others, strict=True))
+            ),
             None if place[0] is None else Location(*place),
         )
-        for key, (seq, cls, dtype, shape, tensor), scalar, sketch, place in zip(
-            keys, plain, scalars, sketches, places, strict=True
+        for (key, (seq, cls, dtype, shape, tensor), scalar, sketch, place), others in zip(
+            zip(keys, plain, scalars, sketches, places, strict=True), more, strict=False
         )
     ]
 

@@ -13,7 +13,14 @@ import pyarrow as pa
 
 from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
-from tensortap.store.format import END_OF_STREAM, SCHEMA, check_version, decode
+from tensortap.store.format import (
+    END_OF_STREAM,
+    SCHEMA,
+    check_version,
+    decode,
+    unknown_columns,
+    with_known_columns,
+)
 
 __all__ = ["Index"]
 
@@ -26,6 +33,8 @@ class Index:
         self.lost = 0
         """Bytes at the end of the file that are no whole batch."""
         self.missing = False
+        self.unknown: list[str] = []
+        """Columns of the file that this process does not know: statistics that are registered elsewhere."""
         self.complete = False
         """Whether the writer closed the stream."""
         try:
@@ -37,8 +46,8 @@ class Index:
     def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
         """Return the index of Arrow batches that are in memory already."""
         index = cls.__new__(cls)
-        index.rank, index.lost, index.missing, index.complete = rank, 0, False, complete
-        index.rows = _in_order(pa.Table.from_batches(batches, schema=SCHEMA))
+        index.rank, index.lost, index.missing, index.complete, index.unknown = rank, 0, False, complete, []
+        index.rows = _in_order(_table(batches, batches[0].schema if batches else SCHEMA))
         return index
 
     def __len__(self) -> int:
@@ -46,7 +55,7 @@ class Index:
 
     def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
         """The records of those rows."""
-        rows = _taken(self.rows.select(_WITHOUT_SKETCH), places)
+        rows = _taken(self.rows.drop_columns("sketch"), places)
         sketches = self.rows.column("sketch")
         sources = self.sketch_rows[places]
         found = [sketches[int(row)].values.to_numpy() if row >= 0 else _NO_SKETCH for row in sources]
@@ -86,15 +95,16 @@ class Index:
             self.missing = True
             size = 0
         if not size:
-            return SCHEMA.empty_table()
+            return _table([])
         source = pa.memory_map(str(path))
         batches: list[Any] = []
         end = 0
         try:
             stream = pa.ipc.open_stream(source)
             _check_version(stream.schema, path)
-            if not stream.schema.equals(SCHEMA):
+            if (unknown := unknown_columns(stream.schema)) is None:
                 raise RunUnreadable(f"{path} is damaged: it has not the columns of an index.")
+            self.unknown = unknown
             end = source.tell()
             while True:
                 batch = stream.read_next_batch()
@@ -108,7 +118,11 @@ class Index:
         except (OSError, pa.ArrowException):
             pass  # the rest is no whole batch
         self.lost = size - end
-        return pa.Table.from_batches(batches, SCHEMA)
+        return _table(batches, batches[0].schema if batches else SCHEMA)
+
+
+def _table(batches: Sequence[Any], schema: Any = SCHEMA) -> Any:
+    return with_known_columns(pa.Table.from_batches(batches, schema))
 
 
 def _check_version(schema: Any, path: Path) -> None:
@@ -136,4 +150,3 @@ def _in_order(table: Any) -> Any:
 
 
 _NO_SKETCH = np.empty(0, np.float32)
-_WITHOUT_SKETCH = [name for name in SCHEMA.names if name != "sketch"]

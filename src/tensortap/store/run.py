@@ -118,6 +118,7 @@ class Run:
             texts = [
                 self._notice_of_status(rank),
                 self._notice_of_index(rank),
+                self._notice_of_columns(rank),
                 self._notice_of_calls(rank),
                 *self._notices_of_capture(rank),
             ]
@@ -330,6 +331,11 @@ class Run:
         if _field(self._status[rank], "status") == "finished" and not index.complete:
             return f"the index ends early, though the rank finished; {len(index)} records are intact"
         return ""
+
+    def _notice_of_columns(self, rank: int) -> str:
+        if not (unknown := self._index(rank).unknown):
+            return ""
+        return f"the index has statistics that are not registered here and are left out: {', '.join(unknown)}"
 
     def _notice_of_calls(self, rank: int) -> str:
         if self.calls(rank) is None and (self._folder(rank) / CALLS).exists():

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
+from tensortap.core.file_io import BINARY, read_at
 from tensortap.core.records import Location, Record
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.store.format import PARTIAL, SHARD_NAME, rank_name
@@ -51,7 +52,7 @@ class Spans:
         try:
             at = 0
             while at < span.nbytes:
-                count = os.preadv(fd, [memoryview(data)[at:]], span.offset + at)
+                count = read_at(fd, memoryview(data)[at:], span.offset + at)
                 if not count:
                     raise cut_off(file, span)
                 at += count
@@ -118,7 +119,7 @@ def open_span_file(file: Path) -> int:
 
 def _opened(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY)
+        return os.open(path, os.O_RDONLY | BINARY)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -54,14 +54,14 @@ static u32 pair_times(u32 a, u32 b) {
 #define SHARED_RING static u8 ring[RING] __attribute__((aligned(128)))
 
 #if LAYOUT == 0
-static void hang(u64 *bell) { *bell = 0; }
-static void show_bells() {}
-static void await(u64 *bell, u32 parity) {
-    auto rung = [=] { return *bell += let_come(bell), (*bell & 1) != parity; };
-    wait_for(rung, "a thread waits for a bell in vain");
+static void init_barrier(u64 *barrier) { *barrier = 0; }
+static void publish_barriers() {}
+static void wait_for_barrier(u64 *barrier, u32 parity) {
+    auto done = [=] { return *barrier += deliver(barrier), (*barrier & 1) != parity; };
+    wait_for(done, "a thread waits for a barrier that never completes");
 }
 
-static void bring(const u8 *to, const u8 *from, u32 nbytes, u64 *bell) { will_come({(u8 *)to, from, nbytes, bell}); }
+static void copy_async(const u8 *to, const u8 *from, u32 nbytes, u64 *barrier) { enqueue_copy({(u8 *)to, from, nbytes, barrier}); }
 
 static u32 count_one_more(u32 *at) { return ++*at; }
 #endif

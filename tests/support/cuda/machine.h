@@ -139,19 +139,19 @@ struct Coming {
     unsigned char *to;
     const unsigned char *from;
     size_t nbytes;
-    const void *bell;
+    const void *barrier;
 };
 
 static std::vector<Coming> coming;
 
-static void will_come(const Coming &what) {
+static void enqueue_copy(const Coming &what) {
     memset(what.to, 0xEE, what.nbytes);
     coming.push_back(what);
 }
 
 // How many came.
-static unsigned let_come(const void *bell) {
-    auto rest = std::stable_partition(coming.begin(), coming.end(), [=](const Coming &what) { return what.bell != bell; });
+static unsigned deliver(const void *barrier) {
+    auto rest = std::stable_partition(coming.begin(), coming.end(), [=](const Coming &what) { return what.barrier != barrier; });
     unsigned count = unsigned(coming.end() - rest);
     for (auto what = rest; what != coming.end(); ++what) memcpy(what->to, what->from, what->nbytes);
     coming.erase(rest, coming.end());

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tensortap.core.records import ALL_FROZEN, Key, display_name
 from tensortap.store import Run
-from tensortap.store.format import SCHEMA
+from tensortap.store.format import index_schema
 from tensortap.store.query import Filter
 
 __all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
@@ -89,7 +89,7 @@ class Side:
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self.table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+        self.table = pa.concat_tables(tables) if tables else index_schema().empty_table()
         """Columns of the index without its sketches."""
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""

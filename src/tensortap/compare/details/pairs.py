@@ -14,12 +14,13 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.tensors import Tolerances
+from tensortap.core import statistics
 from tensortap.core.details import TOO_LARGE, Detail, TensorFacts, TileMap, Window
 from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.records import Difference
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
-from tensortap.kernels.pairs.details import Folded, look, map_of
+from tensortap.kernels.pairs.details import Folded, inspect_pair, map_of
 from tensortap.kernels.pairs.reference import tolerances
 from tensortap.kernels.summary.reference import components
 
@@ -28,8 +29,6 @@ __all__ = ["Closeups", "bounds_of", "damage_in", "facts_of", "folded_values", "w
 MOST_ELEMENTS = 1 << 26
 """Elements that all close looks for one report may take together, about five seconds of work; the first is free."""
 _NEIGHBOURS = 6
-_COUNTS = ("elements", "nan", "posinf", "neginf", "zeros", "digest")
-_MOMENTS = ("min", "max", "mean", "std", "l1", "l2")
 
 
 class Closeups:
@@ -70,7 +69,7 @@ class Closeups:
             return replace(found, why=str(error), damaged=True)
         if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
             theirs = _facts_as_read(theirs.dtype, other)
-        near = look(one, other, bounds_of(ours, theirs), (rtol, atol))
+        near = inspect_pair(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(
             found,
             whole=True,
@@ -150,15 +149,14 @@ def bounds_of(*sides: TensorFacts) -> tuple[float, float, float]:
 
 def facts_of(side: Side, row: int) -> TensorFacts:
     """What the index of a run says of one record's tensor."""
-    counts = {name: int(getattr(side, name)[row]) for name in _COUNTS}
-    moments = {name: float(getattr(side, name)[row]) for name in _MOMENTS}
-    return TensorFacts(**counts, **moments, dtype=side.dtype[row], shape=side.shape(row))  # type: ignore[arg-type]
+    values = {each.name: each.typed(getattr(side, each.name)[row]) for each in statistics.stored()}
+    return TensorFacts(**statistics.fields_of(values), dtype=side.dtype[row], shape=side.shape(row))
 
 
 def _facts_as_read(dtype: str, array: npt.NDArray[Any]) -> TensorFacts:
     summary = summarize(array)
-    known = {name: getattr(summary, name) for name in (*_COUNTS, *_MOMENTS)}
-    return TensorFacts(**known, dtype=dtype, shape=array.shape)
+    values = {each.name: summary[each.name] for each in statistics.stored()}
+    return TensorFacts(**statistics.fields_of(values), dtype=dtype, shape=array.shape)
 
 
 def folded_values(array: npt.NDArray[Any], window: Window) -> tuple[tuple[int, int], Window, npt.NDArray[np.float64]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tensortap.compare.measure.engine import Files, Gather, Progress, Results, Span, Task, batches, work
 from tensortap.core import dtypes
+from tensortap.core.file_io import read_at
 from tensortap.core.machine import cores
 from tensortap.core.records import Location
 from tensortap.errors import RunUnreadable
@@ -138,7 +139,7 @@ def _fill(span: Span, begin: int, into: memoryview) -> None:
     try:
         done = 0
         while done < len(into):
-            count = os.preadv(file, [into[done:]], begin + done)
+            count = read_at(file, into[done:], begin + done)
             if not count:
                 raise cut_off(path, Location(path.name, span.offset, span.nbytes))
             done += count

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.machine import cores
+from tensortap.core.machine import PORTABLE, cores
 from tensortap.core.records import Location
 from tensortap.errors import RunUnreadable, UsageError
-from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, Rows
+from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, TensorRows
 from tensortap.store.source import cut_off, open_span_file
 
 __all__ = ["Engine", "Files", "Gather", "ProcessPool", "Serial", "Span", "Task", "batches", "choose", "work"]
@@ -70,9 +70,9 @@ class Task:
     """The reference's l2, which rows are measured against that are nearly zero; 0 is unknown."""
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> TensorRows:
         components = 2 if dtypes.numpy_dtype(self.reference.dtype).kind == "c" else 1
-        return Rows.of(self.reference.shape, components, self.size)
+        return TensorRows.of(self.reference.shape, components, self.size)
 
     @property
     def elements(self) -> int:
@@ -218,7 +218,7 @@ class Files:
     def forget_pages(self) -> None:
         """Count no page of the files as this process's memory any more; the system's cache keeps them."""
         for mapped in self._maps.values():
-            if hasattr(mmap, "MADV_DONTNEED"):
+            if hasattr(mmap, "MADV_DONTNEED") and not PORTABLE:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def __enter__(self) -> Files:

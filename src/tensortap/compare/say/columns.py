@@ -5,9 +5,13 @@ It is what every report reads, so its columns are documented here, where they ar
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
-__all__ = ["SCHEMA"]
+from tensortap.core import statistics
+
+__all__ = ["SCHEMA", "pairs_schema"]
 
 SCHEMA = pa.schema(
     [
@@ -44,25 +48,28 @@ SCHEMA = pa.schema(
         ("candidate_value", pa.float64()),
         ("max_ulp", pa.float64()),
         ("mismatched", pa.float64()),  # share of elements outside atol + rtol * |reference|
-        ("row_rel_l2", pa.float64()),  # rel_l2 of the worst row along the last dimension; `kernels.pairs_reference`
+        ("row_rel_l2", pa.float64()),  # rel_l2 of the worst row along the last dimension; `kernels.pairs.reference`
         ("row_index", pa.list_(pa.int64())),  # where that row is; empty if the tensor is one row
         ("row_tolerance", pa.float64()),  # the error of a row that was allowed
         # both sides
-        ("mean_reference", pa.float64()),
-        ("mean_candidate", pa.float64()),
-        ("std_reference", pa.float64()),
-        ("std_candidate", pa.float64()),
-        ("var_reference", pa.float64()),
-        ("var_candidate", pa.float64()),
-        ("l2_reference", pa.float64()),
-        ("l2_candidate", pa.float64()),
-        ("nan_reference", pa.int64()),
-        ("nan_candidate", pa.int64()),
-        ("inf_reference", pa.int64()),
-        ("inf_candidate", pa.int64()),
+        *(
+            (f"{each.name}_{side}", pa.type_for_alias(each.dtype))
+            for each in sorted((*statistics.STORED, *statistics.DERIVED), key=lambda each: each.show.sides or 0)
+            if each.show.sides
+            for side in ("reference", "candidate")
+        ),
         # where names or layouts were mapped; null where both sides have the same
         ("module_candidate", pa.string()),  # what the candidate calls the module
         ("path_candidate", pa.string()),
         ("layout", pa.string()),  # what was done to the candidate's tensor: "transposed"
     ]
 )
+
+
+def pairs_schema() -> Any:
+    """Return the columns of a table that is made now: SCHEMA, and both sides of each statistic that was added."""
+    schema = SCHEMA
+    for each in statistics.added():
+        for side in ("reference", "candidate"):
+            schema = schema.append(pa.field(f"{each.name}_{side}", pa.type_for_alias(each.dtype)))
+    return schema

@@ -13,8 +13,9 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.measure.measures import Measures
-from tensortap.compare.say.columns import SCHEMA
+from tensortap.compare.say.columns import pairs_schema
 from tensortap.compare.translate.translated import Translated
+from tensortap.core import statistics
 from tensortap.core.records import Finding
 
 __all__ = ["table_of"]
@@ -33,8 +34,9 @@ def table_of(
 ) -> Any:
     left, right = alignment.reference, alignment.candidate
     count = len(left)
+    schema = pairs_schema()
     if not count:
-        return SCHEMA.empty_table()
+        return schema.empty_table()
     columns: dict[str, Any] = {
         name: getattr(reference, name)[left] for name in ("rank", "seq", "step", "micro", "call")
     }
@@ -57,12 +59,16 @@ def table_of(
         "cosine": _nullable(measures.cosine),
     }
     columns |= _measured(count, measures)
-    for side in ("reference", "candidate"):
-        numbers = measures.sides[side]
-        columns |= {f"{name}_{side}": numbers[name] for name in ("mean", "std", "l2", "nan", "inf")}
-        columns[f"var_{side}"] = numbers["std"] ** 2
+    for name, side, rows in (("reference", reference, left), ("candidate", candidate, right)):
+        numbers = measures.sides[name]
+        for each in statistics.listed():
+            if each.is_added:  # known from the indexes alone
+                columns[f"{each.name}_{name}"] = _nullable(np.asarray(getattr(side, each.name)[rows], np.float64))
+            elif each.show.sides:
+                derive = each.derive if each.name not in numbers else None
+                columns[f"{each.name}_{name}"] = numbers[each.name] if derive is None else derive(numbers.__getitem__)
     columns |= _mapped(candidate, right, columns)
-    return pa.table([_typed(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+    return pa.table([_typed(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _typed(column: Any, kind: Any) -> Any:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tensortap.compare.align.side import Bools, Ints, Names, Side, hash_of_shape
 from tensortap.compare.translate.fused import Fusions
+from tensortap.core import statistics
 from tensortap.core.records import STATE_KINDS, Key
 from tensortap.mapping.layouts import Reading, Shape
 from tensortap.mapping.outline import full_name
@@ -26,8 +27,6 @@ __all__ = ["Translated"]
 
 _UNPLACED = "\0"
 """Before the name of a module that has no counterpart, so that no module of the reference is taken for it."""
-_ADDED = ("elements", "nan", "posinf", "neginf", "zeros")
-_MOMENTS = ("min", "max", "mean", "std", "l1", "l2")
 
 
 @dataclass(frozen=True)
@@ -172,14 +171,19 @@ class Translated(Side):
         if name.startswith("_") or name in ("own", "origin"):
             raise AttributeError(name)
         column = getattr(self.own, name)[self.origin]
+        statistic = next((each for each in statistics.stored() if each.name == name), None)
+        counts = statistic is not None and statistic.is_count
+        moment = statistic is not None and (statistic.dtype == "float64" or statistic.is_added)
+        if moment:
+            column = column.astype(np.float64, copy=False)  # NaN is "not known"
         for row, parts in self._parts.items():
             numbers = getattr(self.own, name)[parts]
             summed = bool(self._added[self._which[row]])
-            if name in _ADDED and not (summed and name == "elements"):
+            if counts and not (summed and name == "elements"):
                 column[row] = numbers.sum()
-            elif name in _MOMENTS:
+            elif moment:
                 column[row] = np.sqrt(np.square(numbers).sum()) if name == "l2" and not summed else np.nan
-        if name in _MOMENTS:
+        if moment:
             column[self.cut] = np.nan  # of a part nothing is known but what its elements say
         setattr(self, name, column)
         return column

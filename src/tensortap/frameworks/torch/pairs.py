@@ -93,8 +93,8 @@ class TorchSlot:
                 self._measure(piece, finite=False)
             found = self._values()
         found.setdefault("unlike", float(found["top"] > 0 or found.get("wrong", 0) > 0))
-        found["elements"] = piece.elements * piece.how.components
-        found["start"] = piece.start * piece.how.components
+        found["elements"] = piece.elements * piece.format.components
+        found["start"] = piece.start * piece.format.components
         found["line"], found["floor2"] = max(piece.rows.length, 1), piece.rows.floor2
         for name in ("top_at", "wrong_at"):
             found[name] = found.get(name, 0.0) + found["start"]
@@ -133,8 +133,8 @@ def _room(device: torch.device) -> Iterator[None]:
 
 def _measured(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> Values:
     names = tuple(part_name(dtypes.numpy_dtype(name)) for name in (piece.reference, piece.candidate))
-    how = piece.how
-    rtol, atol = how.allowed(piece.rtol, piece.atol)
+    pair = piece.format
+    rtol, atol = pair.allowed(piece.rtol, piece.atol)
     r, c = _numbers(r_raw, names[0]), _numbers(c_raw, names[1])
     values: Values = {}
     both: Tensor | None = None
@@ -163,9 +163,9 @@ def _measured(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> V
         "top_at": at,
         "top_r": r.index_select(0, at),
         "top_c": c.index_select(0, at),
-        "ulp": top if how.unit[0] == ulps.INTEGERS else _most_steps(r_raw, c_raw, r, c, how.unit, both),
+        "ulp": top if pair.unit[0] == ulps.INTEGERS else _most_steps(r_raw, c_raw, r, c, pair.unit, both),
     }
-    if how.same:
+    if pair.same:
         bits = _BITS[_READ_AS[names[0]].itemsize]
         values["unlike"] = (r_raw.view(bits) != c_raw.view(bits)).any()
     return values | _rows(gap, r, piece)
@@ -267,7 +267,7 @@ def _ordinals(x: Tensor, digits: int, lowest: int) -> Tensor:
 # --- rows ----------------------------------------------------------------------------------------------------------
 def _rows(gap: Tensor, r: Tensor, piece: PairPiece) -> Values:
     """The worst row that is whole in the piece, and both sums of those that are cut."""
-    length, n, start = max(piece.rows.length, 1), gap.numel(), piece.start * piece.how.components
+    length, n, start = max(piece.rows.length, 1), gap.numel(), piece.start * piece.format.components
     within = start % length
     head = min(length - within, n) if within else 0
     ends = within + n >= length

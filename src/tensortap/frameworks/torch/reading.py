@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.dlpack import to_dlpack
 
+from tensortap.core import statistics
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.frameworks.base import DeviceReader, Identity
@@ -118,6 +119,8 @@ def _unreadable_by_kind(tensor: torch.Tensor) -> str:
 
 
 def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
+    if statistics.added():  # only the host computes these
+        return None
     if kind == "cuda" and torch.version.hip is None:
         from tensortap.frameworks.torch.cuda.reader import CudaReader
         from tensortap.kernels.cuda.driver import CudaError

@@ -1,1 +1,1 @@
-"""CUDA C++ sources, and the little that is needed to compile and launch them at run time."""
+"""CUDA C++ sources of the summary kernel, and the code that compiles and launches them at run time."""

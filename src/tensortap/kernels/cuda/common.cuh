@@ -1,4 +1,4 @@
-// What the kernels share: put in front of each of them before it is compiled.
+// Shared by all kernels: prepended to each of them before compilation.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -6,7 +6,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// What one warp knows of its rows; sums are of x - about.
+// Statistics of one warp's rows; sums are of x - about.
 struct __align__(16) Share {
     double sum, squares, l1;
     u64 digest;
@@ -17,7 +17,7 @@ struct __align__(16) Share {
 #define WARPS 8
 #define BUCKETS 256
 
-// What one block knows of its rows.
+// Statistics of one block's rows.
 struct Partial {
     float sketch[BUCKETS];
     Share shares[WARPS];
@@ -25,7 +25,7 @@ struct Partial {
     u32 unchanged, spare;
 };
 
-// What is known of a tensor; `probe` is a few of its elements, by which a change can be told.
+// The result for a tensor; `probe` is a hash of a few elements, which detects changes.
 struct Result {
     float sketch[BUCKETS];
     double about, sum, squares, l1, low, high;
@@ -58,7 +58,7 @@ __device__ __forceinline__ double min_of_warp(double x) {
 
 __device__ __forceinline__ float min_of_warp(float x) {
 #if __CUDA_ARCH__ >= 800
-    int bits = __float_as_int(x);  // turned so that integers are in the order of their floats
+    int bits = __float_as_int(x);  // maps floats to integers of the same order
     bits = __reduce_min_sync(~0u, bits ^ (bits >> 31 & 0x7FFFFFFF));
     return __int_as_float(bits ^ (bits >> 31 & 0x7FFFFFFF));
 #else
@@ -70,8 +70,8 @@ __device__ __forceinline__ u64 add_doubles(u64 a, u64 b) {
     return u64(__double_as_longlong(__longlong_as_double(i64(a)) + __longlong_as_double(i64(b))));
 }
 
-// Three sums of doubles and one of integers at once. The lanes share them out, so that little travels: lanes 0, 8, 16 and 24
-// have one each in the end.
+// Three sums of doubles and one of integers at once. The lanes divide the sums, which takes few shuffles: in the end lanes 0,
+// 8, 16 and 24 have one each.
 __device__ __forceinline__ u64 sums_of_warp(double a, double b, double c, u64 d) {
     u64 x[4] = {u64(__double_as_longlong(a)), u64(__double_as_longlong(b)), u64(__double_as_longlong(c)), d};
     bool upper = threadIdx.x & 16, odd = threadIdx.x & 8, integer = upper && odd;

@@ -1,7 +1,7 @@
-"""NVRTC and the CUDA driver through ctypes: source text in, a kernel that can be launched out.
+"""NVRTC and the CUDA driver through ctypes: compile kernels from source and launch them.
 
-Both libraries come with the framework that made the tensors; nothing is compiled when tensortap is installed. Pointers
-and streams are plain integers here, so that no framework is needed.
+Both libraries come with the framework; installing tensortap compiles nothing. Pointers and streams are plain integers,
+so that this module needs no framework.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _thread = threading.local()
 
 
 class CudaError(TensortapError):
-    """The driver or the run-time compiler refused."""
+    """An error of the CUDA driver or of the run-time compiler."""
 
 
 class Parameter:
-    """Room for the struct that a kernel takes. It is read at the launch, and may be changed right after."""
+    """Memory for the struct that a kernel takes. A launch copies it, so it may change right after."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = ctypes.create_string_buffer(nbytes)
@@ -36,7 +36,7 @@ class Parameter:
 
 
 class Kernel:
-    """A kernel of one parameter, a struct passed by value. It belongs to the context that was current at its making."""
+    """A kernel with one parameter, a struct passed by value. It belongs to the context in which it was made."""
 
     def __init__(self, image: bytes, name: str, threads: int, shared: int = 0) -> None:
         self._module, self._function = c_void_p(), c_void_p()
@@ -45,14 +45,16 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self._function, _MOST_SHARED, shared))
         self._threads = threads
         self._shared = shared
-        self._call = _driver()["cuLaunchKernel"]  # one of its own: what it is given needs no conversion
+        self._call = _driver()["cuLaunchKernel"]  # a function object without argtypes: its arguments need no conversion
 
     def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
         self.prepared(blocks, parameter, stream)()
 
     def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
-        """Launches each time it is called, with what the parameter holds then. Converting eleven numbers takes the
-        interpreter longer than the driver takes to launch, so it is done once."""
+        """Return a function that launches the kernel with the current content of the parameter.
+
+        Converting eleven arguments takes longer than the launch itself, so it is done once, here.
+        """
         sizes = [c_uint(size) for size in (blocks, 1, 1, self._threads, 1, 1, self._shared)]
         arguments = self._function, *sizes, c_void_p(stream), parameter.pointers, None
         call = self._call
@@ -65,7 +67,7 @@ class Kernel:
 
 
 def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> bytes:
-    """The kernel's machine code. `toolkit` is the CUDA version that the framework was built for, as "13.0"."""
+    """Return the kernel's machine code. `toolkit` is the CUDA version that the framework was built for, as "13.0"."""
     nvrtc = _nvrtc(toolkit.partition(".")[0])
     program = c_void_p()
     _check_nvrtc(nvrtc, nvrtc.nvrtcCreateProgram(byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None))
@@ -86,13 +88,15 @@ def compile_kernel(source: str, name: str, capability: tuple[int, int], options:
 
 
 def clear(address: int, count: int, stream: int) -> None:
-    """Make so many 32-bit numbers on the device zero, in the stream's order."""
+    """Set `count` 32-bit numbers on the device to zero, in stream order."""
     _check(_driver().cuMemsetD32Async(address, 0, count, stream))
 
 
 def pin(address: int, nbytes: int) -> bool:
-    """Page-lock memory; False where that is refused. The driver's call, unlike the runtime's, leaves no error behind
-    for somebody else's launch to stumble over."""
+    """Page-lock memory; return False if the driver refuses.
+
+    Unlike the runtime's function, the driver's leaves no sticky error that a later launch would report.
+    """
     return not _driver().cuMemHostRegister_v2(address, nbytes, _PORTABLE)
 
 
@@ -101,7 +105,7 @@ def unpin(address: int) -> None:
 
 
 def allow_captures() -> None:
-    """Waiting in this thread must not break a graph that another one is capturing."""
+    """Let this thread synchronise without breaking a graph capture in another thread."""
     if not getattr(_thread, "relaxed", False):
         _driver().cuThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
         _thread.relaxed = True
@@ -144,9 +148,9 @@ def _nvrtc(major: str) -> ctypes.CDLL:
 
 
 def _installed(name: str) -> list[str]:
-    """Where pip puts NVIDIA's libraries, and where the toolkit's own installer does."""
+    """Return the paths at which pip and the CUDA toolkit install a library."""
     packages = Path(ctypes.__file__).parents[1] / "site-packages"
-    import numpy  # wherever NumPy is, the framework and its libraries are as a rule
+    import numpy  # usually in the same site-packages as the framework
 
     roots = {packages, Path(numpy.__file__).parents[1]}
     found = [str(path) for root in roots for path in sorted(root.glob(f"nvidia/*/lib/{name}"))]

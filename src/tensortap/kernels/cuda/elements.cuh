@@ -1,4 +1,4 @@
-// The elements of a tensor: their values, and what is hashed of where they are.
+// The elements of a tensor: their values, and the hashes of their positions.
 
 __device__ __forceinline__ u32 mix(u32 x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -1,19 +1,19 @@
-// The way for numbers that float32 holds exactly: float32 sums of a few rows about a value near the thread's own elements,
-// carried on in float64.
+// The path for numbers that float32 holds exactly: float32 sums of a few rows about a value near the thread's own elements,
+// accumulated in float64.
 
 #if FAST
-// What all of a warp's threads need of a row: the hash of their line of the digest, `turn`, which moves groups to their slots,
+// Values of a row that all threads of a warp share: the hash of their line of the digest, `turn`, which maps groups to slots,
 // and the part of the sign's hash that does not depend on the thread.
 struct RowFacts {
     u32 hash, turn, seed, spare;
 };
 
-// Of the four batches from `batch` on, a row a lane; `scale` is what `turn` is wanted in.
+// For the four batches from `batch` on, one row for each lane; `scale` is the unit of `turn`.
 __device__ __forceinline__ void prepare(RowFacts *facts, const Rows &rows, u32 batch, u32 slot, u32 scale) {
     u32 lane = threadIdx.x & 31, row = first_row(rows, batch + lane / BATCH) + lane % BATCH;
     u32 turn = mix(row ^ ROW_SEED) & (SLOTS - 1);
     u32 seed = (row / 4 * SLOTS) ^ SIGN_SEED;
-    if (row >> 27) seed ^= mix(row >> 27);  // the high word of what is hashed
+    if (row >> 27) seed ^= mix(row >> 27);  // the high word of the hashed number
     RowFacts mine = {};
     mine.hash = line_hash(u64(row) * BYTES + WORDS * slot / 256);  // the same for a warp: WORDS is at most 8
     mine.turn = turn * scale;
@@ -23,7 +23,7 @@ __device__ __forceinline__ void prepare(RowFacts *facts, const Rows &rows, u32 b
     __syncwarp();
 }
 
-// As `sign_bits`, from where the thread comes in, and for all of the four rows.
+// The thread's part of `sign_bits`, for all four rows.
 __device__ __forceinline__ u32 signs_of(u32 seed, u32 slot) {
     u32 x = (seed ^ slot) * 0x7FEB352Du;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void add_rows(const Work &work, const u32 *weights, u
     q.sum = q.squares = q.l1 = 0;
 }
 
-// All whole rows. False if what it met is not for float32.
+// Adds all whole rows. Returns false if float32 cannot hold their sums.
 __device__ FAST_CALL bool go_fast(const Work &work, const u32 *weights, RowFacts *facts, u32 slot, Rows rows, Sums &s) {
     Quick q;
 #pragma unroll

@@ -1,10 +1,10 @@
-// Adds up the partial results of many tensors, in the order of their pieces. BLOCKS blocks have a tensor in hand: four of them a
-// quarter of its sketch each, the last one all the rest. What takes time is that partial results are a long way off, so each
-// thread asks for a few of them at once. It is compiled for THREADS in a block and at most MOST tensors.
+// Adds up the partial results of many tensors, in the order of their pieces. BLOCKS blocks work on a tensor: four of them on a
+// quarter of its sketch each, the last one on all the rest. The latency of reading partial results dominates, so each thread
+// loads several of them at once. It is compiled for THREADS in a block and at most MOST tensors.
 
 #define QUARTER (BUCKETS / 4)
-#define ABREAST (4 * THREADS / QUARTER)  // partial results that the threads read at a time, each thread four buckets
-#define AT_ONCE 4                        // and how many times, before anything has come
+#define ABREAST (4 * THREADS / QUARTER)  // partial results that the threads read at a time, four buckets each
+#define AT_ONCE 4                        // loads that each thread issues before it uses the first
 
 struct Item {
     u32 first, pieces, slot, spare;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void add_sketches(const Partial *partials, u32 pieces
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        sums[j] += __shfl_xor_sync(~0u, sums[j], 16);  // the warp's other half has the same buckets
+        sums[j] += __shfl_xor_sync(~0u, sums[j], 16);  // the other half of the warp has the same buckets
         if (thread % 32 < 16) of_warps[thread / 32][column + j] = sums[j];
     }
     __syncthreads();

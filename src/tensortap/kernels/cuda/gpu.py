@@ -1,9 +1,9 @@
-"""Summaries of tensors in a GPU's memory: one read each, nothing allocated, nobody waits.
+"""Summaries of tensors in a GPU's memory: one read of each tensor, without allocations or synchronisation.
 
-A framework lends pointers, a stream and memory: the table of digest weights, room for partial results, room for
-results, and two numbers for `Turns`. `Gpu.plan` is made once for tensors of one kind; `Plan.read` launches the one read
-and leaves partial results. `Together.read` does the same for a few tensors in one launch, which is faster, since a
-launch begins and ends slowly. `Gpu.finish` adds up the partial results of many tensors.
+The framework provides pointers, a stream and memory: the table of digest weights, buffers for partial results and for
+results, and two integers for `PieceCounters`. `Gpu.plan` makes a plan for all tensors of one kind; `ReadPlan.read`
+launches the read and leaves partial results. `BatchRead.read` reads several tensors in one launch, which is faster,
+since a launch starts and ends slowly. `Gpu.finish` adds up the partial results of many tensors.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import BLOCKS_EACH, FINISH, FINISHERS, MOST_FINISHED, Device, Variant, compiled
 from tensortap.kernels.summary.reference import ROW
 
-__all__ = ["MOST_TOGETHER", "PARTIAL_BYTES", "Gpu", "Plan", "Share", "Together", "Turns"]
+__all__ = ["MOST_TOGETHER", "PARTIAL_BYTES", "BatchRead", "Gpu", "PieceCounters", "ReadPlan", "Share"]
 
 Share = tuple[int, int, int]
-"""Pieces, each of which leaves a partial result, batches of rows for each half of a piece, and how many halves have one
-more."""
+"""The division of a tensor: number of pieces, each with a partial result; batches of rows of each half of a piece;
+number of halves with one more."""
 
 PARTIAL_BYTES = 1552
 MOST_TOGETHER = 32
-"""Tensors that one launch reads at most."""
+"""Maximum number of tensors in one launch."""
 
 _BATCH = 8
-"""Rows that half a block takes together."""
+"""Rows that half a block reads together."""
 _PIECE = 16
-"""Batches in a piece of a tensor that is neither small nor great. To add up what was found in a piece takes time, but
-so does it to wait, at the end of a launch, for whoever took a piece last."""
+"""Batches in a piece of a tensor of medium size. Each piece costs time to add up its result; larger pieces cost time at
+the end of a launch, waiting for the last one."""
 _MOST_PIECES = 800
-_GREAT = 1 << 26
-"""From so many elements on a tensor is read in larger parts, as those are that are read together."""
+_LARGE = 1 << 26
+"""A tensor with this many elements is read in larger parts, as tensors of a batch are."""
 _MOST_SIZES = 4096
 _WORKS = struct.Struct("<QII2Q")
 _TURNS_OFFSET = 16
@@ -46,32 +46,34 @@ _LAYOUT = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q")
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
-class Turns:
-    """Where the blocks of a launch count the pieces they take: two numbers on the device. Each launch counts in one of
-    them and clears the other for the next one in the same stream."""
+class PieceCounters:
+    """Two integers on the device with which the blocks of a launch count the pieces that they take.
+
+    Each launch counts in one of them and clears the other for the next launch in the same stream.
+    """
 
     def __init__(self, address: int, stream: int) -> None:
         self._address = address
         self._stream = stream
         self._now, self._next = address, address + 4
         self._sure = False
-        """Whether the first of them is known to be zero."""
+        """Whether the next counter is known to be zero."""
 
     def begin(self) -> tuple[int, int]:
-        """Before a launch: where it counts, and what it clears."""
+        """Return the address of the counter of a launch, and of the one that it clears."""
         if not self._sure:
             clear(self._address, 2, self._stream)
-        self._sure = False  # nobody knows whether a launch that was interrupted has begun
+        self._sure = False  # an interrupted launch may have begun
         return self._now, self._next
 
     def end(self) -> None:
-        """The launch has succeeded."""
+        """Swap the counters after a successful launch."""
         self._now, self._next = self._next, self._now
         self._sure = True
 
 
-class Plan:
-    """How tensors of one kind are read on one stream: all but their addresses."""
+class ReadPlan:
+    """The launch for tensors of one kind on one stream, complete except for their addresses."""
 
     __slots__ = ("_launch", "_memory", "_turns", "pieces")
 
@@ -83,11 +85,11 @@ class Plan:
         most_blocks: int,
         *,
         weights: int,
-        turns: Turns,
+        turns: PieceCounters,
         stream: int,
     ) -> None:
         self.pieces = _pieces(elements, most_blocks)
-        """So many partial results there will be."""
+        """Number of partial results."""
         parameter = Parameter(_WORKS.size + _WORK_BYTES + _LAYOUT.size)
         _WORKS.pack_into(parameter.memory, 0, weights, 1, self.pieces, 0, 0)
         work = 0, 0, 0, 0, elements, *_shared_out(elements, self.pieces), 0
@@ -101,9 +103,9 @@ class Plan:
         self._launch = kernel.prepared(min(self.pieces + 1, most_blocks), parameter, stream)
 
     def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
-        """Read a tensor once. Addresses are of the tensor, of room for partial results, and of one result.
+        """Read a tensor once, given the addresses of the tensor, of a buffer for partial results, and of one result.
 
-        With `known`, the address of an earlier result, nothing is read if a few elements are still what they were then.
+        With `known`, the address of an earlier result, nothing is read if the probed elements have not changed.
         """
         probe, expected = result + _PROBE_OFFSET, known + _PROBE_OFFSET if known else 0
         turns = self._turns
@@ -112,10 +114,10 @@ class Plan:
         turns.end()
 
 
-class Together:
-    """Reads tensors of one dtype, as they lie in memory, on one stream: all of them in one launch."""
+class BatchRead:
+    """The launch that reads several contiguous tensors of one dtype at once, on one stream."""
 
-    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, turns: Turns, stream: int) -> None:
+    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, turns: PieceCounters, stream: int) -> None:
         self._most_blocks = most_blocks
         self._weights = weights
         self._turns = turns
@@ -125,8 +127,11 @@ class Together:
         self._launch = kernel.prepared(most_blocks, parameter, stream)
 
     def read(self, tensors: Sequence[tuple[int, int, Share, int, int]]) -> None:
-        """Of each tensor the address, the number of its elements, how these are shared out, and the addresses of room
-        for partial results and of one result; at most `MOST_TOGETHER`."""
+        """Read up to `MOST_TOGETHER` tensors.
+
+        Each has its address, its number of elements, its division, and the addresses of a buffer for partial results
+        and of one result.
+        """
         works: list[int] = []
         first = 0
         for address, elements, share, partials, result in tensors:
@@ -140,17 +145,17 @@ class Together:
 
     def shared_out(self, elements: int) -> Share:
         if (share := self._shares.get(elements)) is None:
-            if len(self._shares) == _MOST_SIZES:  # tensors of ever new sizes
+            if len(self._shares) == _MOST_SIZES:  # bounds memory if sizes keep changing
                 self._shares.clear()
             share = self._shares[elements] = _shared_out(elements, _pieces(elements, self._most_blocks))
         return share
 
 
 def _pieces(elements: int, most_blocks: int) -> int:
-    """Into so many a tensor is divided, whichever way it is read: that decides the last bits of its sums.
+    """Return the number of pieces of a tensor. It decides the last bits of sums, so it must not depend on the launch.
 
-    A small one still has a piece for each processor, as long as each half of it has two batches. One that is read alone
-    and has more pieces than there are blocks has as many for each block, but the one that looks at the probe first.
+    A small tensor has a piece for each processor, as long as each half of a piece has two batches. A tensor with more
+    pieces than blocks has equally many for each block, except the block that checks the probe first.
     """
     batches, others = elements // (_BATCH * ROW), most_blocks - 1
     pieces = max(1, min(_MOST_PIECES, max(min(most_blocks // BLOCKS_EACH, batches // 4), batches // _PIECE)))
@@ -162,7 +167,7 @@ def _shared_out(elements: int, pieces: int) -> Share:
 
 
 class Gpu:
-    """The kernels of one device. Each is compiled when it is first needed, in under a second."""
+    """The kernels of one device. Each is compiled on first use, in under a second."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -170,26 +175,30 @@ class Gpu:
         self._kernels: dict[Variant, Kernel] = {}
         self._batch = Parameter(16 + 16 * MOST_FINISHED)
 
-    def plan(self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: Turns, stream: int) -> Plan:
-        """For tensors of that kind."""
-        kernel = self._kernel(Variant(dtype, layout.code, elements >= _GREAT and self._roomy))
-        return Plan(kernel, elements, layout, self._most_blocks, weights=weights, turns=turns, stream=stream)
+    def plan(
+        self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: PieceCounters, stream: int
+    ) -> ReadPlan:
+        """Return the plan for tensors of this dtype, size and layout."""
+        kernel = self._kernel(Variant(dtype, layout.code, elements >= _LARGE and self._has_large_shared_memory))
+        return ReadPlan(kernel, elements, layout, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
-    def together(self, dtype: str, *, weights: int, turns: Turns, stream: int) -> Together:
-        """For some tensors at a time, each as it lies in memory."""
-        kernel = self._kernel(Variant(dtype, great=self._roomy, most=MOST_TOGETHER))
-        return Together(kernel, self._most_blocks, weights=weights, turns=turns, stream=stream)
+    def together(self, dtype: str, *, weights: int, turns: PieceCounters, stream: int) -> BatchRead:
+        """Return the launch for batches of contiguous tensors."""
+        kernel = self._kernel(Variant(dtype, large=self._has_large_shared_memory, most=MOST_TOGETHER))
+        return BatchRead(kernel, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
-        """Add up partial results. Of each tensor: the number of the first, how many there are, the slot of its result,
-        and a zero; at most `MOST_FINISHED` tensors at a time."""
+        """Add up the partial results of up to `MOST_FINISHED` tensors.
+
+        Each has the number of its first partial result, their count, the slot of its result, and a zero.
+        """
         struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
         struct.pack_into(f"<{len(pending)}I", self._batch.memory, 16, *pending)
         self._kernel(FINISH).launch(len(pending) // 4 * FINISHERS, self._batch, stream)
 
     @property
-    def _roomy(self) -> bool:
-        """Whether processors have shared memory for larger parts; some later ones have less."""
+    def _has_large_shared_memory(self) -> bool:
+        """Whether processors have shared memory for larger parts; some newer ones have less."""
         return self._device.capability < (12, 0)
 
     def _kernel(self, variant: Variant) -> Kernel:

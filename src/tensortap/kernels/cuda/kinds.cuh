@@ -1,6 +1,6 @@
-// What a kernel is compiled for, at run time: ELEMENT (a code below), LAYOUT (0 rows as they lie in memory, 1 whole groups at
-// strides, 2 single elements at strides), THREADS (in a block), BLOCKS_EACH (at a time on one processor), MOST (tensors in one
-// launch, more than one only as they lie), and PART and RING (see `ring.cuh`).
+// Macros that a kernel is compiled with, at run time: ELEMENT (a code below), LAYOUT (0 contiguous, 1 whole groups at strides,
+// 2 single elements at strides), THREADS (in a block), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch;
+// more than one only if contiguous), and PART and RING (see `ring.cuh`).
 
 #define BF16 0
 #define F16 1
@@ -26,15 +26,15 @@
 #else
 #define BYTES 1
 #endif
-// Elements that float32 holds exactly can go the fast way.
+// Elements that float32 holds exactly can take the fast path.
 #define FAST (BYTES < 4 || ELEMENT == F32)
 #define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 900)
 
 #define SLOTS 128
 #define ROW 1024
 #define WORDS (2 * BYTES)      // 32-bit words in a group of 8 elements
-#define BATCH 8                // rows that are taken together
-#define STAGE 32               // rows whose hashes a warp works out at a time, one a lane
+#define BATCH 8                // rows that are read together
+#define STAGE 32               // rows whose hashes a warp computes at a time, one for each lane
 #define MOST_DIMS 6
 
 #define SIGN_SEED 0x27D4EB2Fu

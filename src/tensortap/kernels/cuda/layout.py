@@ -1,4 +1,4 @@
-"""How a tensor's elements, in C order, are found in memory."""
+"""Memory layouts: where the kernel finds a tensor's elements in C order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 __all__ = ["FLAT", "MOST_DIMS", "Layout", "lay_out"]
 
 MOST_DIMS = 6
-"""That a kernel goes through."""
+"""Maximum number of dimensions that a kernel supports."""
 
 
 class Layout(NamedTuple):
-    """How elements in C order are found in memory: 0 as they lie, 1 whole groups of eight at strides, 2 one by one."""
+    """A memory layout. Code 0: contiguous; 1: whole groups of eight at strides; 2: single elements at strides."""
 
     code: int
     sizes: tuple[int, ...]
@@ -22,11 +22,11 @@ class Layout(NamedTuple):
 
 
 FLAT = Layout(0, (), ())
-"""As they lie."""
+"""The contiguous layout."""
 
 
 def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int) -> Layout | None:
-    """The simplest layout that fits, None if the tensor must be copied first.
+    """Return the simplest layout that fits a tensor; None if the tensor must be copied first.
 
     >>> lay_out((4, 8), (8, 1), 2, 256)
     Layout(code=0, sizes=(), strides=())
@@ -48,7 +48,7 @@ def lay_out(shape: Sequence[int], strides: Sequence[int], itemsize: int, address
 
 
 def _collapse(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Innermost first; neighbours that lie as one become one, and what has one element only is left out."""
+    """Return sizes and strides, innermost first, with adjacent dimensions merged and dimensions of size 1 removed."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(reversed(shape), reversed(strides), strict=True):

@@ -1,29 +1,29 @@
-// The way for 16-bit floats, two to a word: what can be is done on both at once.
+// The path for 16-bit floats, two to a word: most instructions work on both at once.
 
 #if PACKED
 #if ELEMENT == BF16
 #define LARGEST 0x7F7F7F7Fu
-#define FARTHEST 16.0f  // the mean of squares over the variance, up to which sums about 0 are good enough
+#define FARTHEST 16.0f  // largest ratio of mean square to variance for which sums about 0 are exact enough
 #else
 #define LARGEST 0x7BFF7BFFu
-#define FARTHEST 4.0f  // squares have 22 bits, so that adding them up rounds
+#define FARTHEST 4.0f  // squares have 22 bits, so their sum rounds
 #endif
 
-// What is added up of a few rows, before it is carried on in float64.
+// Sums of a few rows, before they are accumulated in float64.
 struct Few {
     float squares, l1;
 };
 
 struct Packed {
     u32 low, high;  // pairs
-    float plus[8], minus[8];  // of some rows the elements whose signs the sketch keeps, and those whose signs it turns
+    float plus[8], minus[8];  // sums of the elements whose signs the sketch keeps, and of those whose signs it flips
     float sketch[8];
     u32 zeros;
     double sum, squares, l1;
-    u64 words[WORDS];  // times their lines' hashes; the weights of their columns are still to be multiplied in
+    u64 words[WORDS];  // multiplied by their lines' hashes, not yet by the weights of their columns
 };
 
-// One row of a thread's; `least` has a zero if the row has one.
+// Adds one row of a thread; `least` has a zero if the row has one.
 __device__ __forceinline__ void add_packed(const u32 *w, u32 hash, u32 signs, u32 &least, Few &few, Packed &p) {
     least = pair_least(least, pair_times(w[0], w[1]));
     least = pair_least(least, pair_times(w[2], w[3]));
@@ -48,7 +48,7 @@ __device__ __forceinline__ void carry(const Few &few, Packed &p) {
     p.l1 += double(few.l1);
 }
 
-// What both kinds of elements say: added up the sum, subtracted the sketch. Then others can come.
+// Folds both kinds of sums: plus + minus is the sum, plus - minus the sketch. Then clears them.
 __device__ __forceinline__ void end_stage(Packed &p) {
     float sums[8];
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ __forceinline__ u32 count_zeros(const u32 *w) {
     return count;
 }
 
-// All whole rows. False if what it met needs more care.
+// Adds all whole rows. Returns false if they need the next path.
 __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *weights, RowFacts *facts, u32 slot, const Rows &rows, Sums &s) {
     Packed p;
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
                 if (k % 4 == 0) signs = signs_of(fact.seed, slot);
                 add_packed(w, fact.hash, signs >> 8 * (k % 4), least, few, p);
             }
-            // Most tensors have no zeros: they are counted, in what is still there, only where there are some.
+            // Most tensors have no zeros: they are counted, in the rows still in memory, only if there are some.
             if (__any_sync(~0u, has_zero(least))) {
 #pragma unroll 1
                 for (u32 k = 0; k < PART; ++k) {
@@ -130,11 +130,11 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     }
     end_stage(p);
     float low = fminf(fast_value(&p.low, 0), fast_value(&p.low, 1)), high = fmaxf(fast_value(&p.high, 0), fast_value(&p.high, 1));
-    // Whether float32 was enough, of the whole warp.
+    // Whether float32 was exact enough, for the whole warp.
     float all = float(p.sum), squares = float(p.squares);
 #pragma unroll
     for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d), squares += __shfl_xor_sync(~0u, squares, d);
-    float spread = fmaf(-all, all / (256.0f * float(whole_rows(rows))), squares);  // rounded alike in all kernels
+    float spread = fmaf(-all, all / (256.0f * float(whole_rows(rows))), squares);  // rounds the same way in all kernels
     bool lost = !(squares < 1e37f) || (squares < 1e-24f && (low != 0 || high != 0)) || !(spread * FARTHEST >= squares);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll

@@ -1,4 +1,4 @@
-"""What a device's kernels leave of a tensor, and how a summary is made of it."""
+"""The result of a device's kernels for one tensor, and its conversion to statistics."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ RESULT = np.dtype(
         ("unchanged", "<u4"),
     ]
 )
-"""What is left of a tensor; sums are of x - about."""
+"""The result for one tensor, as `common.cuh` has it; sums are of x - about."""
 
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """The fields of summaries, by name, from what `finish` left in host memory."""
+    """Return the statistics by name, as columns, from results of `finish` in host memory."""
     finite = elements - (results["nan"] + results["posinf"] + results["neginf"]).astype(np.int64)
     low, high = results["low"].copy(), results["high"].copy()
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-// Where rows of 16-bit floats come from, PART at a time.
+// Sources of rows of 16-bit floats, PART rows at a time.
 
 #if PACKED
 #define PARTS_EACH (BATCH / PART)
@@ -9,26 +9,26 @@ __device__ __forceinline__ u32 parts_of(const Rows &rows) { return rows.batches 
 #define PART_BYTES (PART * ROW * BYTES)
 #define KEPT (RING / 2 / PART_BYTES)
 
-struct Bells {
+struct Barriers {
     u64 full[KEPT];
-    u32 left[KEPT];  // warps that have done with a part
+    u32 left[KEPT];  // warps that have finished with a part
 };
 
-// Rows that lie side by side come by themselves into a ring in shared memory, one piece's after another's. The half's four
-// warps wait until a part is there; the last one that has done with it asks for what comes in its place.
+// Contiguous rows are copied asynchronously into a ring in shared memory, one piece after another. The four warps of a half
+// wait until a part has arrived; the last one that finishes with it requests the part that replaces it.
 struct Source {
     const Work *list;
     u32 count, pieces;
     const Turns &turns;
     const u8 *ring;
-    Bells *bells;
-    u32 taken, asked;         // parts that were read so far, and asked for; every warp keeps count
-    u32 turn;                 // that of the part that is asked for next
-    u32 tensor, part, parts;  // which part it is, and how many its piece has; the same if nothing more is known
+    Barriers *barriers;
+    u32 taken, asked;         // parts that were read and requested so far; every warp counts them
+    u32 turn;                 // the turn of the part that is requested next
+    u32 tensor, part, parts;  // its number, and the number of parts in its piece; equal if no further part is known
     Rows rows;
 
-    __device__ __forceinline__ Source(const Work *list, const Works &works, const Turns &turns, const u8 *ring, Bells *bells)
-        : list(list), count(MOST == 1 ? 1 : works.count), pieces(works.pieces), turns(turns), ring(ring), bells(bells), taken(0),
+    __device__ __forceinline__ Source(const Work *list, const Works &works, const Turns &turns, const u8 *ring, Barriers *barriers)
+        : list(list), count(MOST == 1 ? 1 : works.count), pieces(works.pieces), turns(turns), ring(ring), barriers(barriers), taken(0),
           asked(0), turn(0) {
         open();
     }
@@ -42,7 +42,7 @@ struct Source {
         parts = parts_of(rows);
     }
 
-    // Past pieces that have nothing for this half; what comes after the next turn is not known yet.
+    // Skips pieces that have nothing for this half; turns after the next one are not known yet.
     __device__ __forceinline__ void find(u32 now) {
         while (part == parts && turn <= now) ++turn, open();
     }
@@ -51,13 +51,13 @@ struct Source {
         if (threadIdx.x % SLOTS) return;
 #pragma unroll
         for (int k = 0; k < KEPT; ++k) {
-            hang(&bells->full[k]);
-            bells->left[k] = 0;
+            init_barrier(&barriers->full[k]);
+            barriers->left[k] = 0;
         }
-        show_bells();
+        publish_barriers();
     }
 
-    // A turn begins: ask for all that there is room for. All warps have done with what came before.
+    // Begins a turn: requests as many parts as fit. All warps have finished with the previous ones.
     __device__ __forceinline__ void ask_ahead(u32 now) {
         find(now);
         while (part < parts && asked < taken + KEPT) {
@@ -71,10 +71,10 @@ struct Source {
         u32 batch = part / PARTS_EACH, within = part % PARTS_EACH * PART;
         u32 whole = batch < rows.batches || rows.rest >= within + PART ? PART : rows.rest - within;
         const u8 *from = (const u8 *)list[tensor].data + u64(first_row(rows, batch) + within) * (ROW * BYTES);
-        bring(ring + slot * PART_BYTES, from, whole * ROW * BYTES, &bells->full[slot]);
+        copy_async(ring + slot * PART_BYTES, from, whole * ROW * BYTES, &barriers->full[slot]);
     }
 
-    __device__ __forceinline__ void arrive() { await(&bells->full[taken % KEPT], taken / KEPT & 1); }
+    __device__ __forceinline__ void arrive() { wait_for_barrier(&barriers->full[taken % KEPT], taken / KEPT & 1); }
 
     __device__ __forceinline__ void take(u32 row, u32 turn, u32 slot, u32 *w) {
         u32 offset = (taken % KEPT * PART_BYTES + row * (ROW * BYTES)) ^ 16 * slot ^ turn;  // the three do not overlap
@@ -83,7 +83,7 @@ struct Source {
     }
 
     __device__ __forceinline__ void leave(u32 now) {
-        u32 *left = &bells->left[taken % KEPT];
+        u32 *left = &barriers->left[taken % KEPT];
         if (part < parts && asked == taken + KEPT) {
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
@@ -100,16 +100,16 @@ struct Source {
     }
 };
 #else
-struct Bells {};
+struct Barriers {};
 
-// Groups at strides are loaded one by one; there is one tensor.
+// Groups at strides are loaded one by one; the launch has one tensor.
 struct Source {
     const Work &work;
     const Turns &turns;
     u32 taken;  // of this piece
     Rows rows;
 
-    __device__ __forceinline__ Source(const Work *list, const Works &, const Turns &turns, const u8 *, Bells *)
+    __device__ __forceinline__ Source(const Work *list, const Works &, const Turns &turns, const u8 *, Barriers *)
         : work(list[0]), turns(turns) {}
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ void ask_ahead(u32 now) { taken = 0, rows = rows_of_half(work, turns.piece(now)); }

@@ -1,4 +1,4 @@
-// The sure way through a block's rows: element by element in float64.
+// The path that handles all rows: element by element in float64.
 
 struct Sums {
     float sketch[8];
@@ -16,13 +16,13 @@ __device__ __forceinline__ void clear(Sums &s) {
     s.nan = s.posinf = s.neginf = s.zeros = 0;
 }
 
-// From sums about 0 to sums about `about`.
+// Converts sums about 0 to sums about `about`.
 __device__ __forceinline__ void move(Sums &s, double count) {
     s.squares += count * s.about * s.about - 2 * s.about * s.sum;
     s.sum -= count * s.about;
 }
 
-// One row, which the tensor's end may cut off.
+// Adds one row, which the end of the tensor may truncate.
 __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights, u32 slot, u32 row, double *sketch, Sums &s) {
     u32 w[WORDS], group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
     int elements = 8;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights,
     }
 }
 
-// All rows, or only the one that is cut off.
+// Adds all rows, or only the truncated one.
 __device__ __noinline__ void go_slowly(const Work &work, const u32 *weights, u32 slot, Rows rows, bool all, Sums &s) {
     double sketch[8];
     for (int j = 0; j < 8; ++j) sketch[j] = s.sketch[j];

@@ -1,18 +1,18 @@
 // The summaries of one or more tensors, each in one read of its memory. `kernels/summary/reference.py` defines every number.
 //
 // 128 threads work on a row of 1024 elements, each on a group of 8 neighbours. A thread owns one slot: it loads the group that
-// this row's permutation puts there, so its eight bucket sums stay in registers, the digest's weights are always the same, and
-// nothing is gathered or added atomically. A tensor is divided into pieces, and each leaves a partial result; `finish` adds
-// those of many tensors in one launch and in a fixed order, so the same tensor always gives the same bits.
+// this row's permutation puts there. Its eight bucket sums stay in registers, the digest's weights are always the same, and
+// there is no gather and no atomic addition. A tensor is divided into pieces, and each leaves a partial result. `finish` adds
+// up those of many tensors in one launch and in a fixed order, so that a tensor always gives the same bits.
 //
-// There are three ways through a piece's rows, and each leaves what it cannot do to the next:
-//   packed  16-bit floats, two to a word, in float32 about 0; their rows come by themselves into shared memory. Fails on what
-//           is not finite, over- or underflows, or is far from 0 compared with its spread.
-//   fast    float32 sums of a few rows about a value near the thread's own elements, carried on in float64. Fails on what
-//           is not finite, over- or underflows.
-//   slow    element by element in float64. Never fails.
+// There are three paths through a piece's rows; each falls back to the next:
+//   packed  16-bit floats, two to a word, summed in float32 about 0; rows are copied asynchronously into shared memory.
+//           Falls back on non-finite elements, overflow, underflow, or a mean that is large compared with the spread.
+//   fast    float32 sums of a few rows about a value near the thread's own elements, accumulated in float64. Falls back on
+//           non-finite elements, overflow or underflow.
+//   slow    element by element in float64. Handles everything.
 
-// A few elements, spread out, as one number: whether a tensor that was seen before is still the same.
+// Hash of a few scattered elements: shows whether a tensor has changed since it was last read.
 __device__ __forceinline__ u32 look(const Work &work) {
     u32 lane = threadIdx.x & 31;
     u64 step = work.elements / 32;
@@ -32,7 +32,7 @@ __device__ __forceinline__ u32 look(const Work &work) {
     return sum_of_warp(mix(bits + lane * 0x85EBCA6Bu));
 }
 
-// What is known of a piece's rows, left for `finish`.
+// Stores the partial result of a piece's rows for `finish`.
 __device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partial *partial) {
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
 #pragma unroll
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, slot = thread & (SLOTS - 1);
     u32 count = MOST == 1 ? 1 : works.count;
     if (thread == 0) turns.begin();
-    if (blockIdx.x == gridDim.x - 1) {  // has nothing to read if there are no more pieces than other blocks
+    if (blockIdx.x == gridDim.x - 1) {  // has nothing to read unless there are more pieces than other blocks
         for (u32 k = warp; k < count; k += WARPS) {
             u32 seen = look(works.list[k]);
             if (lane == 0) *works.list[k].probe = seen;
@@ -96,14 +96,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         }
     }
 #else
-    __shared__ Work list[MOST];  // a parameter that nobody has looked at yet takes long to come
+    __shared__ Work list[MOST];  // the first access to a parameter has a high latency
     for (u32 k = thread; k < count * (sizeof(Work) / 4); k += THREADS) ((u32 *)list)[k] = ((const u32 *)works.list)[k];
 #endif
     __syncthreads();
 #if PACKED
-    SHARED_RING;  // for rows that arrive
-    __shared__ Bells bells[2];
-    Source source(list, works, turns, ring + thread / SLOTS * (RING / 2), &bells[thread / SLOTS]);
+    SHARED_RING;  // for rows that are copied asynchronously
+    __shared__ Barriers barriers[2];
+    Source source(list, works, turns, ring + thread / SLOTS * (RING / 2), &barriers[thread / SLOTS]);
     source.begin();
 #endif
     u32 weight = read_here(works.weights + thread);
@@ -134,14 +134,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         if (packed) move(s, 8 * whole_rows(rows));
 #endif
         if (!done || rows.cut) {
-            Sums careful = s;  // so that the other one need not have an address: it stays in registers
+            Sums careful = s;  // a copy, so that the original needs no address and stays in registers
 #if FAST
             if (!done) done = go_fast(work, weights, facts[warp], slot, rows, careful);
 #endif
             if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, careful);
             s = careful;
         }
-        if (turn) __syncthreads();  // what the turn before left in `buckets` has been read
+        if (turn) __syncthreads();  // the previous turn's content of `buckets` has been read
         if (thread == 0) turns.pieces[(turn + 2) % 4] = next;
         leave(s, buckets, work.partials + piece);
     }

@@ -1,15 +1,15 @@
-// A tensor in memory: its rows and groups, and into which pieces it is divided.
+// A tensor in memory: its rows and groups, and its division into pieces.
 
 // A tensor to be read.
 struct Work {
     const void *data;
     Partial *partials;
-    u32 *probe;           // where this tensor's goes
-    const u32 *expected;  // with what it was once, nothing is read; or null
+    u32 *probe;           // where this tensor's probe is stored
+    const u32 *expected;  // the earlier probe, or null; if both are equal, nothing is read
     u64 elements;
-    u32 pieces;           // into which it is divided
-    u32 each, left;       // batches of rows for half a piece, and how many halves have one more
-    u32 first;            // the number of its first piece, of all that the launch has
+    u32 pieces;           // number of pieces
+    u32 each, left;       // batches of rows of half a piece, and number of halves with one more
+    u32 first;            // number of its first piece among all pieces of the launch
 #if LAYOUT
     u32 dims, spare;
     u32 sizes[MOST_DIMS];     // innermost first; of groups (LAYOUT 1) or elements (LAYOUT 2)
@@ -19,8 +19,8 @@ struct Work {
 
 struct Works {
     const u32 *weights;
-    u32 count, pieces;    // tensors, and pieces of all of them
-    u32 *taken;           // how many pieces were taken beyond those that the blocks begin with
+    u32 count, pieces;    // number of tensors, and of the pieces of all of them
+    u32 *taken;           // number of pieces taken beyond those that the blocks begin with
     u32 *next;            // the same for the next launch
     Work list[MOST];
 };
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load(const Work &work, u32 row, u32 group, u32 *
 #endif
 }
 
-// The words of a group that the tensor's end cuts off, zeros behind it. Returns how many elements it has.
+// The words of a group that the end of the tensor truncates, padded with zeros. Returns its number of elements.
 __device__ __noinline__ int load_cut(const Work &work, u32 row, u32 group, u32 *w) {
     u64 first = (u64(row) * SLOTS + group) * 8;
     if (first >= work.elements) return 0;
@@ -113,7 +113,7 @@ __device__ __noinline__ int load_cut(const Work &work, u32 row, u32 group, u32 *
     return count;
 }
 
-// The words of the first element, zeros behind it.
+// The words of the first element, padded with zeros.
 __device__ __forceinline__ void load_first(const Work &work, u32 *w) {
 #pragma unroll
     for (int k = 0; k < WORDS; ++k) w[k] = 0;
@@ -130,11 +130,11 @@ __device__ __forceinline__ void load_first(const Work &work, u32 *w) {
 
 __device__ __forceinline__ u32 sign_bits(u32 row, u32 slot) {
     u32 seed = SIGN_SEED;
-    if (row >> 27) seed ^= mix(row >> 27);  // the high word of what is hashed
+    if (row >> 27) seed ^= mix(row >> 27);  // the high word of the hashed number
     return mix((row / 4 * SLOTS + slot) ^ seed) >> 8 * (row % 4);
 }
 
-// Words times weights, summed; the line's hash is still to be multiplied in.
+// Sum of words times weights, not yet multiplied by the line's hash.
 __device__ __forceinline__ u64 weigh(const u32 *w, const u32 *weights, u32 slot) {
     const u32 *a = weights + (WORDS * slot) % 256;
     u64 sum = 0;
@@ -154,13 +154,13 @@ __device__ __forceinline__ u64 weigh(const u32 *w, const u32 *weights, u32 slot)
     return sum;
 }
 
-// What half a block reads of a piece: batches of eight rows, far apart and from the tensor's end on, since what was written
-// last is likely to lie in the cache still. One half takes the rows that make no batch, too.
+// The rows of a piece that half a block reads: batches of eight rows, far apart and from the end of the tensor backwards,
+// since the bytes written last are likely still in the cache. One half also takes the rows that do not fill a batch.
 struct Rows {
-    u32 last, step;     // the first batch to be read, and how many batches before it the next one is
+    u32 last, step;     // the first batch to read, and the distance to the next one, which precedes it
     u32 batches;
-    u32 rest, first;    // whole rows that make no batch, and the first of them
-    bool cut;           // whether a row follows that the tensor's end cuts off
+    u32 rest, first;    // whole rows that do not fill a batch, and the first of them
+    bool cut;           // whether a truncated row follows
 };
 
 __device__ __forceinline__ Rows rows_of_half(const Work &work, u32 piece) {
@@ -176,18 +176,18 @@ __device__ __forceinline__ Rows rows_of_half(const Work &work, u32 piece) {
     return rows;
 }
 
-// The first row of a batch; behind the batches come the rows that make none.
+// The first row of a batch; rows that do not fill a batch follow the batches.
 __device__ __forceinline__ u32 first_row(const Rows &rows, u32 batch) {
     return batch < rows.batches ? (rows.last - batch * rows.step) * BATCH : rows.first;
 }
 
 __device__ __forceinline__ u32 whole_rows(const Rows &rows) { return rows.batches * BATCH + rows.rest; }
 
-// Which pieces a block reads. It begins with two that are its own; each further one it takes when it begins with the last
-// but one before it. So processors that are nearer to the memory, or have more of it to themselves, read more than others,
-// and all end at about the same time. What is found in a piece does not depend on who reads it.
+// The pieces that a block reads. It begins with two of its own and takes a further one each time it begins the last but one.
+// Processors with faster access to memory thus read more than others, and all finish at about the same time. The result of a
+// piece does not depend on the block that reads it.
 struct Turns {
-    u32 pieces[4];  // of the turn before, this one and the next two
+    u32 pieces[4];  // of the previous turn, this one and the next two
 
     __device__ __forceinline__ void begin() { pieces[0] = blockIdx.x, pieces[1] = blockIdx.x + gridDim.x; }
     __device__ __forceinline__ u32 piece(u32 turn) const { return pieces[turn % 4]; }
@@ -196,7 +196,7 @@ struct Turns {
     }
 };
 
-// The tensor that a piece belongs to; asked by all threads of a warp.
+// The tensor that a piece belongs to; all threads of a warp must call it.
 __device__ __forceinline__ u32 tensor_of(const Work *list, u32 count, u32 piece) {
     u32 lane = threadIdx.x & 31;
     return MOST == 1 ? 0 : __popc(__ballot_sync(~0u, lane < count && list[lane].first <= piece)) - 1;

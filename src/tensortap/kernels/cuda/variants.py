@@ -1,4 +1,4 @@
-"""The kernels, each compiled for what it is needed for when it is first needed, in under a second."""
+"""Variants of the kernels, each compiled on first use for one dtype and layout, in under a second."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensortap.kernels.cuda.driver import Kernel, compile_kernel
 __all__ = ["BLOCKS_EACH", "FILES", "FINISH", "FINISHERS", "MOST_FINISHED", "Device", "Variant", "compiled", "options"]
 
 BLOCKS_EACH = 2
-"""At a time on one processor."""
+"""Blocks that run on one processor at a time."""
 FINISHERS = 5
-"""Blocks that add up what was found of one tensor: four of them a quarter of its sketch each."""
+"""Blocks that add up the partial results of one tensor: four of them a quarter of its sketch each."""
 MOST_FINISHED = 64
-"""Tensors that one launch of `finish` takes."""
+"""Maximum number of tensors in one launch of `finish`."""
 
 _THREADS = 256
 _ELEMENTS = {
@@ -36,8 +36,8 @@ _ELEMENTS = {
     "uint64": 13,
 }
 _PARTS = {False: (4, 32 << 10), True: (8, 64 << 10)}
-"""Rows of 16-bit floats that arrive together, and the shared memory they arrive in. With much in flight some processors
-run far ahead of others; in a great tensor that evens out, and fewer waits count more."""
+"""Rows of 16-bit floats that are copied together, and bytes of shared memory for them. With many bytes in flight, some
+processors run far ahead of others; in a large tensor that evens out, and fewer waits matter more."""
 
 FILES = {
     "finish": ("common.cuh", "finish.cu"),
@@ -54,11 +54,11 @@ FILES = {
         "summarize.cu",
     ),
 }
-"""What the kernels are made of."""
+"""Source files of each kernel, in order."""
 
 
 class Device(NamedTuple):
-    """What must be known of a GPU."""
+    """Properties of a GPU that the kernels depend on."""
 
     number: int
     capability: tuple[int, int]
@@ -68,18 +68,18 @@ class Device(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What a kernel was compiled for."""
+    """The configuration that a kernel is compiled for."""
 
     dtype: str
-    """Or "finish", of which there is one."""
+    """A dtype, or "finish" for the kernel that adds up partial results."""
     layout: int = 0
-    great: bool = False
+    large: bool = False
     most: int = 1
-    """Tensors in a launch."""
+    """Maximum number of tensors in a launch."""
 
     @property
     def name(self) -> str:
-        """The kernel's, in its source."""
+        """Return the kernel's name in its source."""
         return "finish" if self == FINISH else "summarize"
 
 
@@ -90,7 +90,7 @@ _compiling = threading.Lock()
 
 
 def compiled(device: Device, variant: Variant) -> Kernel:
-    """Once in a process."""
+    """Return a kernel; compile it once in a process."""
     with _compiling:
         if (kernel := _kernels.get((device, variant))) is None:
             kernel = _kernels[device, variant] = _compiled(device, variant)
@@ -106,10 +106,10 @@ def _compiled(device: Device, variant: Variant) -> Kernel:
 
 
 def options(variant: Variant) -> dict[str, int]:
-    """What the source wants to know."""
+    """Return the macros that the source is compiled with."""
     if variant == FINISH:
         return {"THREADS": _THREADS, "MOST": MOST_FINISHED, "BLOCKS": FINISHERS}
-    rows, ring = _PARTS[variant.great]
+    rows, ring = _PARTS[variant.large]
     return {
         "ELEMENT": _ELEMENTS[variant.dtype],
         "THREADS": _THREADS,

@@ -1,1 +1,1 @@
-"""Two tensors to their difference."""
+"""Differences of pairs of tensors."""

@@ -1,9 +1,8 @@
-"""How far two tensors are apart: one pass over the bytes of both, on several cores, in compiled code.
+"""The difference of a pair, in one pass of compiled code over the bytes of both tensors, on several cores.
 
-`pairs_reference` defines every number. Threads take chunks of fixed size off a shared counter, and the chunks'
-records are joined in their order, so the result is the same bit for bit for any number of threads. The same
-holds for the parts of a tensor measured apart, by `measure_range`, in other processes or on other machines, if
-they are cut at multiples of `CHUNK`: `join` puts them together.
+`pairs.reference` defines every number. Threads take chunks of fixed size from a shared counter. The chunks' records are
+joined in order, so the result is the same bit for bit for any number of threads. `measure_range` measures a part of a
+tensor, also in another process. `join` gives the same bits for any parts that begin at multiples of `CHUNK`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,16 @@ from tensortap.errors import UsageError
 from tensortap.kernels.compiling import announced, load
 from tensortap.kernels.pairs import rows as pair_rows
 from tensortap.kernels.pairs import ulps
-from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, Rows, Side, cosine, part_name, relative, tolerances
+from tensortap.kernels.pairs.reference import (
+    CHUNK,
+    PairMeasure,
+    SideMeasure,
+    TensorRows,
+    cosine,
+    part_name,
+    relative,
+    tolerances,
+)
 from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.kernels.summary import cpu
 
@@ -33,55 +41,54 @@ __all__ = [
     "CHUNK",
     "FIELDS",
     "PLACES",
-    "How",
+    "PairFormat",
     "PairMeasure",
-    "Rows",
-    "Side",
+    "SideMeasure",
+    "TensorRows",
     "difference",
-    "how_of",
     "join",
     "measure_range",
+    "pair_format",
     "release",
     "tolerances",
 ]
 
-"""Ranges that begin at a multiple of so many elements join to the same bits as the whole."""
 FIELDS, PLACES = pair_rows.FIELDS, pair_rows.PLACES
 
-_BLOCK = 16 * CHUNK  # elements that are copied at a time where they do not lie one after the other
+_BLOCK = 16 * CHUNK  # elements that are copied at a time from a tensor that is not contiguous
 _AT = types.int64
 
 Array = npt.NDArray[Any]
 Partial = npt.NDArray[np.float64]
 
 
-class How(NamedTuple):
-    """How elements of two dtypes are read and judged."""
+class PairFormat(NamedTuple):
+    """How the kernel reads and judges elements of two dtypes."""
 
     like: Any
-    """An array of the type in which rows are read: float32 if that holds every element of both, or else float64."""
+    """An array of the dtype that rows are converted to: float32 if it holds every element of both, else float64."""
     layouts: tuple[tuple[int, int, int, int], ...]
     unit: tuple[int, int, int]
-    """How `ulps` counts: mode, digits after the point, lowest exponent."""
+    """How `ulps` counts: mode, mantissa bits, lowest exponent."""
     tolerances: tuple[float, float]
     same: int
     components: int
-    """To an element: 2 if it is complex."""
+    """Components of an element: 2 if it is complex."""
 
     def allowed(self, rtol: float | None, atol: float | None) -> tuple[float, float]:
-        """rtol and atol; the usual ones where none is given."""
+        """Return rtol and atol, with the defaults of the dtypes in place of None."""
         rtol, atol = self.tolerances[0] if rtol is None else rtol, self.tolerances[1] if atol is None else atol
         if not (rtol >= 0 and atol >= 0):
             raise UsageError(f"rtol and atol must be 0 or more, not {rtol} and {atol}")
         return float(rtol), float(atol)
 
 
-_ONE_ROW = Rows(1 << 53, (), 0.0)
-"""Where nobody asks for more."""
+_ONE_ROW = TensorRows(1 << 53, (), 0.0)
+"""The default: the tensor is one row."""
 
 
 class _Scratch(threading.local):
-    """Memory that a thread works in, allocated once."""
+    """Scratch memory of a thread, allocated once."""
 
     def __init__(self) -> None:
         self._memory = np.empty(pair_rows.SCRATCH + 64, np.uint8)
@@ -97,11 +104,11 @@ def difference(
     size: float | None = None,
     threads: int | None = None,
 ) -> PairMeasure:
-    """How far `candidate` is from `reference`, as `pairs_reference` defines it; of one shape, of any known dtypes.
+    """Measure how far `candidate` is from `reference`: tensors of one shape and any supported dtypes.
 
-    `rtol` and `atol` decide which elements are mismatched; None is what `tolerances` says for the two dtypes.
-    `size` is the reference's l2 where that is known already, as from its summary; None takes a pass more to find it.
-    `threads`: None is one for each core, 8 at most.
+    `rtol` and `atol` decide which elements are mismatched; None means the `tolerances` of the two dtypes.
+    `size` is the reference's l2, if it is known, as from its summary; None takes an extra pass.
+    `threads`: None means one for each core, at most 8.
 
     >>> measure = difference(np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32))
     >>> measure.difference.rel_l2, measure.difference.max_abs_index
@@ -110,7 +117,7 @@ def difference(
     if reference.shape != candidate.shape:
         raise UsageError(f"tensors of shapes {reference.shape} and {candidate.shape} cannot be compared")
     complex_parts = (2,) if reference.dtype.kind == "c" else ()
-    rows = Rows.of(reference.shape, math.prod(complex_parts), _size(reference) if size is None else size)
+    rows = TensorRows.of(reference.shape, math.prod(complex_parts), _size(reference) if size is None else size)
     options: dict[str, Any] = {"rtol": rtol, "atol": atol, "rows": rows, "threads": threads}
     if reference.flags.c_contiguous and candidate.flags.c_contiguous:
         partials = [measure_range(reference.reshape(-1), candidate.reshape(-1), 0, **options)]
@@ -129,50 +136,52 @@ def measure_range(
     *,
     rtol: float | None = None,
     atol: float | None = None,
-    rows: Rows = _ONE_ROW,
+    rows: TensorRows = _ONE_ROW,
     threads: int | None = None,
 ) -> Partial:
-    """What `join` needs to know of a range of two flat, contiguous tensors that begins at their element `start`.
+    """Return the partial result of a range of two flat, contiguous tensors that begins at their element `start`.
 
-    A matrix with a record for each chunk; those of all ranges together, in any order, make the whole.
+    It is a matrix with one record for each chunk. `join` takes the matrices of all ranges, in any order.
     """
-    how = how_of(reference.dtype, candidate.dtype)
-    rtol, atol = how.allowed(rtol, atol)
+    pair = pair_format(reference.dtype, candidate.dtype)
+    rtol, atol = pair.allowed(rtol, atol)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     if reference.size != candidate.size:
         raise UsageError(f"ranges of {reference.size} and {candidate.size} elements cannot be compared")
     reference, candidate = _native(reference), _native(candidate)
-    elements = reference.size * how.components
+    elements = reference.size * pair.components
     chunks = -(-elements // CHUNK)
     records = np.zeros((chunks, pair_rows.FIELDS))
     if not chunks:
         return records
-    if how.like.itemsize not in _ready:
-        _compile(how.like)
+    if pair.like.itemsize not in _ready:
+        _compile(pair.like)
     counter = np.zeros(1, np.int64)
     fixed = (
         (_address(reference), _address(candidate)),
         elements,
-        how.like,
-        how.layouts,
-        (rtol, atol, how.same, start * how.components, max(rows.length, 1), rows.floor2),
-        how.unit,
+        pair.like,
+        pair.layouts,
+        (rtol, atol, pair.same, start * pair.components, max(rows.length, 1), rows.floor2),
+        pair.unit,
         _address(counter),
         _address(records),
     )
 
     def work() -> None:
         pair_rows.run(*fixed, _scratch.address)
-        _ = reference, candidate, counter, records  # kept for as long as a thread may read or write them
+        _ = reference, candidate, counter, records  # kept alive while a thread may read or write them
 
     _helpers.share(work, min(threads or MOST_THREADS, chunks) - 1)
     return records
 
 
-def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None, rows: Rows = _ONE_ROW) -> PairMeasure:
-    """The whole from its ranges, which must cover it once and were measured with the same `rows`. `shape` turns the
-    position of the greatest difference into an index; of a complex tensor it is one 2 longer."""
+def join(partials: Iterable[Partial], shape: tuple[int, ...] | None = None, rows: TensorRows = _ONE_ROW) -> PairMeasure:
+    """Return the measure of a whole pair from those of its ranges, which cover it once and have the same `rows`.
+
+    `shape` turns the position of the greatest difference into an index; that of a complex tensor ends with a 2.
+    """
     every = list(partials)
     records = every[0] if len(every) == 1 else np.concatenate(every) if every else np.empty((0, pair_rows.FIELDS))
     if not len(records):
@@ -191,24 +200,24 @@ def release() -> None:
 
 
 @cache
-def how_of(reference: np.dtype[Any], candidate: np.dtype[Any]) -> How:
-    """How two dtypes are compared; an error if that makes no sense."""
+def pair_format(reference: np.dtype[Any], candidate: np.dtype[Any]) -> PairFormat:
+    """Return how two dtypes are compared. Raise UsageError if they cannot be."""
     try:
         names = part_name(reference), part_name(candidate)
     except KeyError as unknown:
         raise UsageError(
-            f"cannot compare elements of dtype {unknown.args[0]}; known are {', '.join(dtypes.NAMES)}"
+            f"cannot compare elements of dtype {unknown.args[0]}; supported are {', '.join(dtypes.NAMES)}"
         ) from None
     if (reference.kind == "c") != (candidate.kind == "c"):
         raise UsageError(f"cannot compare elements of dtypes {reference} and {candidate}: only one is complex")
     r, c = (cpu._LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
     layouts = tuple((side.itemsize, side.code, side.table, int(side.like is cpu._WIDE)) for side in (r, c))
     like = r.like if r.like is c.like else cpu._WIDE
-    return How(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
+    return PairFormat(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)
 
 
 def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
-    """How `ulps` counts the steps between numbers of these dtypes."""
+    """Return how `ulps` counts the steps between numbers of these dtypes."""
     floats = [name for name in names if dtypes.numpy_dtype(name).kind not in "iub"]
     if not floats:
         return ulps.INTEGERS, 0, 0
@@ -221,7 +230,7 @@ def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
     return mode, int(info.nmant), int(info.minexp)
 
 
-def _conclude(record: Partial, shape: tuple[int, ...] | None, rows: Rows) -> PairMeasure:
+def _conclude(record: Partial, shape: tuple[int, ...] | None, rows: TensorRows) -> PairMeasure:
     _, elements, unlike, gap2, r2, c2, outside, ulp, *places = record[: pair_rows.SIDE[0]].tolist()
     top, place, r_value, c_value, wrong, *first_wrong = places
     if wrong:
@@ -252,15 +261,15 @@ def _conclude(record: Partial, shape: tuple[int, ...] | None, rows: Rows) -> Pai
     return PairMeasure(found, *(_side(int(elements), record[at : at + 6].tolist()) for at in pair_rows.SIDE))
 
 
-def _side(elements: int, numbers: list[float]) -> Side:
+def _side(elements: int, numbers: list[float]) -> SideMeasure:
     n, mean, m2, nan, posinf, neginf = numbers
     mean, std = (mean, math.sqrt(m2 / n)) if n else (math.nan, math.nan)
     l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
-    return Side(elements, int(nan), int(posinf), int(neginf), mean, std, l2)
+    return SideMeasure(elements, int(nan), int(posinf), int(neginf), mean, std, l2)
 
 
 def _size(reference: Array) -> float:
-    """The l2 that a summary has."""
+    """Return the reference's l2, as its summary has it."""
     return cpu.summarize(reference).l2
 
 
@@ -272,7 +281,7 @@ def _flat(array: Array, start: int) -> Array:
 
 
 def _native(array: Array) -> Array:
-    """As the compiled code reads it. It minds neither alignment nor whether it may write."""
+    """Return the array as the compiled code reads it: contiguous and in native byte order."""
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

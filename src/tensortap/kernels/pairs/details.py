@@ -1,7 +1,7 @@
-"""Two tensors element by element, for people: histograms, a map of the differences, the worst elements.
+"""Details of a pair, element by element: histograms, a map of the differences, the worst elements.
 
-Plain NumPy over blocks, so that memory does not grow with the tensors. What is equal, finite and one ULP is as
-`pairs_reference` defines it.
+Plain NumPy works on blocks, so that memory does not grow with the tensors. `pairs.reference` defines equality, finite
+elements and ULPs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tensortap.core.details import Element, Histogram, Needed, TileMap, Ulps, Wi
 from tensortap.kernels.pairs.reference import part_name
 from tensortap.kernels.summary.reference import components
 
-__all__ = ["Closeup", "Folded", "histogram_of", "look", "map_of", "ulps_apart"]
+__all__ = ["Folded", "PairDetails", "histogram_of", "inspect_pair", "map_of", "ulps_apart"]
 
 BINS = 64
 TILES = 64
 WORST = 20
 _BLOCK = 1 << 19
-_NARROW = 16  # columns below which a dimension is joined with the one before it
-_HEAVY = 20.0  # an element so many times the root mean square calls for a logarithmic scale
+_NARROW = 16  # with fewer columns, a dimension is joined with the previous one
+_HEAVY = 20.0  # an element this many times the root mean square makes the scale logarithmic
 _MOST_POWER = 24
 
 Array = npt.NDArray[Any]
@@ -35,8 +35,8 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Closeup:
-    """What a pass over both tensors found."""
+class PairDetails:
+    """The result of one pass over both tensors."""
 
     histogram: Histogram
     ulps: Ulps
@@ -47,7 +47,7 @@ class Closeup:
 
 @dataclass(frozen=True)
 class Folded:
-    """A tensor of any shape as a matrix: the last dimension, and those before it while that is narrow, make columns."""
+    """A tensor of any shape as a matrix. Its columns are the last dimension, and earlier ones while that is narrow."""
 
     shape: tuple[int, ...]
     rows: int
@@ -65,11 +65,11 @@ class Folded:
 
     @property
     def window(self) -> Window:
-        """All of it."""
+        """Return the window that covers the whole matrix."""
         return Window(0, self.rows, 0, self.columns)
 
     def clipped(self, window: Window) -> Window:
-        """What of a window is there."""
+        """Return the part of a window that lies within the matrix."""
         top, left = (
             min(max(0, at), max(0, most - 1)) for at, most in ((window.top, self.rows), (window.left, self.columns))
         )
@@ -78,7 +78,7 @@ class Folded:
         )
 
     def blocks(self, window: Window) -> Iterator[Window]:
-        """The window in pieces of bounded size, in the order of the elements."""
+        """Yield the window in pieces of bounded size, in the order of the elements."""
         if not self.rows or not self.columns:
             return
         width = min(window.right - window.left, _BLOCK)
@@ -88,11 +88,14 @@ class Folded:
                 yield Window(top, min(top + height, window.bottom), left, min(left + width, window.right))
 
 
-def look(
+def inspect_pair(
     reference: Array, candidate: Array, bounds: tuple[float, float, float], tolerances: tuple[float, float]
-) -> Closeup:
-    """Everything in one pass. `bounds`: least and greatest finite element of either side, and the reference's root mean
-    square; summaries have them."""
+) -> PairDetails:
+    """Inspect all elements in one pass.
+
+    `bounds` are the least and the greatest finite element of either side, and the reference's root mean square, as
+    summaries have them.
+    """
     names = part_name(reference.dtype), part_name(candidate.dtype)
     r, c = components(reference), components(candidate)
     folded = Folded.of(r.shape)
@@ -114,7 +117,7 @@ def look(
         needed = np.maximum(needed, block.needed(tolerances[0]))
     last = int(np.flatnonzero(powers)[-1]) if powers.any() else 0
     edges = np.array([0.0, *(2.0**power for power in range(last)), np.inf])
-    return Closeup(
+    return PairDetails(
         Histogram(bins.edges, counts[0], counts[1], bins.threshold),
         Ulps(edges, powers[: last + 1]),
         TileMap(tiles.values, (folded.rows, folded.columns), folded.window, folded.words),
@@ -124,7 +127,7 @@ def look(
 
 
 def map_of(reference: Array, candidate: Array, window: Window | None = None) -> TileMap:
-    """The map alone, of a part of the folded tensor."""
+    """Return the map of a part of the folded tensor."""
     names = part_name(reference.dtype), part_name(candidate.dtype)
     r, c = components(reference), components(candidate)
     folded = Folded.of(r.shape)
@@ -138,7 +141,7 @@ def map_of(reference: Array, candidate: Array, window: Window | None = None) -> 
 
 
 def histogram_of(array: Array, bounds: tuple[float, float, float], bins: int = BINS) -> Histogram:
-    """Count the finite elements of one tensor in so many bins; see `look` for the bounds."""
+    """Count the finite elements of one tensor in each bin; see `inspect_pair` for the bounds."""
     flat = components(array).reshape(-1)
     scale = _Bins.over(*bounds, bins)
     counts = np.zeros(bins, np.int64)
@@ -148,7 +151,7 @@ def histogram_of(array: Array, bounds: tuple[float, float, float], bins: int = B
 
 
 def ulps_apart(reference: Array, candidate: Array, names: tuple[str, str]) -> Floats:
-    """How many numbers of the coarser dtype lie between two elements; inf where one of them is not among these."""
+    """Return the number of steps between elements in the coarser dtype; inf where one is not finite in it."""
     floats = [name for name in names if dtypes.numpy_dtype(name).kind not in "iub"]
     if not floats:
         gaps: Floats = np.abs(candidate.astype(np.float64) - reference.astype(np.float64))
@@ -164,7 +167,7 @@ def ulps_apart(reference: Array, candidate: Array, names: tuple[str, str]) -> Fl
         size = (bits & word.type(most)).astype(np.int64)
         places.append(np.where(bits < 0, -size, size))
     left, right = places
-    # Of one sign the difference of two 64-bit places fits; across zero it may not, and nobody counts its last digit.
+    # With equal signs, the difference of two 64-bit ranks fits; across zero it may not, and float64 is exact enough.
     apart = np.abs(np.where((left < 0) == (right < 0), right - left, 0)).astype(np.float64)
     across = (left < 0) != (right < 0)
     apart = np.where(across, np.abs(left).astype(np.float64) + np.abs(right).astype(np.float64), apart)
@@ -175,7 +178,7 @@ def ulps_apart(reference: Array, candidate: Array, names: tuple[str, str]) -> Fl
 
 @dataclass(frozen=True)
 class _Block:
-    """Two pieces of one shape, as float64, and how far their elements are apart."""
+    """Two pieces of one shape as float64, with the differences of their elements."""
 
     reference: Floats
     candidate: Floats
@@ -193,13 +196,13 @@ class _Block:
         return cls(r, c, gaps, ulps)
 
     def powers(self) -> npt.NDArray[np.int64]:
-        """Elements by their distance in ULP: none, below 2, below 4, ..., and all beyond."""
+        """Count elements by their distance in ULP: 0, below 2, below 4, ..., and all beyond."""
         powers = np.where(self.ulps < 1, 0, np.frexp(np.minimum(self.ulps, 2.0**_MOST_POWER))[1])
         powers = np.where(np.isinf(self.ulps), _MOST_POWER + 2, powers)
         return np.bincount(powers.reshape(-1), minlength=_MOST_POWER + 3)
 
     def needed(self, rtol: float) -> list[float]:
-        """The greatest gap, the greatest relative gap, and the greatest beyond rtol."""
+        """Return the greatest difference, the greatest relative one, and the greatest beyond rtol."""
         if not self.gaps.size:
             return [0.0, 0.0, 0.0]
         size = np.abs(self.reference)
@@ -212,7 +215,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Bins:
-    """Bins that both sides share, equally wide on a linear or a logarithmic scale with both signs."""
+    """Bins that both sides share, equally wide on a linear or a symmetric logarithmic scale."""
 
     edges: Floats
     threshold: float | None
@@ -243,7 +246,7 @@ class _Bins:
             bent = _bent(values, self.threshold)
             first, last = _bent(self.edges[[0, -1]], self.threshold)
         places = np.clip(((bent - first) * (bins / (last - first))).astype(np.int64), 0, bins - 1)
-        # Rounding may put a value that lies on an edge into the bin beside its own.
+        # Rounding may put a value on an edge into the neighbouring bin.
         places -= values < self.edges[places]
         places += (values >= self.edges[places + 1]) & (places < bins - 1)
         return np.bincount(places, minlength=bins)
@@ -283,19 +286,19 @@ class _Tiles:
 
 
 def _cuts(size: int) -> npt.NDArray[np.int64]:
-    """Where the tiles along one side begin."""
+    """Return the positions at which the tiles along one axis begin."""
     tiles = min(max(size, 0), TILES)
     return np.arange(tiles) * size // max(tiles, 1)
 
 
 class _Worst:
-    """The elements that are furthest apart so far."""
+    """The elements with the greatest differences so far."""
 
     def __init__(self) -> None:
         self._rows = np.empty((0, 5))  # gap, place, reference, candidate, ulp
 
     def take(self, block: _Block, start: int) -> None:
-        """A block that begins at the element `start` and lies in one piece."""
+        """Add a contiguous block that begins at element `start`."""
         gaps = block.gaps.reshape(-1)
         least = self._rows[-1, 0] if len(self._rows) == WORST else 0.0
         found = np.flatnonzero(gaps > least)

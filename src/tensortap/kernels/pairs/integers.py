@@ -1,4 +1,4 @@
-"""Pairs of 64-bit integers, which float64 would round before they are subtracted: loops that `pair_rows` calls."""
+"""Compiled loops over pairs of 64-bit integers, which float64 would round before the subtraction; `rows` calls them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _I64, _U64 = CODES["i64"], CODES["u64"]
 
 @_compiled()
 def whole_numbers(codes: Any) -> Any:
-    """Whether both sides are such integers."""
+    """Return whether both sides are 64-bit integers."""
     return (codes[0] == _I64 or codes[0] == _U64) and (codes[1] == _I64 or codes[1] == _U64)
 
 
 @_compiled()
 def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
-    """|c - r| of two 64-bit integers, given by their bits: nothing is lost before the subtraction."""
+    """Return |c - r| of two 64-bit integers, given as bits: exact until the conversion of the result."""
     r_negative, c_negative = r_signed and np.int64(r) < 0, c_signed and np.int64(c) < 0
     if r_negative == c_negative:
         return np.float64(r - c if r > c else c - r)
@@ -33,13 +33,13 @@ def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
     total = below + above
     if total >= above:
         return np.float64(total)
-    half = (total >> np.uint64(1)) | (total & np.uint64(1)) | np.uint64(1 << 63)  # the 65th bit is back, none is lost
+    half = (total >> np.uint64(1)) | (total & np.uint64(1)) | np.uint64(1 << 63)  # restores the 65th bit
     return 2 * np.float64(half)
 
 
 @_compiled()
 def integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: float) -> Any:
-    """The sum of their squares, the greatest, and how many are outside the tolerance."""
+    """Return the sum of squared differences, the greatest difference, and the number outside the tolerance."""
     r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
     gap2 = top = 0.0
     outside = 0
@@ -54,7 +54,7 @@ def integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: fl
 
 @_compiled()
 def integer_place(r_at: int, c_at: int, n: int, codes: Any, top: float) -> Any:
-    """The first place where the gap is that."""
+    """Return the first position with this difference."""
     r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
     for i in range(n):
         if _integer_gap(r[i], c[i], codes[0] == _I64, codes[1] == _I64) == top:

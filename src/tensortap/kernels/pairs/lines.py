@@ -1,9 +1,9 @@
-"""How far the rows of two tensors are apart, each by itself: compiled loops that `pair_rows` calls.
+"""Compiled loops that measure each row of a tensor on its own; `rows` calls them.
 
-Here a row of the tensor is called a line, because rows in these files are 1024 elements. Lines have any length, so a
-line may run through many rows and chunks, and a row may hold many lines. A chunk's record keeps the worst of the lines
-that are whole in it, and the two sums of each that it holds only a part of: the one that it goes on with at its
-beginning, and the one that is open at its end. Chunks begin at fixed places, so these sums are always cut alike.
+Here a row of the tensor is called a line, because a row of these kernels has 1024 elements. A line may span many rows
+and chunks, and a row may hold many lines. A chunk's record keeps the worst line that lies within the chunk. It also has
+two sums of each line that it holds in part: the line that continues at its start, and the line that is open at its end.
+Chunks begin at fixed positions, so these sums are always divided the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LINES = 32
-"""Where the numbers of lines begin in a record."""
+"""Offset of the numbers of lines in a record."""
 FIELDS = 8
 _LENGTH, _FLOOR2, _WORST, _WORST_AT, _HEAD_GAP2, _HEAD_SIZE2, _OPEN_GAP2, _OPEN_SIZE2 = range(LINES, LINES + FIELDS)
 LINE_PLACES = {
@@ -43,7 +43,7 @@ LINE_PLACES = {
     "open_gap2": _OPEN_GAP2,
     "open_size2": _OPEN_SIZE2,
 }
-_START, _ELEMENTS = 0, 1  # as in `pair_rows`
+_START, _ELEMENTS = 0, 1  # as in `rows`
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
@@ -90,7 +90,7 @@ def _ratio(gap2: float, size2: float, floor2: float) -> Any:
 
 @_compiled()
 def _close(out: Any, number: int) -> None:
-    """The open line is at its end."""
+    """Finish the open line."""
     never_inlined()
     if number * out[_LENGTH] < out[_START]:
         out[_HEAD_GAP2], out[_HEAD_SIZE2] = out[_OPEN_GAP2], out[_OPEN_SIZE2]
@@ -103,14 +103,14 @@ def _close(out: Any, number: int) -> None:
 
 @_compiled()
 def line_at(position: int, length: int) -> Any:
-    """The number of the line that an element belongs to, and how many elements of that line are left from there on."""
+    """Return the number of an element's line, and how many elements the line has from there on."""
     number = position // length
     return number, length - (position - number * length)
 
 
 @_compiled()
 def add_to_line(out: Any, number: int, gap2: float, size2: float, ends: bool) -> None:
-    """Take in what belongs to the open line."""
+    """Add sums to the open line."""
     out[_OPEN_GAP2] += gap2
     out[_OPEN_SIZE2] += size2
     if ends:
@@ -131,9 +131,9 @@ def add_lines(
     size2: float,
     scratch: int,
 ) -> None:
-    """Take in a row of `n` elements in which at least one line ends and another begins; `left` are left of the first.
+    """Add a row of `n` elements in which at least one line ends and another begins; the first has `left` elements.
 
-    at, raw: both addresses, as numbers of `like`'s type and as they were in memory; gap2, size2: of the whole row.
+    at, raw: both addresses, as numbers of `like`'s dtype and as in memory. gap2, size2: sums of the whole row.
     """
     never_inlined()
     gaps, sizes = carray(pointer(scratch), ROW, np.float64), carray(pointer(scratch + 8192), ROW, np.float64)
@@ -156,12 +156,12 @@ def add_lines(
 
 @_compiled()
 def _two_lines(like: Any, at: Any, raw: Any, codes: Any, n: int, left: int, whole: Any, gaps: Any, sizes: Any) -> None:
-    """The sums of the shorter part, and what that leaves of the whole row's."""
+    """Sum the shorter part, and take the other part's sums as the rest of the whole row's."""
     first_is_shorter = 2 * left <= n
     shorter, longer = ((0, left), (left, n - left)) if first_is_shorter else ((left, n - left), (0, left))
     gap2, size2 = _piece(like, at, raw, codes, shorter)
     rest_gap2, rest_size2 = whole[0] - gap2, whole[1] - size2
-    if rest_gap2 < whole[0] / 8 or rest_size2 < whole[1] / 8:  # too little to be exact
+    if rest_gap2 < whole[0] / 8 or rest_size2 < whole[1] / 8:  # too small a rest to be exact
         rest_gap2, rest_size2 = _piece(like, at, raw, codes, longer)
     place = 0 if first_is_shorter else 1
     gaps[place], sizes[place] = gap2, size2
@@ -189,7 +189,7 @@ def _many_lines(
         r = carray(pointer(at[0] + done * like.itemsize), ROW, like.dtype)
         c = carray(pointer(at[1] + done * like.itemsize), ROW, like.dtype)
         gap2 = size2 = 0.0
-        for i in range(some):  # written out: a call for each short line would take twice the time
+        for i in range(some):  # inlined: a call for each short line would take twice the time
             x = np.float64(r[i])
             gap = np.float64(c[i]) - x
             gap2 += gap * gap
@@ -208,7 +208,7 @@ def _many_lines(
 
 @_compiled()
 def _worst_of(gaps: Any, sizes: Any, whole: int, floor2: float) -> Any:
-    """Of the lines after the first."""
+    """Return the worst ratio of the lines after the first."""
     worst = 0.0
     for i in range(whole):
         worst = greater(worst, _ratio(gaps[i + 1], sizes[i + 1], floor2))
@@ -217,7 +217,7 @@ def _worst_of(gaps: Any, sizes: Any, whole: int, floor2: float) -> Any:
 
 @_compiled()
 def add_same_lines(out: Any, number: int, left: int, n: int, like: Any, at: int, size2: float) -> None:
-    """Take in a row that both sides have: only lines that go on elsewhere are worth a look."""
+    """Add a row that is equal on both sides: only lines that continue in other rows matter."""
     never_inlined()
     if n <= left:
         add_to_line(out, number, 0.0, size2, n == left)
@@ -231,7 +231,7 @@ def add_same_lines(out: Any, number: int, left: int, n: int, like: Any, at: int,
 
 @_compiled()
 def worst_line(records: Any) -> None:
-    """Find the worst line of all records, which are in order, and note it in the first."""
+    """Store the worst line of all records, which are in order, in the first record."""
     worst, worst_at = 0.0, -1.0
     gap2 = size2 = 0.0
     length, floor2 = np.int64(records[0, _LENGTH]), records[0, _FLOOR2]

@@ -1,42 +1,41 @@
-"""The definition of how far two tensors are apart, in plain NumPy. The compiled kernel is tested against this file.
+"""The definition of the difference of a pair, in plain NumPy. The compiled kernels are tested against this file.
 
-**Elements.** Both tensors have one shape; their dtypes may differ. Elements are as in `reference`: a complex
+**Elements.** Both tensors have one shape; their dtypes may differ. Elements are as in `summary.reference`: a complex
 tensor is its real view, one trailing dimension of 2 longer; a bool is 0 or 1. All sums are in float64; squares that
-it cannot hold (of elements past 1e150, or differences below 1e-160) make them inf, NaN or 0.
+float64 cannot hold (of elements past 1e150, or differences below 1e-160) make them inf, NaN or 0.
 
-**Equal.** Of one dtype: all bits are equal. Of two: all values are equal as float64, NaN to NaN. 64-bit integers
-are compared and subtracted as integers, also int64 with uint64.
+**Equal.** With one dtype, all bits are equal. With two, all values are equal as float64, and NaN equals NaN. 64-bit
+integers are compared and subtracted as integers, also int64 with uint64.
 
-**What is not finite.** Where both elements are NaN, or both the same infinity, they agree: the distance is 0.
-Where one is not finite and the other is anything else, the element is mismatched and max_abs and max_ulp are inf,
-found at the first such place. None of these elements takes part in the sums below.
+**Non-finite elements.** If both elements are NaN, or both the same infinity, they agree: the distance is 0. If one is
+not finite and the other is anything else, the element is mismatched, and max_abs and max_ulp are inf, found at the
+first such position. None of these elements takes part in the sums below.
 
 **Sums**, over the elements that are finite on both sides: l2 = |c - r|; rel_l2 = l2 / |r|, where 0 / 0 is 0 and
-x / 0 is inf; cosine = 1 - (l2² - (|r| - |c|)²) / (2 |r| |c|), so that tiny distances survive, held within [-1, 1].
-If one side is more than twice the other, that loses more than it saves, and cosine = r·c / (|r| |c|).
+x / 0 is inf; cosine = 1 - (l2² - (|r| - |c|)²) / (2 |r| |c|), which keeps tiny distances, clipped to [-1, 1].
+If one side is more than twice the other, that formula is less exact, and cosine = r·c / (|r| |c|).
 Two tensors of zeros have a cosine of 1; if only one is zero, it is 0.
 
 **Each side**, over its own elements: nan, posinf, neginf; over the finite ones: mean, std = sqrt(M2 / n) and l2,
-as in `reference`; where none is finite, mean and std are NaN and l2 is 0.
+as in `summary.reference`; if none is finite, mean and std are NaN and l2 is 0.
 
-**max_abs**, the greatest |c - r|, with the index of the first element that has it, and both values there. Where
-no value differs there is no index, and the values are NaN.
+**max_abs** is the greatest |c - r|, with the index of the first element that has it and both values there. If no
+value differs, there is no index, and the values are NaN.
 
-**max_ulp**, the most steps from one element to the other through the numbers of the coarser of both dtypes, the
+**max_ulp** is the greatest number of steps from one element to the other through the numbers of the coarser dtype, the
 one with the larger eps; -0 and 0 are one number. If the dtypes differ, both elements are first rounded to the coarser
-one, to nearest and to even; its exponents then count as having no upper end. Every float is coarser than every integer;
-between integers it is max_abs.
+one, to nearest even; its exponents then have no upper limit. Every float is coarser than every integer; between
+integers it is max_abs.
 
-**mismatched**, the share of elements with |c - r| > atol + rtol · |r|. `tolerances` has the usual ones.
+**mismatched** is the share of elements with |c - r| > atol + rtol · |r|. `tolerances` has the defaults.
 
-**Rows.** A row is what lies along the last dimension; trailing dimensions of 1 do not count, a tensor of one dimension
-or none is one row, and of a complex tensor both parts belong to it. row_rel_l2 is the greatest
+**Rows.** A row lies along the last dimension. Trailing dimensions of 1 do not count, a tensor of one dimension or none
+is one row, and both parts of a complex element belong to its row. row_rel_l2 is the greatest
 |c_row - r_row| / max(|r_row|, floor), with 0 / 0 and x / 0 as above, found at the first row that has it; row_index is
-the index of that row, which is () where there is but one, and None where no value differs.
+the index of that row: () if there is only one row, None if no value differs.
 The floor is `ROW_FLOOR` times the root mean square of all rows' sizes, |r| / sqrt(rows), where |r| is the reference's
-own l2. A row that is small because what it sums cancels out, or because it is padding, carries the rounding of the
-numbers that were summed, and these are as large as those of other rows: relative to itself such a row would be wrong
-in every low precision.
+own l2. A row may be small because its terms cancel out, or because it is padding. It then carries the rounding errors
+of terms as large as those of other rows: relative to itself, such a row would be wrong in every low precision.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ __all__ = [
     "CHUNK",
     "ROW_FLOOR",
     "PairMeasure",
-    "Rows",
-    "Side",
+    "SideMeasure",
+    "TensorRows",
     "cosine",
     "measure",
     "part_name",
@@ -70,7 +69,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 256 * ROW
-"""Elements that one partial result covers. Fixed, so that results do not depend on how the work is shared."""
+"""Elements of one partial result. Fixed, so that results do not depend on how the work is shared."""
 ROW_FLOOR = 1 / 8
 
 _TOLERANCES = {
@@ -85,8 +84,8 @@ _TOLERANCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What one pass learns of one of the two tensors by itself."""
+class SideMeasure:
+    """The statistics of one of the two tensors, from the same pass."""
 
     elements: int
     nan: int
@@ -105,21 +104,21 @@ class Side:
         return self.std * self.std
 
 
-class Rows(NamedTuple):
-    """How a tensor falls into rows. The elements of a complex one are its parts."""
+class TensorRows(NamedTuple):
+    """The division of a tensor into rows. The elements of a complex tensor are its components."""
 
     length: int
     leading: tuple[int, ...]
-    """Dimensions that count rows."""
+    """The dimensions that number the rows."""
     floor: float
-    """The least size that a row is taken to have."""
+    """The size that smaller rows are measured with."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], components: int, size: float) -> Rows:
-        """Of a reference with that l2; `components` is 2 if its elements are complex.
+    def of(cls, shape: tuple[int, ...], components: int, size: float) -> TensorRows:
+        """Return the rows of a reference with l2 `size`; `components` is 2 if its elements are complex.
 
-        >>> Rows.of((4, 25, 1), 1, size=20.0)
-        Rows(length=25, leading=(4,), floor=1.25)
+        >>> TensorRows.of((4, 25, 1), 1, size=20.0)
+        TensorRows(length=25, leading=(4,), floor=1.25)
         """
         while shape and shape[-1] == 1:
             shape = shape[:-1]
@@ -130,25 +129,25 @@ class Rows(NamedTuple):
 
     @property
     def floor2(self) -> float:
-        """Its square; inf where float64 does not hold it."""
+        """Return the square of the floor; inf if float64 cannot hold it."""
         return self.floor * self.floor
 
     def place(self, number: int) -> tuple[int, ...]:
-        """Where the row of that number is."""
+        """Return the index of the row with this number."""
         return tuple(int(i) for i in np.unravel_index(number, self.leading)) if self.leading else ()
 
 
 @dataclass(frozen=True, slots=True)
 class PairMeasure:
-    """How far the candidate is from the reference, and what was learnt of both on the way."""
+    """The difference of a pair, and the statistics of both sides from the same pass."""
 
     difference: Difference
-    reference: Side
-    candidate: Side
+    reference: SideMeasure
+    candidate: SideMeasure
 
 
 def tolerances(reference: str, candidate: str) -> tuple[float, float]:
-    """rtol and atol for two dtypes, as torch.testing.assert_close has them; the looser of the two.
+    """Return rtol and atol for two dtypes: the looser of the defaults of torch.testing.assert_close.
 
     >>> tolerances("float32", "bfloat16")
     (0.016, 1e-05)
@@ -158,19 +157,19 @@ def tolerances(reference: str, candidate: str) -> tuple[float, float]:
 
 
 def part_name(dtype: np.dtype[Any]) -> str:
-    """The dtype's name; of a complex one, that of its real part."""
+    """Return the dtype's name; for a complex dtype, that of its real part."""
     return {"complex64": "float32", "complex128": "float64"}.get(name := dtypes.name_of(dtype), name)
 
 
 def relative(l2: float, size: float) -> float:
-    """The distance relative to the reference's size."""
+    """Return the distance relative to the reference's size."""
     if size == 0:
         return math.inf if l2 else 0.0
     return l2 / size
 
 
 def cosine(l2: float, dot: float, r: float, c: float) -> float:
-    """The cosine of two tensors from their distance, their scalar product and their sizes."""
+    """Return the cosine of two tensors from their distance, their scalar product and their sizes."""
     if r == 0 or c == 0:
         return 1.0 if r == c else 0.0
     if r <= 2 * c and c <= 2 * r:
@@ -181,7 +180,7 @@ def cosine(l2: float, dot: float, r: float, c: float) -> float:
 
 
 def measure(reference: Array, candidate: Array, *, rtol: float | None = None, atol: float | None = None) -> PairMeasure:
-    """The definition itself: slow, and with the memory of many copies.
+    """Measure a pair by the definition, slowly and with several copies in memory.
 
     >>> measure(np.zeros(2), np.array([0.0, 2.0])).difference.max_abs_index
     (1,)
@@ -206,7 +205,7 @@ def measure(reference: Array, candidate: Array, *, rtol: float | None = None, at
     top = float(gaps.max(initial=0.0))
     index = np.unravel_index(int(gaps.argmax()), gaps.shape) if top else None
     own = _side(r)
-    rows = Rows.of(shape, parts, own.l2)
+    rows = TensorRows.of(shape, parts, own.l2)
     row_error, row_index = _worst_row(np.where(both, r, 0), np.where(both, gaps, 0), rows)
     difference = Difference(
         elements=gaps.size,
@@ -228,7 +227,7 @@ def measure(reference: Array, candidate: Array, *, rtol: float | None = None, at
     return PairMeasure(difference, own, _side(c))
 
 
-def _worst_row(values: Floats, gaps: Floats, rows: Rows) -> tuple[float, tuple[int, ...] | None]:
+def _worst_row(values: Floats, gaps: Floats, rows: TensorRows) -> tuple[float, tuple[int, ...] | None]:
     if not gaps.any():
         return 0.0, None
     with np.errstate(all="ignore"):
@@ -246,14 +245,14 @@ def _gaps(reference: Array, candidate: Array) -> Floats:
     return gaps
 
 
-def _side(values: Floats) -> Side:
+def _side(values: Floats) -> SideMeasure:
     finite = values[np.isfinite(values)]
     constant = finite.size and finite.min() == finite.max()
     mean = float(finite[0] if constant else finite.mean()) if finite.size else math.nan
     with np.errstate(over="ignore", under="ignore"):
         m2 = float(np.square(finite - mean).sum()) if finite.size else math.nan
         l2 = float(np.sqrt(np.square(finite).sum()))
-    return Side(
+    return SideMeasure(
         elements=values.size,
         nan=int(np.isnan(values).sum()),
         posinf=int(np.isposinf(values).sum()),
@@ -274,7 +273,7 @@ def _most_steps(reference: Array, candidate: Array, names: tuple[str, str]) -> f
 
 
 def _ordinals(values: Floats, name: str) -> Array:
-    """Which number of the type each value is, once rounded, as Python's integers: zero is number 0."""
+    """Return the rank of each value, rounded to the type, among the type's numbers, as Python integers: 0 for zero."""
     info = ml_dtypes.finfo(dtypes.numpy_dtype(name))
     digits, lowest = int(info.nmant), int(info.minexp)
     exponent = np.maximum(np.frexp(values)[1] - 1, lowest)

@@ -1,14 +1,14 @@
 """The compiled loops over pairs of tensors: one pass over the bytes of both, row after row of 1024 elements.
 
-A row of either side is read into the first-level cache once, as float32 (if that holds every element of both
-exactly) or float64. Rows whose bytes are the same are measured once, for both sides. Rows with something in
-them that is not finite are cleaned first, at a price that only they pay.
+A row of either side is read into the first-level cache once, as float32 if that holds every element of both exactly,
+else as float64. Rows with equal bytes are measured once, for both sides. Rows with non-finite elements are cleaned
+first, and only they pay for it.
 
-Moments are sums of distances from the row's first element. That element is one of those summed, so a row
-loses ten bits of 53 at worst, however it is chosen, and a constant has no spread at all.
+Moments are sums of distances from the row's first element. This element is one of the terms, so a row loses at most ten
+of 53 bits, and a constant row has no spread.
 
-As in `rows`, memory is passed as addresses, and numba's cache watches this file only: touch it after a change
-in another of the files it takes loops from.
+As in `summary.rows`, memory is passed as addresses, and numba's cache watches this file only: touch it after a change
+in a file that it imports loops from.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = ["DOT", "FIELDS", "PLACES", "SCRATCH", "SIDE", "WORST", "finish", "run
 
 assert CHUNK == CHUNK_ROWS * ROW
 FIELDS = LINES + LINE_FIELDS
-"""Numbers in a record. Positions count components in the whole tensor; -1 means nowhere."""
+"""Numbers in a record. Positions count components in the whole tensor; -1 means none."""
 _START, _ELEMENTS, _UNLIKE, _GAP2, _R2, _C2, _OUTSIDE, _ULP = range(8)
 _TOP, _TOP_AT, _TOP_R, _TOP_C, _WRONG, _WRONG_AT, _WRONG_R, _WRONG_C = range(8, 16)
 SIDE = (16, 24)
-"""Where the sides' own numbers begin in a record."""
+"""Offsets of the sides' own statistics in a record."""
 _N, _MEAN, _M2, _NAN, _POSINF, _NEGINF = range(6)
 DOT = 22
-"""Where the scalar product is."""
+"""Offset of the scalar product."""
 WORST = LINES + 2
-"""Where the worst line's squared error is, and after it the line's number."""
+"""Offset of the worst line's squared error; the line's number follows it."""
 _NAMES = "start elements unlike gap2 r2 c2 outside ulp top top_at top_r top_c wrong wrong_at wrong_r wrong_c"
 _SIDE_NAMES = "n mean m2 nan posinf neginf"
 PLACES = {
@@ -57,7 +57,7 @@ PLACES = {
     "dot": DOT,
     **LINE_PLACES,
 }
-"""Where each number of a record is, for those who make records by other means."""
+"""Offset of each number of a record, for other code that makes records."""
 
 _RAW_R, _RAW_C, _ROW_R, _ROW_C, _FINITE, _NARROW, _LINES = (i * 8192 for i in range(7))
 SCRATCH = 8 * 8192
@@ -70,7 +70,7 @@ _REORDER = {"reassoc", "nsz", "contract"}
 @_compiled()
 def _same_bytes(a: int, b: int, words: int) -> Any:
     left, right = carray(pointer(a), words, np.uint64), carray(pointer(b), words, np.uint64)
-    if left[0] != right[0] or left[1] != right[1]:  # so it is mostly, where rows are not the same
+    if left[0] != right[0] or left[1] != right[1]:  # the usual case if rows differ
         return False
     unlike = np.uint64(0)
     for i in range(words):
@@ -80,7 +80,7 @@ def _same_bytes(a: int, b: int, words: int) -> Any:
 
 @_compiled()
 def _fetch(source: int, n: int, itemsize: int, raw: int) -> Any:
-    """Where the row can be read: in place, if it is whole and aligned."""
+    """Return the address of the row: in place if it is whole and aligned, else of a copy."""
     if n == ROW and source % 8 == 0:
         return source
     _load(source, n * itemsize, ROW * itemsize, raw)
@@ -89,7 +89,7 @@ def _fetch(source: int, n: int, itemsize: int, raw: int) -> Any:
 
 @_compiled()
 def _numbers(like: Any, layout: Any, raw: int, buffer: int, narrow: int) -> Any:
-    """Where the row stands as numbers of `like`'s type."""
+    """Return the address of the row as numbers of `like`'s dtype."""
     itemsize, code, table, wide = layout
     if code == _DIRECT and itemsize == like.itemsize:
         return raw
@@ -109,7 +109,7 @@ def _numbers(like: Any, layout: Any, raw: int, buffer: int, narrow: int) -> Any:
 
 @_compiled(fastmath=_REORDER)
 def _own(values: Any, n: int) -> Any:
-    """Sums of one side's distances from its first element. Not finite if one of the values is not."""
+    """Return sums of one side's distances from its first element; not finite if a value is not."""
     first = np.float64(values[0])
     total = squares = 0.0
     for i in range(n):
@@ -121,7 +121,7 @@ def _own(values: Any, n: int) -> Any:
 
 @_compiled(fastmath=_REORDER)
 def _both(r: Any, c: Any, n: int, rtol: float, atol: float) -> Any:
-    """Those sums for both sides, and what lies between them."""
+    """Return these sums for both sides, and sums over their differences."""
     r_first, c_first = np.float64(r[0]), np.float64(c[0])
     r_total = r_squares = c_total = c_squares = gap2 = dot = top = 0.0
     outside = 0
@@ -151,9 +151,9 @@ def _place(r: Any, c: Any, n: int, top: float) -> Any:
 
 @_compiled()
 def _join(out: Any, side: int, n: float, mean: float, m2: float) -> None:
-    """Chan's formula: the moments of both from the moments of each."""
+    """Combine the moments of two parts by Chan's formula."""
     before = out[side + _N]
-    if before == 0:  # not 0 times what may have overflowed
+    if before == 0:  # avoids 0 * inf after an overflow
         out[side + _N], out[side + _MEAN], out[side + _M2] = n, mean, m2
         return
     total = before + n
@@ -165,17 +165,17 @@ def _join(out: Any, side: int, n: float, mean: float, m2: float) -> None:
 
 @_compiled()
 def _moments(first: float, total: float, squares: float, n: int) -> Any:
-    """Mean and sum of squared distances from it."""
+    """Return the mean and the sum of squared distances from it."""
     return first + total / n, max(squares - total * total / n, 0.0)
 
 
 @_compiled()
 def _part_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
-    """Count what is not finite, and gather the rest; returns how much that is."""
+    """Count non-finite elements and gather the finite ones; return their number."""
     kept = nan = posinf = neginf = 0
     for i in range(n):
         x = values[i]
-        finite[kept] = x  # the next one takes its place if this one is not finite
+        finite[kept] = x  # overwritten by the next one if it is not finite
         kept += int(np.isfinite(x))
         nan += int(np.isnan(x))
         posinf += int(x == np.inf)
@@ -188,7 +188,7 @@ def _part_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
 
 @_compiled()
 def _join_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
-    """Add the finite elements of a row to one side's moments; returns their sum of squares."""
+    """Add the finite elements of a row to one side's moments; return their sum of squares."""
     n = _part_finite(values, n, finite, out, side)
     if n == 0:
         return 0.0
@@ -200,7 +200,7 @@ def _join_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
 
 @_compiled()
 def _clean(r: Any, c: Any, n: int, r_out: Any, c_out: Any, out: Any, position: int) -> None:
-    """Put zeros on both sides where one of them is not finite; note where they do not agree on what it is."""
+    """Set both sides to zero where one is not finite; record where the sides disagree."""
     for i in range(n):
         x, y = r[i], c[i]
         if np.isfinite(x) and np.isfinite(y):
@@ -215,7 +215,7 @@ def _clean(r: Any, c: Any, n: int, r_out: Any, c_out: Any, out: Any, position: i
 
 @_compiled()
 def _same_row(values: Any, n: int, finite: Any, out: Any) -> Any:
-    """A row that both sides have: measured once, told to both; returns its sum of squares."""
+    """Add a row that is equal on both sides to the statistics of both; return its sum of squares."""
     total, squares = _own(values, n)
     if np.isfinite(squares):
         mean, m2 = _moments(np.float64(values[0]), total, squares, n)
@@ -234,7 +234,7 @@ def _same_row(values: Any, n: int, finite: Any, out: Any) -> Any:
 def _chunk(
     sources: Any, elements: int, first: int, like: Any, layouts: Any, rules: Any, unit: Any, record: int, scratch: int
 ) -> None:
-    """Up to 256 rows, from row `first` on, into one record."""
+    """Measure up to 256 rows, from row `first` on, into one record."""
     r_layout, c_layout = layouts
     rtol, atol, same_dtype, start, line, floor2 = rules
     out = carray(pointer(record), FIELDS, np.float64)
@@ -252,7 +252,7 @@ def _chunk(
     n = 0
     for row in range(first, min(first + CHUNK_ROWS, (elements + ROW - 1) // ROW)):
         position = start + row * ROW
-        if n < left:  # the line of the row before goes on
+        if n < left:  # the line of the previous row continues
             left -= n
         else:
             number, left = line_at(position, line)
@@ -318,11 +318,11 @@ def run(
     records: int,
     scratch: int,
 ) -> None:
-    """Take chunks, as numbers of the array `like`'s type, until none is left. Many threads may run it at once.
+    """Work on chunks, as numbers of `like`'s dtype, until none is left. Many threads may run it at once.
 
-    sources: both addresses; layouts: (itemsize, code, table, wide) of both; rules: (rtol, atol, same dtype, position
-    of the first element, length of a line, square of the least size that a line is taken to have); unit: (mode, digits
-    after the point, lowest exponent) of the coarser type.
+    sources: both addresses. layouts: (itemsize, code, table, wide) of both. rules: (rtol, atol, same dtype, position of
+    the first element, length of a line, squared floor of a line's size). unit: (mode, mantissa bits, lowest exponent)
+    of the coarser type.
     """
     chunks = (elements + CHUNK - 1) // CHUNK
     while True:
@@ -335,7 +335,7 @@ def run(
 
 @_entry
 def finish(records: Any) -> None:
-    """Join all records into the first, in their order."""
+    """Join all records into the first, in order."""
     worst_line(records)
     out = records[0]
     for chunk in range(1, records.shape[0]):

@@ -1,6 +1,6 @@
-"""Distances of many pairs of sketches: how far apart tensors are by what was kept of them.
+"""Distances of many pairs of sketches, which estimate the distances of their tensors.
 
-Plain NumPy: it takes half a microsecond a pair, and comparing summaries then needs no compiler.
+Plain NumPy takes half a microsecond for a pair, so that comparing summaries needs no compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tensortap.errors import UsageError
 __all__ = ["sketch_differences"]
 
 _AT_ONCE = 2048
-"""Pairs that are subtracted at once; both sides then stay in the cache."""
+"""Pairs that are subtracted at once, few enough to stay in the cache."""
 
 
 def sketch_differences(
@@ -22,10 +22,9 @@ def sketch_differences(
     candidate: npt.NDArray[np.float32],
     candidate_rows: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
-    """Return |sketch - sketch| of many pairs: rows of two matrices, as `Run.sketches` returns them. NaN where a row is
-    -1."""
+    """Return the distance of each pair: rows of two matrices, as `Run.sketches` returns them. NaN where a row is -1."""
     if reference_rows.shape != candidate_rows.shape:
-        raise UsageError(f"{reference_rows.size} and {candidate_rows.size} rows are no pairs")
+        raise UsageError(f"{reference_rows.size} and {candidate_rows.size} rows do not form pairs")
     out = np.full(reference_rows.size, np.nan)
     if not reference.size or not candidate.size or not out.size:
         return out
@@ -33,7 +32,7 @@ def sketch_differences(
         raise UsageError(f"sketches of {reference.shape[1]} and {candidate.shape[1]} buckets cannot be compared")
     for matrix, chosen in ((reference, reference_rows), (candidate, candidate_rows)):
         if chosen.max() >= len(matrix):
-            raise UsageError(f"row {chosen.max()} of {len(matrix)} sketches is asked for")
+            raise UsageError(f"row {chosen.max()} of {len(matrix)} sketches was requested")
     known = np.flatnonzero((reference_rows >= 0) & (candidate_rows >= 0))
     with np.errstate(invalid="ignore", over="ignore"):  # sketches may have overflowed
         for start in range(0, known.size, _AT_ONCE):

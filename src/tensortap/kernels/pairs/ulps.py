@@ -1,7 +1,7 @@
-"""How many representable numbers two rows of floats are apart: compiled loops that `pair_rows` calls.
+"""Compiled loops that count the representable numbers between elements of two rows; `rows` calls them.
 
-Floats of one sign are ordered as their bits are, so the steps between two of one type are a difference of
-integers; below zero the order turns, and -0 stands where 0 does.
+Floats of one sign have the order of their bits, so the steps between two floats of one type are a difference of
+integers. Below zero the order is reversed, and -0 counts as 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tensortap.kernels.vectors import greater, pointer
 __all__ = ["BITS", "INTEGERS", "ROUNDED", "WIDE_BITS", "steps_apart"]
 
 INTEGERS, BITS, WIDE_BITS, ROUNDED = range(4)
-"""How units in the last place are counted: the difference itself; the bits of both, of one float type, as
-integers; their bits once they are float64; or the place of both among the numbers of the coarser type."""
+"""Ways to count units in the last place: the difference itself; the bits of both, of one float type, as integers; their
+bits after conversion to float64; or the rank of both among the numbers of the coarser type."""
 
 
-# One loop for each width, or LLVM makes no vectors of it.
+# One loop for each width: LLVM does not vectorise a generic one.
 
 
 @_compiled()
@@ -78,7 +78,7 @@ def _steps64(r_at: int, c_at: int, n: int) -> Any:
 
 @_compiled()
 def _ordinal(x: float, digits: int, lowest: int) -> Any:
-    """Which number of a float type x is, rounded to it: 0 is number 0. The type's exponents have no upper end here."""
+    """Return the rank of x, rounded to a float type, among its numbers: 0 for zero. Exponents have no upper limit."""
     bits = np.float64(x).view(np.int64) & np.int64(0x7FFFFFFFFFFFFFFF)
     exponent = (bits >> np.int64(52)) - np.int64(1023)
     exponent = exponent if exponent > lowest else np.int64(lowest)
@@ -99,7 +99,7 @@ def _rounded_steps(r: Any, c: Any, n: int, digits: int, lowest: int) -> Any:
 
 @_compiled()
 def steps_apart(like: Any, unit: Any, itemsize: int, raw: Any, rows: Any, cleaned: bool, n: int) -> Any:
-    """The most steps between the two in `n` elements, given as they were in memory and as numbers of `like`'s type."""
+    """Return the most steps between two rows of `n` elements, given as in memory and as numbers of `like`'s dtype."""
     mode, digits, lowest = unit
     if mode == WIDE_BITS or (mode == BITS and cleaned and itemsize == like.itemsize):
         return _steps32(rows[0], rows[1], n) if like.itemsize == 4 else _steps64(rows[0], rows[1], n)

@@ -1,1 +1,1 @@
-"""Tensor to summary."""
+"""Summaries of tensors."""

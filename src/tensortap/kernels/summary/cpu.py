@@ -1,10 +1,9 @@
-"""The summary of a tensor in main memory: one pass over it, on several cores, in compiled code.
+"""The summary of a tensor in host memory, in one pass of compiled code on several cores.
 
-Threads take chunks of fixed size off a shared counter, and the chunks' results are joined in their order,
-so the result is the same bit for bit for any number of threads. The calling thread works too and never
-waits for a helper that has not begun. The helpers are kept for the next call, idle and without cost;
-`release` ends them, and the interpreter's exit does so by itself. Any thread may call, several at once, and
-so may a forked child.
+Threads take chunks of fixed size from a shared counter. The chunks' results are joined in order, so the summary is the
+same bit for bit for any number of threads. The calling thread works as well and never waits for a helper that has not
+begun. Helpers stay idle between calls; `release` ends them, and so does the interpreter's exit. Several threads may
+call at once, and a forked child may call, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from tensortap.core import dtypes
+from tensortap.core import dtypes, statistics
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 from tensortap.kernels.compiling import announced, load
@@ -38,20 +37,20 @@ Array = npt.NDArray[Any]
 
 
 class _Layout(NamedTuple):
-    """How elements of one dtype are read."""
+    """How the kernel reads elements of one dtype."""
 
     like: Any
-    """An array of the type in which rows are read: float32 if that holds every element exactly, or else float64."""
+    """An array of the dtype that rows are converted to: float32 if it holds every element exactly, else float64."""
     itemsize: int
     code: int
     table: int
-    """Address of the numbers behind the 256 bytes, for 8-bit types."""
+    """Address of the table of 256 values, for 8-bit dtypes."""
     components: int
-    """To an element: 2 if it is complex."""
+    """Components of an element: 2 if it is complex."""
 
 
 class _Scratch(threading.local):
-    """Memory that a thread works in, allocated once."""
+    """Scratch memory of a thread, allocated once."""
 
     def __init__(self) -> None:
         self._memory = np.empty(rows.SCRATCH + 64, np.uint8)
@@ -63,7 +62,7 @@ class _Scratch(threading.local):
 
 
 def summarize(array: Array, threads: int | None = None) -> Summary:
-    """The summary of `array` as `reference` defines it. `threads`: None is one for each core, 8 at most.
+    """Return the summary of `array` as `reference` defines it. `threads`: None means one for each core, at most 8.
 
     >>> summarize(np.array([3.0, -4.0], np.float32)).l2
     5.0
@@ -89,7 +88,7 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
         records_at, counter_at = _scratch.record_address, _scratch.counter_address
         counter[0] = 0
     work = (layout, _address(array), elements, counter_at, records_at)
-    if helpers > 0 and threads is None and _team is not None and _team.here():
+    if helpers > 0 and threads is None and _team is not None and _team.is_usable():
         arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
         _team.run(layout.like, (*arguments, _CONSTANTS_AT), chunks)
     elif helpers > 0:
@@ -98,11 +97,11 @@ def summarize(array: Array, threads: int | None = None) -> Summary:
         _take_chunks(work)
     sketch = np.empty(reference.BUCKETS, np.float32)
     rows.finish(records_at, chunks, sketch)
-    return _summary(elements, records, sketch)
+    return _summary(elements, records, sketch, reference.added_values(array) if statistics.added() else {})
 
 
 def borrow(library: str, threads: int) -> None:
-    """Let the calling thread's summaries run on the OpenMP threads of a framework; see `team`."""
+    """Run summaries of the calling thread on the OpenMP threads of a framework; see `team`."""
     global _team
     try:
         _team = Team(library, min(threads, MOST_THREADS)) if threads > 1 else None
@@ -117,7 +116,7 @@ def release() -> None:
 
 
 def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> None:
-    """Do a thread's part. A helper holds `keep`, the memory that it reads and writes, should the caller be gone."""
+    """Work on chunks until none is left. `keep` keeps the memory alive that a helper uses after the caller is gone."""
     layout, source, elements, counter, records = work
     rows.run(
         source,
@@ -133,7 +132,9 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> 
     )
 
 
-def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32]) -> Summary:
+def _summary(
+    elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32], more: dict[str, Any]
+) -> Summary:
     n, nan, posinf, neginf, zeros, low, high, mean, m2, l1, digest = _FIELDS.unpack_from(records.data)
     if not n:
         low = high = mean = std = math.nan
@@ -142,9 +143,8 @@ def _summary(elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArra
     else:
         std = math.sqrt(m2 / n)
     l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
-    return Summary(
-        elements, int(nan), int(posinf), int(neginf), int(zeros), low, high, mean, std, l1, l2, digest, sketch
-    )
+    counts = elements, int(nan), int(posinf), int(neginf), int(zeros)
+    return Summary(*counts, low, high, mean, std, l1, l2, digest, sketch, more=more)
 
 
 def _address(array: Array) -> int:
@@ -178,7 +178,7 @@ def _layout(name: str) -> _Layout:
 
 
 def _constants() -> npt.NDArray[np.uint8]:
-    """The definition's constants in the order in which `rows` reads them."""
+    """Return the constants of the definition in the order in which `rows` reads them."""
     seeds = np.array([reference.SIGN_SEED, reference.ROW_SEED], np.uint32)
     golden = np.array([reference.GOLDEN], np.uint64)
     head = np.concatenate([part.view(np.uint8) for part in (seeds, golden)])

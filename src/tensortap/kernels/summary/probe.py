@@ -1,7 +1,7 @@
-"""A few elements of an array, by which it is told whether one that was seen before is still the same.
+"""A sample of an array's elements that shows whether the array has changed since it was last seen.
 
-Frameworks count most changes in place, but not those made behind their back (`x.data.mul_(2)`): an unchanged count with
-changed elements must not pass for the same tensor.
+Frameworks count most in-place changes, but not all (`x.data.mul_(2)`). A tensor with an unchanged count and changed
+elements must not be taken for the same tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SCATTER = 0x9E3779B1
 
 
 def probe(array: npt.NDArray[np.generic]) -> bytes:
-    """The bytes of a few elements, or of all if there are not many."""
+    """Return the bytes of a few elements, or of all elements of a small array."""
     if array.size <= _COUNT:
         return array.tobytes()
     if not array.flags.c_contiguous:
@@ -28,6 +28,6 @@ def probe(array: npt.NDArray[np.generic]) -> bytes:
 
 @lru_cache(4096)
 def _places(size: int) -> npt.NDArray[np.int64]:
-    """One in each of as many parts, but not always the part's first: those might all be of the same channel."""
+    """Return one position in each of `_COUNT` parts, at varying offsets: first elements may all be of one channel."""
     step = size // _COUNT
     return np.array([part * step + part * _SCATTER % step for part in range(_COUNT)], np.int64)

@@ -1,7 +1,7 @@
 """The definition of a summary, in plain NumPy. Every fast kernel is tested against this file.
 
-Digests must be equal bit for bit; moments and sketches within rounding. A change of any result below is a
-new `VERSION`, because summaries of two versions cannot be compared.
+Digests must be equal bit for bit, moments and sketches within rounding. Any change of a result needs a new `VERSION`:
+summaries of two versions cannot be compared.
 
 **Elements.** A complex tensor is its real view, one trailing dimension of 2 longer, so that `elements`
 counts components. A bool is a uint8 of 0 or 1. An element's place is its flat position `pos` in C order in
@@ -22,32 +22,32 @@ words W. Word k has line k // 256 and column k % 256, and the digest is Σ W · 
 is linear in the bits, so parts merge by adding, exactly, even where they share a word. A holds 256 odd 32-bit
 constants: the high halves of splitmix64's outputs from seed 0 with the first and last bit set, without those
 whose last 11 bits came before; so two of them never differ by a multiple of 2¹¹. H is an odd 32-bit hash of
-the line (the low half of splitmix64's finaliser). Whoever owns a slot multiplies by A once, at the end.
-  - Always noticed: any change within one word, so any flipped bit; any swap of two unequal words of one
+the line (the low half of splitmix64's finaliser).
+  - Always detected: any change within one word, so any flipped bit; any swap of two unequal words of one
     line; two flipped top bits (float32 signs) in one line; any odd number of flipped top bits.
-  - Noticed but for a chance of about 2⁻³¹: two lines that are swapped, or change by opposite amounts in the
+  - Missed with a chance of about 2⁻³¹: two lines that are swapped, or change by opposite amounts in the
     same columns; an even number of words that change in their top bit only (2⁻¹⁷ at worst, for two columns
     of the table in the same two lines); few words, all in one line or all in one column, that change by little.
-    Otherwise, for changes that reach the words' last bits in several lines and columns, about 2⁻⁶³.
-  - Never noticed: zeros appended at the end. Shape and dtype are not part of it: compare them first.
+    Other changes, which reach the words' last bits in several lines and columns, are missed with about 2⁻⁶³.
+  - Never detected: zeros appended at the end. Shape and dtype are not part of it: compare them first.
 
 **Sketch.** 256 buckets, added up in float64 and stored as float32. An element's sign is bit 8·(row % 4) + j of
 mix((128·(row // 4) + slot) ^ SIGN_SEED) (set: minus), its bucket (2·slot + 29·j) % 256. A non-finite element
-adds nothing. So one hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one
-channel reaches half of the buckets whatever the width of a row. A bucket past float32's range is inf.
+adds nothing. One hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one channel
+reaches half of the buckets whatever the width of a row. A bucket past float32's range is inf.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.core import dtypes
+from tensortap.core import dtypes, statistics
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 
@@ -56,6 +56,7 @@ __all__ = [
     "ROW",
     "VERSION",
     "Part",
+    "added_values",
     "components",
     "digest_weights",
     "line_hash",
@@ -67,7 +68,7 @@ __all__ = [
 VERSION = 2
 BUCKETS = 256
 ROW = 1024
-"""Elements in a row; 1024 elements of n bytes are n whole lines of the digest."""
+"""Elements in a row; 1024 elements of n bytes fill n lines of the digest."""
 SIGN_SEED = 0x27D4EB2F
 ROW_SEED = 0x85EBCA6B
 GOLDEN = 0x9E3779B97F4A7C15
@@ -79,7 +80,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a rectangular block sits: the whole tensor's shape, and the index in it of the block's first element.
+    """The position of a rectangular block: the whole tensor's shape, and the index of the block's first element in it.
 
     >>> summarize(np.ones((2, 3)), Part(shape=(4, 3), offset=(2, 0))).elements
     6
@@ -90,7 +91,7 @@ class Part:
 
 
 def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
-    """The summary of a tensor, or of one part of it that `merge` can put together with the others.
+    """Return the summary of a tensor, or of one part of it for `merge`.
 
     >>> s = summarize(np.array([3.0, -4.0], np.float32))
     >>> s.l1, s.l2, s.zeros
@@ -122,16 +123,46 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
             zeros=int((values == 0).sum()),
             **_moments(values[finite]),
             digest=digest % 2**64,
+            more=added_values(array),
             sketch=sketch.astype(np.float32),
         )
 
 
+def added_values(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return the statistics that `core.statistics.register` has added, of an array of any dtype that is known.
+
+    They take a pass of their own in NumPy, block by block, so that a large tensor needs little memory.
+    """
+    added = statistics.added()
+    if not added:
+        return {}
+    flat = components(array).reshape(-1)
+    found: dict[str, list[float]] = {each.name: [] for each in added}
+    for start in range(0, flat.size, _BLOCK):
+        with np.errstate(invalid="ignore"):
+            block = flat[start : start + _BLOCK].astype(np.float64)
+        for each in added:
+            assert each.compute is not None
+            found[each.name].append(each.compute(block))
+    return {each.name: statistics.merge_values(each, found[each.name]) for each in added}
+
+
 def merge(summaries: Iterable[Summary]) -> Summary:
-    """The summary of the whole tensor from those of its parts, in any order. The parts must cover it once."""
+    """Return the summary of the whole tensor from those of its parts, in any order. The parts must cover it once."""
     parts = list(summaries)
-    n, mean, m2, l2 = 0, 0.0, 0.0, 0.0
+    values: dict[str, Any] = _pooled(parts)
+    for each in statistics.stored():
+        if each.name not in values:
+            values[each.name] = statistics.merge_values(each, [part[each.name] for part in parts])
+    with np.errstate(over="ignore", invalid="ignore"):
+        sketch = sum((s.sketch for s in parts), start=np.zeros(BUCKETS)).astype(np.float32)
+    return Summary(**statistics.fields_of(values), sketch=sketch)
+
+
+def _pooled(parts: Sequence[Summary]) -> dict[str, float]:
+    """Return mean and std of the whole, the statistics that merge by rule "pooled"."""
+    n, mean, m2 = 0, 0.0, 0.0
     for s in parts:
-        l2 = math.hypot(l2, s.l2)
         if s.finite:
             delta, total = s.mean - mean, n + s.finite
             m2 += s.std * s.std * s.finite + delta * delta * (n / total * s.finite)
@@ -141,30 +172,14 @@ def merge(summaries: Iterable[Summary]) -> Summary:
     high = max((s.max for s in parts if s.finite), default=math.nan)
     if low == high:
         mean, m2 = low, 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        sketch = sum((s.sketch for s in parts), start=np.zeros(BUCKETS)).astype(np.float32)
-    return Summary(
-        elements=sum(s.elements for s in parts),
-        nan=sum(s.nan for s in parts),
-        posinf=sum(s.posinf for s in parts),
-        neginf=sum(s.neginf for s in parts),
-        zeros=sum(s.zeros for s in parts),
-        min=low,
-        max=high,
-        mean=mean if n else math.nan,
-        std=math.sqrt(m2 / n) if n else math.nan,
-        l1=sum((s.l1 for s in parts), start=0.0),
-        l2=l2,
-        digest=sum(s.digest for s in parts) % 2**64,
-        sketch=sketch,
-    )
+    return {"mean": mean, "std": math.sqrt(m2 / n)} if n else {"mean": math.nan, "std": math.nan}
 
 
 def sketch_distance(reference: Summary, candidate: Summary) -> float:
-    """An estimate of |reference - candidate| (L2) from the sketches alone, unbiased in its square.
+    """Estimate |reference - candidate| (L2) from the sketches alone; the estimate is unbiased in its square.
 
-    Its standard error is about 4 % of the truth, 6 % where a single channel differs. Elements that are not
-    finite count as 0. NaN if a bucket overflowed float32 in both.
+    Its standard error is about 4 % of the true distance, and 6 % if a single channel differs. Non-finite elements
+    count as 0. Return NaN if a bucket overflowed float32 on both sides.
     """
     with np.errstate(invalid="ignore"):
         difference = reference.sketch.astype(np.float64) - candidate.sketch
@@ -172,15 +187,15 @@ def sketch_distance(reference: Summary, candidate: Summary) -> float:
 
 
 def components(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array as real, little-endian numbers in C order, copied only where it must be.
+    """Return the array as real, little-endian numbers in C order; copy only if necessary.
 
-    UsageError if tensortap does not know its dtype.
+    Raise UsageError if the dtype is not supported.
     """
     try:
         dtypes.name_of(array.dtype)
     except KeyError:
         raise UsageError(
-            f"cannot summarise elements of dtype {array.dtype}; known are {', '.join(dtypes.NAMES)}"
+            f"cannot summarise elements of dtype {array.dtype}; supported are {', '.join(dtypes.NAMES)}"
         ) from None
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -192,7 +207,7 @@ def components(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def digest_weights() -> npt.NDArray[np.uint32]:
-    """The table A: 256 odd constants, no two of which differ by a multiple of 2¹¹."""
+    """Return the table A: 256 odd constants, no two of which differ by a multiple of 2¹¹."""
     weights: dict[int, int] = {}
     state = 0
     while len(weights) < 256:
@@ -211,7 +226,7 @@ def _check(block: tuple[int, ...], part: Part) -> None:
 
 
 def _positions(block: tuple[int, ...], part: Part) -> Iterator[tuple[slice, Words]]:
-    """Spans of the block's elements in C order, each with their flat positions in the whole."""
+    """Yield spans of the block's elements in C order, with their flat positions in the whole tensor."""
     size = math.prod(block)
     for start in range(0, size, _BLOCK):
         stop = min(start + _BLOCK, size)
@@ -257,13 +272,13 @@ def _digest(bits: Words, pos: Words, itemsize: int) -> int:
 
 
 def line_hash(line: Words) -> Words:
-    """H, the odd hash of a line of the digest."""
+    """Return H, the odd hash of a line of the digest."""
     odd: Words = _finalise(line + np.uint64(GOLDEN)) & np.uint64(0xFFFFFFFF) | np.uint64(1)
     return odd
 
 
 def _finalise(z: Words) -> Words:
-    """The finaliser of splitmix64."""
+    """Apply the finaliser of splitmix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Words = z ^ (z >> np.uint64(31))
@@ -271,7 +286,7 @@ def _finalise(z: Words) -> Words:
 
 
 def _slots(pos: Words) -> tuple[Words, Words, Words]:
-    """An element's row, the slot of its group, and its place in there."""
+    """Return an element's row, the slot of its group, and its place in the group."""
     g, row = pos // np.uint64(8), pos // np.uint64(ROW)
     slot = (g % np.uint64(128)) ^ (_hash(row, ROW_SEED) & np.uint32(127)).astype(np.uint64)
     return row, slot, pos % np.uint64(8)

@@ -1,13 +1,11 @@
 """The compiled loops of the CPU kernel: one pass over memory, row after row of 1024 elements.
 
-A row is read into the first-level cache once, as numbers in float32 (whatever they hold exactly) or float64
-(the wide rest), and three short loops go over it there: digest, moments, sketch. Each is written so that
-LLVM turns it into vector code; one long loop with everything in it would run at a quarter of the speed.
+A row is read into the first-level cache once, as float32 if that is exact, else as float64. Three short loops then pass
+over it: digest, moments, sketch. LLVM vectorises each of them; one long loop would run at a quarter of the speed.
 
-Memory is passed as addresses: a call then costs a microsecond less, and elements of any type share one
-compiled function. All compiled functions live in this one file, because numba's cache watches no other file
-for changes (after one in vectors.py, touch this file); constants of the definition come in as tables for
-the same reason.
+Memory is passed as addresses: a call costs a microsecond less, and elements of all types share one compiled function.
+All compiled functions are in this file, because numba's cache watches no other file for changes: after a change in
+vectors.py, touch this file. Constants of the definition are passed as tables for the same reason.
 """
 
 from __future__ import annotations
@@ -26,29 +24,29 @@ __all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WEIGHTS", "WOR
 
 ROW = 1024
 CHUNK_ROWS = 256
-"""Rows to a chunk, which threads take whole. Fixed, so that their number does not change the result."""
+"""Rows in a chunk, the unit of work of a thread. Fixed, so that the number of threads does not change the result."""
 FIELDS = 16
 RECORD = FIELDS + 256
 """A chunk's result in 8-byte fields: the numbers below, then the sketch in float64."""
 _N, _NAN, _POSINF, _NEGINF, _ZEROS, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(11)
 _RAW, _VALUES, _FINITE, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
 WEIGHTS = 64
-"""Where the digest's weights begin among the constants: 1024 bytes for each order in which a line's groups may lie in
-their slots; 128 orders for elements of one byte, then 64, 32 and 16 for wider ones."""
+"""Offset of the digest's weights among the constants: 1024 bytes for each order of a line's groups in their slots.
+Elements of one byte have 128 orders, wider ones 64, 32 and 16."""
 SCRATCH = 6 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
-_FOLD = 8  # rows that float32 sums take before they are added to float64 ones: few enough to lose nothing
-_LARGE = 1e37  # a few such numbers overflow float32 sums, so these rows are added one by one
+_FOLD = 8  # rows that are summed in float32 before the sums are added in float64: few enough to lose no precision
+_LARGE = 1e37  # a few such numbers overflow a float32 sum, so these rows are added one by one
 
 CODES = {
     name: code for code, name in enumerate(("direct", "table", "bf16", "f16", "i16", "u16", "i32", "u32", "i64", "u64"))
 }
-"""How a row's bits become numbers. All 8-bit types go through a table of 256 float32."""
+"""Conversions of a row's bits to numbers. All 8-bit types use a table of 256 float32 values."""
 _DIRECT, _TABLE, _BF16, _F16, _I16, _U16, _I32, _U32, _I64, _U64 = CODES.values()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be reordered, or no sum of floats becomes vector code. NaN and inf keep their meaning, except where
-# `nnan` is added: in loops that see finite numbers only.
+# LLVM vectorises a sum of floats only if it may reorder it. NaN and inf keep their meaning, except in loops over finite
+# numbers, which add `nnan`.
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
@@ -63,7 +61,7 @@ def _compiled(fastmath: set[str] | None = None, **options: Any) -> Callable[[Fun
 
 
 def _entry(function: Function) -> Function:
-    """A function called from Python, cached on disk if any folder is there for it."""
+    """Compile a function that Python calls; cache it on disk if numba finds a folder."""
     try:
         return _compiled(cache=True)(function)
     except RuntimeError:
@@ -101,16 +99,16 @@ def _digest(words: Any, weights: Any) -> Any:
 
 @_compiled()
 def _load(source: int, used: int, whole: int, raw: int) -> None:
-    """Copy a row that is not aligned or not whole; what is missing of it is zeros."""
+    """Copy a row that is not aligned or not whole, and pad it with zeros."""
     bytes_in, bytes_out = carray(pointer(source), used, np.uint8), carray(pointer(raw), whole, np.uint8)
-    for i in range(used):  # slices read better and take seconds to compile
+    for i in range(used):  # slices would take seconds to compile
         bytes_out[i] = bytes_in[i]
     for i in range(used, whole):
         bytes_out[i] = 0
 
 
 def _narrow_values(code: int, row: int, table: int, out: Any) -> None:
-    """The elements of a row as float32."""
+    """Convert the elements of a row to float32."""
     halves = carray(pointer(row), ROW, np.uint16)
     if code == _TABLE:
         small, numbers = carray(pointer(row), ROW, np.uint8), carray(pointer(table), 256, np.float32)
@@ -122,8 +120,8 @@ def _narrow_values(code: int, row: int, table: int, out: Any) -> None:
     elif code == _F16:
         for i in range(ROW):
             half = np.uint32(halves[i])
-            # The exponent lands 112 too low, which one multiplication mends, denormals too; inf and NaN have
-            # the highest exponent in either type.
+            # The exponent comes out 112 too low; a multiplication corrects it, for denormals, too. Inf and NaN have the
+            # highest exponent in either type.
             magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
             bits = np.float32(magnitude).view(np.uint32)
             if (half & np.uint32(0x7C00)) == np.uint32(0x7C00):
@@ -139,7 +137,7 @@ def _narrow_values(code: int, row: int, table: int, out: Any) -> None:
 
 
 def _wide_values(code: int, row: int, table: int, out: Any) -> None:
-    """The elements of a row as float64."""
+    """Convert the elements of a row to float64."""
     if code == _I32:
         i32 = carray(pointer(row), ROW, np.int32)
         for i in range(ROW):
@@ -159,7 +157,7 @@ def _wide_values(code: int, row: int, table: int, out: Any) -> None:
 
 
 def _convert(code: int, row: int, table: int, out: Any) -> None:
-    """The elements of a row as numbers of `out`'s type."""
+    """Convert the elements of a row to the dtype of `out`."""
 
 
 @overload(_convert, strict=False)  # type: ignore[untyped-decorator]  # strict compares annotations too
@@ -169,7 +167,7 @@ def _choose(code: Any, row: Any, table: Any, out: Any) -> Callable[..., None]:
 
 @_compiled(fastmath=_REORDER)
 def _sum(values: Any, n: int) -> Any:
-    """Not finite if one of the values is not."""
+    """Return the sum, the sum of magnitudes and the number of zeros; sums are not finite if a value is not."""
     total = 0.0
     size = 0.0
     zeros = np.int32(0)
@@ -196,12 +194,12 @@ def _spread(values: Any, n: int, mean: float) -> Any:
 
 @_compiled()
 def _part_finite(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> int:
-    """Count what is not finite and put zero in its place; gather the rest, and say how much it is."""
+    """Count non-finite elements and replace them by zero; gather the finite ones and return their number."""
     kept = nan = posinf = neginf = 0
-    for i in range(n):  # without branches: half of a mask is -inf, in no order that a processor could guess
+    for i in range(n):  # no branches: half of a mask is -inf, in an order that no branch predictor guesses
         x = values[i]
         zeroed[i] = x if np.isfinite(x) else 0
-        finite[kept] = x  # the next one takes its place if this one is not finite
+        finite[kept] = x  # overwritten by the next one if it is not finite
         kept += int(np.isfinite(x))
         nan += int(np.isnan(x))
         posinf += int(x == np.inf)
@@ -216,7 +214,7 @@ def _part_finite(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> int
 
 @_compiled()
 def _join(out: Any, n: float, mean: float, m2: float, low: float, high: float) -> None:
-    """Chan's formula: the moments of both from the moments of each."""
+    """Combine the moments of two parts by Chan's formula."""
     before = out[_N]
     total = before + n
     delta = mean - out[_MEAN]
@@ -229,9 +227,9 @@ def _join(out: Any, n: float, mean: float, m2: float, low: float, high: float) -
 
 @_compiled()
 def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
-    """Add the row to `out`; returns its greatest size and whether it had to be cleaned.
+    """Add the row to `out`; return its greatest magnitude and whether it had non-finite elements.
 
-    If so, `zeroed` holds what the sketch may take.
+    If it had, `zeroed` holds the row with zeros in their place, for the sketch.
     """
     low = high = 0.0
     total, size, zeros = _sum(values, n)
@@ -250,7 +248,7 @@ def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
 
 @_compiled()
 def _signs(row: int, seed: Any, out: Any) -> None:
-    """The sign bits of the 128 slots, for the four rows among which this is."""
+    """Compute the sign bits of the 128 slots, for the group of four rows that has this row."""
     first = np.uint64(row // 4) * np.uint64(128)
     key = np.uint32(_mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
     low = np.uint32(first)
@@ -260,7 +258,7 @@ def _signs(row: int, seed: Any, out: Any) -> None:
 
 @_compiled()
 def _moved(row: int, seed: Any) -> Any:
-    """How far the row's groups are from their slots."""
+    """Return the number that maps the row's groups to slots by XOR."""
     high = _mix(np.uint32(np.uint64(row) >> np.uint64(32)))
     return np.int64(_mix(np.uint32(np.uint32(row) ^ high ^ np.uint32(seed))) & np.uint32(127))
 
@@ -285,7 +283,7 @@ def _fold(sums: Any, into: Any) -> None:
 def _chunk(
     source: int, elements: int, first: int, layout: Any, like: Any, record: int, scratch: int, constants: int
 ) -> None:
-    """Up to 256 rows, from row `first` on, into one record."""
+    """Summarise up to 256 rows, from row `first` on, into one record."""
     itemsize, code, table = layout
     tables = constants + WEIGHTS + 1024 * (256 - 2 * (128 // itemsize))
     out = carray(pointer(record), FIELDS, np.float64)
@@ -349,7 +347,7 @@ def run(
     scratch: int,
     constants: int,
 ) -> None:
-    """Take chunks, as numbers of the array `like`'s type, until none is left. Many threads may run it at once."""
+    """Work on chunks, as numbers of the dtype of `like`, until none is left. Many threads may run it at once."""
     chunks = (elements + CHUNK_ROWS * ROW - 1) // (CHUNK_ROWS * ROW)
     layout = (itemsize, code, table)
     while True:
@@ -362,7 +360,7 @@ def run(
 
 @_entry
 def finish(records: int, chunks: int, sketch: Any) -> None:
-    """Join all chunks into the first record, in their order, and its sketch into `sketch`."""
+    """Join all chunks in order into the first record, and copy its sketch into `sketch`."""
     out, integers = carray(pointer(records), RECORD, np.float64), carray(pointer(records), FIELDS, np.uint64)
     for chunk in range(1, chunks):
         more = carray(pointer(records + chunk * RECORD * 8), RECORD, np.float64)
@@ -378,8 +376,8 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
 
 
 WORK = 10
-"""Arguments of a team's member in 8-byte fields: those of `run` but `like` and `scratch`, then the memory that all
-members work in, one behind the other, and the counter of members."""
+"""Arguments of a member of the team in 8-byte fields: those of `run` except `like` and `scratch`, then the scratch
+memory of all members and the counter of members."""
 
 
 @_compiled()
@@ -402,14 +400,14 @@ _entries: dict[int, Any] = {}
 
 
 def team_entry(like: Any) -> int:
-    """Address of a C function that is one thread's part of `run`: void (*)(int64_t work[WORK])."""
+    """Return the address of a C function that runs one thread's part of `run`: void (*)(int64_t work[WORK])."""
     entry = _entries.get(like.itemsize)
     if entry is None:
         member = _narrow_member if like.itemsize == 4 else _wide_member
         signature = types.void(types.voidptr)
         try:
             entry = numba.cfunc(signature, nogil=True, cache=True)(member)
-        except (RuntimeError, OSError):  # no folder for the cache, or no room in it
+        except (RuntimeError, OSError):  # no folder for the cache, or no space in it
             entry = numba.cfunc(signature, nogil=True)(member)
         _entries[like.itemsize] = entry
     address: int = entry.address

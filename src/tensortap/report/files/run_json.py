@@ -12,6 +12,7 @@
                 elements, nan, posinf, neginf, zeros           counts
                 min, max, mean, std, l1, l2                    over the finite elements
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
+                                                               a statistic that was registered has a key of its own
                 location                                       file, offset and nbytes, or null if not kept
                 arguments                                      what its call got beside tensors, by path and as in a
                                                                run's calls.jsonl; null if it is of no call, or not known
@@ -27,16 +28,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from tensortap.core import statistics
 from tensortap.core.arguments import as_json
 from tensortap.core.records import Record
 from tensortap.report.facts import RunFacts
 from tensortap.report.plain import plain
 
 __all__ = ["coverage_object", "record_object", "run_object", "text"]
-
-_COUNTS = ("elements", "nan", "posinf", "neginf", "zeros")
-_MOMENTS = ("min", "max", "mean", "std", "l1", "l2")
-
 
 Arguments = Mapping[str, Any] | None
 
@@ -93,12 +91,14 @@ def record_object(record: Record, sketch: bool = False, arguments: Arguments = N
         "dtype": record.dtype,
         "shape": list(record.shape),
         "tensor": record.tensor,
-        **{name: getattr(summary, name) for name in _COUNTS},
-        **{name: plain(getattr(summary, name)) for name in _MOMENTS},
-        "digest": f"{summary.digest:016x}",
+        **{each.name: _written(each, summary[each.name]) for each in statistics.stored()},
         "location": None if record.location is None else record.location._asdict(),
         "arguments": None if arguments is None else {path: as_json(value) for path, value in arguments.items()},
     }
     if sketch:
         value["sketch"] = [plain(float(x)) for x in summary.sketch]
     return value
+
+
+def _written(statistic: statistics.Statistic, value: Any) -> Any:
+    return f"{value:016x}" if statistic.show.form == "digest" else plain(value)

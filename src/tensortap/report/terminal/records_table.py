@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensortap.core import statistics
 from tensortap.core.records import Record, Summary, display_name
+from tensortap.core.statistics import Statistic
 from tensortap.report.terminal.table import Column
 from tensortap.report.wording import clean, count, dtype, number, plural, shape
 
 __all__ = ["RecordsView", "columns_of", "heading", "remainder"]
 
-# What a column shows, and how soon it goes when there is little room. A column to sort by is always shown.
-_NUMBERS: dict[str, tuple[int, Callable[[Record], str]]] = {
-    "mean": (3, lambda r: number(r.summary.mean)),
-    "std": (1, lambda r: number(r.summary.std)),
-    "absmax": (2, lambda r: number(_absmax(r.summary))),
-    "l2": (4, lambda r: number(r.summary.l2)),
-    "min": (6, lambda r: number(r.summary.min)),
-    "max": (7, lambda r: number(r.summary.max)),
-    "l1": (9, lambda r: number(r.summary.l1)),
-    "zeros": (5, lambda r: _share(r.summary.zeros, r.summary.elements)),
-    "elements": (10, lambda r: count(r.summary.elements)),
-    "seq": (8, lambda r: str(r.seq)),
-}
+_SEQ_PRIORITY = 8
+_ADDED = (100, 1)  # position and priority of a statistic that was registered without any
 
 
 @dataclass(frozen=True)
@@ -64,12 +55,29 @@ def columns_of(view: RecordsView) -> list[Column]:
     result.append(Column("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))
     result.append(Column("shape", [shape(r.shape) for r in records], left=True, least=16))
     result.append(Column("dtype", [dtype(clean(r.dtype)) for r in records], left=True))
-    for name, (place, cell) in _NUMBERS.items():
-        by_choice = name == sorted_by and name != "seq"
-        result.append(Column(name, [cell(r) for r in records], optional=0 if by_choice else place))
+    for each, priority in _shown_statistics():
+        cells = [_cell(each, r.summary) for r in records]
+        result.append(Column(each.name, cells, optional=0 if each.name == sorted_by else priority))
+    result.append(Column("seq", [str(r.seq) for r in records], optional=_SEQ_PRIORITY))
     if any(r.summary.nonfinite for r in records):
         result.append(Column("non-finite", [nonfinite(r.summary) for r in records], left=True, style="bold red"))
     return result
+
+
+def _shown_statistics() -> list[tuple[Statistic, int]]:
+    """Return the statistics that are columns, in order, with the priority of each; see `statistics.Display`."""
+    shown = ((each, each.show.terminal or (_ADDED if each.is_added else None)) for each in statistics.listed())
+    placed = sorted(((each, at) for each, at in shown if at is not None), key=lambda entry: entry[1][0])
+    return [(each, priority) for each, (_, priority) in placed]
+
+
+def _cell(statistic: Statistic, summary: Summary) -> str:
+    value = summary[statistic.name] if statistic.derive is None else statistic.derive(summary.__getitem__)
+    if value is None:
+        return "–"
+    if statistic.show.form == "share":
+        return _share(value, summary.elements)
+    return count(value) if statistic.show.form == "count" else number(float(value))
 
 
 def nonfinite(summary: Summary) -> str:
@@ -114,10 +122,6 @@ def _order(sort: str) -> str:
     if name in ("module", "kind", "dtype", "class"):
         return f"by {name}" + (", backwards" if sort.startswith("-") else "")
     return f"{'largest' if sort.startswith('-') else 'smallest'} {name} first"
-
-
-def _absmax(summary: Summary) -> float:
-    return max(abs(summary.min), abs(summary.max))
 
 
 def _share(part: int, whole: int) -> str:

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.host_copies import MemoryPinning
+from tensortap.core.machine import PORTABLE
 
 __all__ = ["Arena", "Slab"]
 
 Slab = npt.NDArray[np.uint8]
 
 _HUGE = 2 << 20
+_HAS_PRIVATE_MAPS = hasattr(mmap, "MAP_PRIVATE") and not PORTABLE
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python does not name
 
 
@@ -24,7 +26,7 @@ class Arena:
     def __init__(self, count: int, slab_bytes: int, pinning: MemoryPinning | None) -> None:
         nbytes = count * slab_bytes
         self._pinning = pinning
-        self._memory = _plain(nbytes) if pinning is None else _huge(nbytes)
+        self._memory = _huge(nbytes) if pinning is not None and _HAS_PRIVATE_MAPS else _plain(nbytes)
         self.slabs: list[Slab] = [self._memory[at : at + slab_bytes] for at in range(0, nbytes, slab_bytes)]
         if pinning is not None:
             pinning.pin(self._memory)

@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from tensortap.core.file_io import BINARY
 from tensortap.core.records import Record
-from tensortap.store.format import END_OF_STREAM, SCHEMA, encode, encode_columns
+from tensortap.store.format import END_OF_STREAM, encode, encode_columns, index_schema
 from tensortap.store.writer.state import State, write_error
 
 __all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
@@ -68,8 +69,8 @@ class IndexFile:
         self.nbytes = 0
         self._fd = -1
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            self._write(SCHEMA.serialize())
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
+            self._write(index_schema().serialize())
         except OSError as error:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -115,6 +116,7 @@ class IndexWriter:
         self._barrier = barrier
         self._state = state
         self._seen = _Seen()
+        self._schema = index_schema()  # that of all batches, whatever is registered later
         self._thread: threading.Thread | None = None
         # Shared with the thread, under the state's lock:
         self._due = state.condition()
@@ -223,13 +225,14 @@ class IndexWriter:
         for single, some in groupby(rows, lambda row: isinstance(row, Record)):
             if single:
                 records: list[Any] = list(some)
-                yield len(records), encode(records, self._seen.first(record.tensor for record in records))
+                first = self._seen.first(record.tensor for record in records)
+                yield len(records), encode(records, first, self._schema)
             else:
                 for together in some:
                     assert not isinstance(together, Record)
                     columns = together.columns()
                     self.missing += len(together) - len(columns["tensor"])
-                    yield len(together), encode_columns(columns, self._seen.first(columns["tensor"]))
+                    yield len(together), encode_columns(columns, self._seen.first(columns["tensor"]), self._schema)
 
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""

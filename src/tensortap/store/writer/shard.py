@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.file_io import BINARY, write_at
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.records import Location
 from tensortap.store.format import PARTIAL
@@ -290,7 +291,7 @@ class Shard:
 
     def _do_open(self, name: str) -> None:
         self._path = self._folder / (name + PARTIAL)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
 
     def _do_write_slab(
         self, slab: Slab, count: int, offset: int, carried: int, coming: Sequence[Callable[[], None]]
@@ -335,5 +336,5 @@ class Shard:
 
     def _write_all(self, view: memoryview, offset: int) -> None:
         while view:
-            count = os.pwrite(self._fd, view, offset)
+            count = write_at(self._fd, view, offset)
             view, offset = view[count:], offset + count

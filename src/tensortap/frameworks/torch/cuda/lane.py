@@ -19,7 +19,7 @@ from tensortap.frameworks.base import DeferralBound, Trial
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, Gpu, Plan, Together, Turns
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, BatchRead, Gpu, PieceCounters, ReadPlan
 from tensortap.kernels.cuda.layout import Layout
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
@@ -78,12 +78,12 @@ class Lane:
         self._partials_at = self._partials.data_ptr()
         self._most = _PARTIALS // PARTIAL_BYTES
         self._counters = new_bytes(8, device=device)
-        self._turns = Turns(self._counters.data_ptr(), stream)
+        self._turns = PieceCounters(self._counters.data_ptr(), stream)
         self._used = 0
         self._pending: list[int] = []
         """Partial results that wait to be added up, as `Gpu.finish` takes them."""
-        self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
-        self._together: dict[torch.dtype, Together] = {}
+        self._plans: dict[tuple[torch.dtype, int, Layout], ReadPlan] = {}
+        self._together: dict[torch.dtype, BatchRead] = {}
         self._waiting: dict[int, _Waiting] = {}
         """Tensors that were put off, by the number of their results."""
         self._trials: list[_Waiting] = []
@@ -254,7 +254,7 @@ class Lane:
         for dtype, alike in kinds.items():
             self._launch(self._together.get(dtype) or self._new_together(dtype), alike, batch)
 
-    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
+    def _launch(self, together: BatchRead, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
         turns = []
         total = 0
         for number, one in tensors:
@@ -281,7 +281,7 @@ class Lane:
         self.send()
         self._current = 0
 
-    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
+    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> ReadPlan:
         if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
             self._plans.clear()
         plan = self._gpu.plan(
@@ -290,7 +290,7 @@ class Lane:
         self._plans[dtype, elements, layout] = plan
         return plan
 
-    def _new_together(self, dtype: torch.dtype) -> Together:
+    def _new_together(self, dtype: torch.dtype) -> BatchRead:
         together = self._gpu.together(NAMES[dtype], weights=self._weights_at, turns=self._turns, stream=self._stream)
         self._together[dtype] = together
         return together

@@ -14,6 +14,8 @@ export class Data {
     this.compares = head.page === "comparison";
     /** The column that colours stand for. */
     this.size = this.compares ? "rel_l2" : "rms";
+    /** Statistics that were registered beside the usual ones. */
+    this.added = head.statistics.filter(({ added }) => added);
     this.complete = false;
     this.failing = head.words.status.map((word) => !["equal", "close", "ok", "unjudged"].includes(word));
     this.lost = head.words.status.map((word) => ["nonfinite", "shape"].includes(word));

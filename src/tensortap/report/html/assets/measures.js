@@ -43,7 +43,10 @@ const TAIL = [
 /** The columns for this page: step and rank only where there are several. */
 export function tableColumns(data) {
   const where = WHERE.filter(({ id }) => data.head[`${id}s`].length > 1);
-  return [...NAMES, ...(data.compares ? PAIR : RECORD), ...where, ...TAIL].map((column) => ({
+  const added = data.added.map(({ name, label, form }) =>
+    measure(name, label, 74, form === "share" ? (all, row) => percent(all.column(name)[row]) : undefined),
+  );
+  return [...NAMES, ...(data.compares ? PAIR : [...RECORD, ...added]), ...where, ...TAIL].map((column) => ({
     ...column,
     sortable: true,
     title: data.columns.described.get(column.id)?.text ?? "",

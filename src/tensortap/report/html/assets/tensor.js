@@ -10,22 +10,13 @@ import { Slice } from "./slice.js";
 import { birthWords, glyph } from "./status.js";
 import { onTheme } from "./theme.js";
 
-const FACTS = [
-  ["dtype", "dtype", String],
-  ["shape", "shape", String],
-  ["elements", "elements", count],
-  ["min", "min", precise],
-  ["max", "max", precise],
-  ["mean", "mean", precise],
-  ["std", "std", precise],
-  ["l1", "L1 norm", precise],
-  ["l2", "L2 norm", precise],
-  ["zeros", "zeros", count],
-  ["nan", "NaN", count],
-  ["posinf", "+Inf", count],
-  ["neginf", "−Inf", count],
-  ["digest", "digest", (text) => (text ? String(text).slice(0, 16) : "–")],
-];
+/** How a statistic of one tensor is written, by its form. */
+const FORMS = {
+  count,
+  share: count,
+  number: precise,
+  digest: (text) => (text ? String(text).slice(0, 16) : "–"),
+};
 
 const SETTLED = 100; // milliseconds
 const MAPPED = ["module_candidate", "path_candidate", "layout"];
@@ -158,7 +149,7 @@ export class Tensor {
     this.map = detail.map ? new ErrorMap(row, detail.map) : null;
     return [
       this.#needed(detail),
-      sidesTable(detail.sides),
+      sidesTable(detail.sides, this.data.head.statistics),
       detail.histogram
         ? part(
             "Values",
@@ -187,9 +178,12 @@ export class Tensor {
 
   #withoutDetail(row) {
     const { data } = this;
-    const names = data.compares
-      ? ["mean", "std", "l2", "nan", "inf"]
-      : ["rms", "absmax", "min", "max", "mean", "std", "l2", "zeros", "nan", "inf"];
+    const names = [
+      ...(data.compares
+        ? ["mean", "std", "l2", "nan", "inf"]
+        : ["rms", "absmax", "min", "max", "mean", "std", "l2", "zeros", "nan", "inf"]),
+      ...data.added.map(({ name }) => name),
+    ];
     const sides = data.compares ? ["_reference", "_candidate"] : [""];
     const value = (name, side) => {
       const found = data.column(name + side)?.[row];
@@ -249,9 +243,14 @@ function part(title, content, hint = "", key = null) {
   );
 }
 
-function sidesTable(sides) {
+function sidesTable(sides, statistics) {
   const present = ["reference", "candidate"].filter((side) => sides[side]);
-  const lines = FACTS.map(([key, name, say]) => [name, ...present.map((side) => say(sides[side][key] ?? null))]);
+  const facts = [
+    ["dtype", "dtype", String],
+    ["shape", "shape", String],
+    ...statistics.map(({ name, label, form }) => [name, label, FORMS[form]]),
+  ];
+  const lines = facts.map(([key, name, say]) => [name, ...present.map((side) => say(sides[side][key] ?? null))]);
   const shownSides = lines.filter(
     ([name, ...texts]) => !(["NaN", "+Inf", "−Inf"].includes(name) && texts.every((text) => text === "0")),
   );

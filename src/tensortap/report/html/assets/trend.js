@@ -138,6 +138,7 @@ export class Trend {
 
   #options() {
     const { compares, columns, head } = this.data;
+    const added = this.data.added.map(({ name, label }) => [name, label]);
     const option = ([value, text]) => make("option", { value }, text);
     const group = (label, entries) => (entries.length ? make("optgroup", { label }, entries.map(option)) : null);
     const there = ([name]) =>
@@ -146,9 +147,9 @@ export class Trend {
       ? [
           group("the whole run", WHOLE_PAIR.filter(there)),
           group("the tensor, difference", PAIR.filter(there)),
-          group("the tensor, both sides", SIDED.filter(there)),
+          group("the tensor, both sides", [...SIDED, ...added].filter(there)),
         ]
-      : [group("the whole run", WHOLE_RUN.filter(there)), group("the tensor", RECORD.filter(there))];
+      : [group("the whole run", WHOLE_RUN.filter(there)), group("the tensor", [...RECORD, ...added].filter(there))];
     return groups.filter((each) => each !== null);
   }
 

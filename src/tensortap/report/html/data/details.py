@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensortap.core import statistics
 from tensortap.core.details import Detail, Histogram, TensorFacts, TileMap
 from tensortap.report.html.data.blocks import Block, json_block
 from tensortap.report.wording import clean, shape
@@ -96,12 +97,8 @@ def map_object(found: TileMap) -> dict[str, Any]:
 
 
 def _facts(facts: TensorFacts) -> dict[str, Any]:
-    names = ("dtype", "elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
-    return {
-        **{name: getattr(facts, name) for name in names},
-        "shape": shape(facts.shape),
-        "digest": f"{facts.digest:016x}",
-    }
+    values = {each.name: facts[each.name] for each in statistics.stored()}
+    return {"dtype": facts.dtype, **values, "shape": shape(facts.shape), "digest": f"{facts.digest:016x}"}
 
 
 def _difference(detail: Detail) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensortap.core import statistics
 from tensortap.core.records import Comparison, HealthReport
 from tensortap.report.html.data.environment import Setting
 from tensortap.report.html.data.outline import Outline
@@ -42,6 +43,10 @@ class Head:
         return {
             "page": page,
             **self.outline.object(),
+            "statistics": [
+                {"name": each.name, "label": each.label, "form": each.show.form, "added": each.is_added}
+                for each in statistics.stored()
+            ],
             "columns": columns,
             "words": {name: [clean(word) for word in each] for name, each in words.items()},
             "verdict": self.told.verdict,
@@ -58,5 +63,11 @@ class Head:
             "runs": [{"side": side, "path": clean(path)} for side, path in self.runs.items()],
             "environment": [setting.object() for setting in self.settings],
             "notes": [clean(note) for note in self.notes],
-            "definitions": [{"term": term, "text": text} for term, text in self.definitions.items()],
+            "definitions": [
+                {"term": term, "text": text}
+                for term, text in [
+                    *self.definitions.items(),
+                    *((each.label, each.sentence) for each in statistics.added()),
+                ]
+            ],
         }

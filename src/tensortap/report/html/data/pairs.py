@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core import statistics
 from tensortap.core.records import STATUSES, Comparison, Finding, Key, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import inputs_in_words
@@ -40,8 +41,6 @@ _MAPPED = {
     "path_candidate": ("path, candidate", "What the candidate calls the tensor, if it is something else."),
     "layout": ("layout", "What was done to the candidate's tensor to read it as the reference's."),
 }
-_MOMENTS = {"mean": "Mean", "std": "Standard deviation", "l2": "Norm"}
-_COUNTS = {"nan": "NaN", "inf": "infinities"}
 _ONE_SIDED = {"missing": "never comes", "extra": "comes, though not in the reference"}
 
 
@@ -148,15 +147,16 @@ class PairsData:
     def _sides(self) -> list[Column]:
         bits = bits_for(self.outline.rows)
         found = []
-        for name, what in _MOMENTS.items():
+        for each in statistics.listed():
+            if not ((each.show.page and each.show.sides) or each.is_added):
+                continue
             for side in ("reference", "candidate"):
-                column, like = f"{name}_{side}", f"{name}_reference" if side == "candidate" else None
-                text = f"{what} of the {side}'s finite elements."
-                found.append(Column(column, self.floats(column), f"{name}, {side}", text, bits=bits, like=like))
-        for name, what in _COUNTS.items():
-            for side in ("reference", "candidate"):
-                column, text = f"{name}_{side}", f"How many {what} the {side} has."
-                found.append(Column(column, self.outline.ints(column), f"{what}, {side}", text))
+                column, like = f"{each.name}_{side}", f"{each.name}_reference" if side == "candidate" else None
+                title, text = f"{each.label}, {side}", f"{side.capitalize()}: {each.about}."
+                if each.show.form == "count" and not each.is_added:  # a count that was added may be unknown
+                    found.append(Column(column, self.outline.ints(column), title, text))
+                elif column in self.comparison.table.column_names:
+                    found.append(Column(column, self.floats(column), title, text, bits=bits, like=like))
         return found
 
     # --- head ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core import statistics
 from tensortap.core.records import HEALTH_STATUSES, Coverage, HealthFinding, HealthReport, display_name
 from tensortap.report.facts import RunFacts
 from tensortap.report.html.data.columns import Column, bits_for
@@ -19,17 +20,6 @@ from tensortap.report.html.definitions import RUN
 from tensortap.report.wording import clean, command_line
 
 __all__ = ["RunData"]
-
-_TEXTS = {
-    "rms": ("rms", "Root mean square of the finite elements."),
-    "absmax": ("abs max", "The greatest absolute value of a finite element."),
-    "mean": ("mean", "Mean of the finite elements."),
-    "std": ("std", "Standard deviation of the finite elements."),
-    "min": ("min", "The least finite element."),
-    "max": ("max", "The greatest finite element."),
-    "l2": ("l2", "Norm of the finite elements."),
-    "zeros": ("zeros", "Share of elements that are zero."),
-}
 
 
 class RunData:
@@ -50,15 +40,19 @@ class RunData:
             Column("birth", self._ints("birth"), "birth", "Where trouble first shows."),
             Column("dtype", dtype.codes, "dtype", "The elements' type.", words="dtype"),
             Column("shape", shape.codes, "shape", "The tensor's shape.", words="shape"),
-            Column("elements", self._ints("elements"), "elements", "How many the tensor has."),
-            Column("nan", self._ints("nan"), "NaN", "How many there are."),
-            Column("inf", self._ints("posinf") + self._ints("neginf"), "Inf", "How many there are, of both signs."),
         ]
-        numbers = {name: self._floats(name) for name in ("mean", "std", "min", "max", "l2")}
-        numbers |= {"rms": self._rms, "absmax": self._absmax}
-        numbers["zeros"] = self._floats("zeros") / np.maximum(self._ints("elements"), 1)
-        found += [Column(name, numbers[name], *texts, bits=bits) for name, texts in _TEXTS.items()]
+        found += [self._statistic(each, bits) for each in statistics.listed() if each.show.page or each.is_added]
         return found, words
+
+    def _statistic(self, statistic: statistics.Statistic, bits: int) -> Column:
+        name, label, text = statistic.name, statistic.label, statistic.sentence
+        if statistic.show.form == "count" and not statistic.is_added:
+            whole = self._ints(name) if statistic.derive is None else statistic.derive(self._ints)
+            return Column(name, whole, label, text)
+        values = self._floats(name) if statistic.derive is None else statistic.derive(self._floats)
+        if statistic.show.form == "share":
+            values = values / np.maximum(self._ints("elements"), 1)
+        return Column(name, values, label, text, bits=bits)
 
     def head(self) -> Head:
         births, first = self.births, self.first
@@ -133,17 +127,6 @@ class RunData:
     def _status(self) -> npt.NDArray[np.int64]:
         return coded(self.examination.table.column("status")).within(HEALTH_STATUSES)
 
-    @cached_property
-    def _rms(self) -> npt.NDArray[np.float64]:
-        finite = self._ints("elements") - self._ints("nan") - self._ints("posinf") - self._ints("neginf")
-        rms: npt.NDArray[np.float64] = self._floats("l2") / np.sqrt(np.maximum(finite, 1))
-        return np.where(finite > 0, rms, np.nan)
-
-    @cached_property
-    def _absmax(self) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = np.maximum(np.abs(self._floats("min")), np.abs(self._floats("max")))
-        return found
-
     def _by_step(self) -> dict[str, list[Any]]:
         steps, places = len(self.outline.steps), self.outline.step_places()
         kinds = len(HEALTH_STATUSES)
@@ -152,7 +135,7 @@ class RunData:
         found |= {name: counts[:, at].tolist() for at, name in enumerate(HEALTH_STATUSES)}
         found["births"] = np.bincount(places, self._ints("birth"), minlength=steps).astype(int).tolist()
         found["gradient_norm"] = self._norms(places, steps)
-        found["worst_row"], found["worst"] = greatest(self._absmax, places, steps)
+        found["worst_row"], found["worst"] = greatest(statistics.derived("absmax")(self._floats), places, steps)
         return found
 
     def _gradients(self) -> dict[str, Any]:

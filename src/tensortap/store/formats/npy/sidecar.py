@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
+from tensortap.core.file_io import BINARY
 from tensortap.errors import StoreWriteError
 
 __all__ = ["SIDECARS", "Entry", "Sidecar", "SidecarWriter", "copy_sidecar", "read_sidecar", "sidecar_path"]
@@ -85,7 +86,7 @@ class SidecarWriter:
         self._append(json.dumps(values) + "\n")
 
     def _append(self, text: str) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | BINARY, 0o666)
         try:
             data = text.encode()
             if os.write(descriptor, data) < len(data):

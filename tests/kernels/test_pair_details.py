@@ -1,4 +1,4 @@
-"""Two tensors element by element: what the close look says agrees with the definition of how far they are apart."""
+"""Details of a pair agree with the definition of how far two tensors are apart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensortap.core.details import Window
-from tensortap.kernels.pairs import details as closeup
-from tensortap.kernels.pairs.details import Folded, histogram_of, look, map_of, ulps_apart
+from tensortap.kernels.pairs import details
+from tensortap.kernels.pairs.details import Folded, histogram_of, inspect_pair, map_of, ulps_apart
 from tensortap.kernels.pairs.reference import measure
 from tensortap.kernels.summary.reference import components
 
@@ -41,9 +41,9 @@ def bounds(*arrays: Any) -> tuple[float, float, float]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_it_agrees_with_the_definition(shape: tuple[int, ...], dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closeup, "_BLOCK", 1000)
+    monkeypatch.setattr(details, "_BLOCK", 1000)
     reference, candidate = two(shape, dtype)
-    found = look(reference, candidate, bounds(reference, candidate), (1e-3, 1e-5))
+    found = inspect_pair(reference, candidate, bounds(reference, candidate), (1e-3, 1e-5))
     expected = measure(reference, candidate).difference
     r, c = (components(side).astype(np.float64) for side in (reference, candidate))
     assert found.histogram.reference.sum() == np.isfinite(r).sum()
@@ -51,14 +51,14 @@ def test_it_agrees_with_the_definition(shape: tuple[int, ...], dtype: Any, monke
     assert found.histogram.candidate.sum() == np.isfinite(c).sum()
     assert found.ulps.counts.sum() == r.size
     assert found.map.tiles.max(initial=0) == expected.max_abs == found.needed.atol
-    assert max(found.map.tiles.shape) <= closeup.TILES
+    assert max(found.map.tiles.shape) <= details.TILES
     assert (found.worst[0].index if found.worst else None) == expected.max_abs_index
     with np.errstate(invalid="ignore"):
         same = (r == c) | (np.isnan(r) & np.isnan(c))
     assert found.ulps.counts[0] == same.sum()
     gaps = [np.inf if np.isnan(each.difference) else abs(each.difference) for each in found.worst]
     assert gaps == sorted(gaps, reverse=True)
-    assert len(gaps) == min(closeup.WORST, int((~same).sum()))
+    assert len(gaps) == min(details.WORST, int((~same).sum()))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: np.dtype(dtype).name)
@@ -82,7 +82,7 @@ def test_worst_elements_have_their_index_and_both_values() -> None:
     reference = np.zeros((3, 4, 5), np.float32)
     candidate = reference.copy()
     candidate[2, 1, 3], candidate[0, 0, 0], candidate[1, 3, 4] = 7, -9, 7
-    found = look(reference, candidate, (-9, 7, 0), (0, 0)).worst
+    found = inspect_pair(reference, candidate, (-9, 7, 0), (0, 0)).worst
     assert [(each.index, each.candidate, each.difference) for each in found] == [
         ((0, 0, 0), -9, -9),
         ((1, 3, 4), 7, 7),
@@ -91,11 +91,11 @@ def test_worst_elements_have_their_index_and_both_values() -> None:
 
 
 def test_of_equally_bad_ones_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closeup, "_BLOCK", 64)
+    monkeypatch.setattr(details, "_BLOCK", 64)
     reference, candidate = np.zeros((50, 32)), np.ones((50, 32))
     candidate[49, 31] = 2
-    found = look(reference, candidate, (0, 2, 1), (0, 0)).worst
-    assert [each.index for each in found] == [(49, 31), *((0, column) for column in range(closeup.WORST - 1))]
+    found = inspect_pair(reference, candidate, (0, 2, 1), (0, 0)).worst
+    assert [each.index for each in found] == [(49, 31), *((0, column) for column in range(details.WORST - 1))]
 
 
 @pytest.mark.parametrize("block", [7, 64, 1 << 19])
@@ -103,7 +103,7 @@ def test_of_equally_bad_ones_the_first_are_told(monkeypatch: pytest.MonkeyPatch)
 def test_tiles_are_the_greatest_of_what_they_cover_in_blocks_of_any_size(
     shape: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closeup, "_BLOCK", block)
+    monkeypatch.setattr(details, "_BLOCK", block)
     candidate = np.random.default_rng(0).random(shape)
     found = map_of(np.zeros(shape), candidate)
     rows, columns = found.whole
@@ -145,16 +145,16 @@ def test_narrow_dimensions_are_joined(shape: tuple[int, ...], rows: int, columns
 def test_the_tolerance_needed_is_the_smallest_that_passes() -> None:
     reference = np.array([1.0, -2.0, 4.0, 0.0] * 8)
     candidate = reference + np.array([0.1, -0.1, 0.8, 0.0] * 8)
-    needed = look(reference, candidate, (-3, 5, 2), (0.05, 0)).needed
+    needed = inspect_pair(reference, candidate, (-3, 5, 2), (0.05, 0)).needed
     assert needed.atol == pytest.approx(0.8)
     assert needed.rtol == pytest.approx(0.2)
     assert needed.atol_with_rtol == pytest.approx(0.6)
     for rtol, atol in ((0, needed.atol), (needed.rtol, 0), (0.05, needed.atol_with_rtol)):
         assert np.all(np.abs(candidate - reference) <= atol + rtol * np.abs(reference) + 1e-12)
     candidate[3] = 1e-9
-    assert look(reference, candidate, (-3, 5, 2), (0.05, 0)).needed.rtol == np.inf
+    assert inspect_pair(reference, candidate, (-3, 5, 2), (0.05, 0)).needed.rtol == np.inf
     candidate[3] = np.nan
-    assert look(reference, candidate, (-3, 5, 2), (0.05, 0)).needed.atol == np.inf
+    assert inspect_pair(reference, candidate, (-3, 5, 2), (0.05, 0)).needed.atol == np.inf
 
 
 def test_heavy_tails_get_a_logarithmic_scale() -> None:
