@@ -17,6 +17,8 @@ from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable
 from tensortap.store.formats import checkpoint
 
 ENDINGS = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".model", "")
+OF_OTHERS = (".npz", ".npy", ".hdf5", ".h5", ".json", ".safetensors")
+"""Endings of other formats that are read."""
 
 
 class Net(nn.Sequential):
@@ -43,7 +45,7 @@ def saved(value: Any, path: Path, legacy: bool = False) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [*ENDINGS, *OF_OTHERS, ".pdparams", ".pdopt"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_whole_model_is_refused(tmp_path: Path, ending: str, legacy: bool) -> None:
     path = saved(Net(nn.Linear(2, 2)), tmp_path / f"model{ending}", legacy)
@@ -52,14 +54,14 @@ def test_a_whole_model_is_refused(tmp_path: Path, ending: str, legacy: bool) -> 
     assert str(path) in str(raised.value) and "can run any code" in str(raised.value)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [*ENDINGS, *OF_OTHERS[:-1], ".pdparams"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_state_dict_opens_whatever_its_ending(tmp_path: Path, ending: str, legacy: bool) -> None:
     path = saved(Net(nn.Linear(2, 2)).state_dict(), tmp_path / f"weights{ending}", legacy)
     assert [str(record.key.path) for record in tt.open(path)] == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [*ENDINGS, *OF_OTHERS])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_no_pickle_is_run(tmp_path: Path, ending: str, protocol: int) -> None:
     mark = tmp_path / "mark"
@@ -90,6 +92,25 @@ def test_plain_values_and_damaged_pickles(tmp_path: Path) -> None:
         (tmp_path / "b.pkl").write_bytes(whole[:size])
         with pytest.raises(RunUnreadable, match="is a pickle"):
             tt.open(tmp_path / "b.pkl")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_state_dict_of_torch_that_is_called_safetensors(tmp_path: Path, legacy: bool) -> None:
+    """torch reads a file by its ending here."""
+    path = saved(nn.Linear(2, 2).state_dict(), tmp_path / "weights.safetensors", legacy)
+    with pytest.raises(RunUnreadable, match=r"is a file of torch\.save.* rename it to weights\.pt"):
+        tt.open(path)
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 66_176])
+def test_a_safetensors_file_may_begin_as_a_pickle_does(tmp_path: Path, length: int) -> None:
+    """Its first bytes are the length of its header, which may be 80 02 in hexadecimal."""
+    header = b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'.ljust(length)
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header + np.float32([1, 2]).tobytes())
+    assert path.read_bytes()[0] == 0x80
+    run = tt.open(path)
+    assert run.load(next(run.records())).tolist() == [1, 2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
