@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
@@ -30,12 +30,14 @@ __all__ = ["Engine", "Gather", "ProcessPool", "Serial", "Span", "Task", "TaskRea
 
 BATCH = 64 << 20
 """Bytes of both sides that are worth handing out at once: a few milliseconds of work."""
+_BLOCK = 2 << 20  # bytes of both sides that a thread reads at a time: they fit into a core's cache
 _POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
 _MOST_WORKERS = 16
 
 Progress = Callable[[int], None]
 Results = Iterator[tuple[int, PairMeasure]]
-Parts = list[tuple[int, npt.NDArray[np.float64]]]
+Part = npt.NDArray[np.float64]
+Parts = list[tuple[int, Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,14 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
 
 def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
     """Measure a batch. Partial results, which `Gather` joins, travel well: a few hundred bytes a megabyte."""
-    from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before two tensors are at hand
-
-    parts = []
-    for number, task in batch:
-        r, c = reader.read(task)
-        found = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
-        parts.append((number, found))
-    return parts
+    blocks = [(place, block) for place, (_, task) in enumerate(batch) for block in _cut(task, _BLOCK)]
+    found: list[list[npt.NDArray[np.float64]]] = [[] for _ in batch]
+    for place, part in reader.measure(blocks, threads):
+        found[place].append(part)
+    return [
+        (number, parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for (number, _), parts in zip(batch, found, strict=True)
+    ]
 
 
 class Gather:
@@ -195,31 +197,52 @@ class Gather:
 
 
 class TaskReader:
-    """Reads the elements of tasks into two buffers, which the next task uses again. One thread at a time.
+    """Reads blocks of tasks and measures them, on as many threads as there is work for.
 
-    Elements are copied and not mapped: a file that is cut off while it is mapped kills the process that reads it.
+    Each thread copies blocks into two buffers that fit into its cache. Files are not mapped: one that is cut off while
+    it is mapped kills the process that reads it.
     """
 
     def __init__(self, files: Bytes | None = None) -> None:
         self._files = files or LocalFiles()
-        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._buffers = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
 
-    def read(self, task: Task) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the task's elements of both sides. They are valid until the next call."""
-        return self._elements(0, task.reference, task), self._elements(1, task.candidate, task)
+    def measure(self, blocks: Sequence[tuple[int, Task]], threads: int | None) -> Iterator[tuple[int, Part]]:
+        """Yield the number and the measured part of each block."""
+        if threads == 1 or cores() == 1 or len(blocks) == 1 or sum(task.nbytes for _, task in blocks) < 2 * _BLOCK:
+            yield from (self._measure(each, threads) for each in blocks)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads or cores(), _MOST_WORKERS), "tensortap-measure")
+        yield self._measure(blocks[0], 1)  # compiles the kernel, if need be, before threads use it
+        yield from self._pool.map(lambda each: self._measure(each, 1), blocks[1:])
 
     def __enter__(self) -> TaskReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         self._files.close()
 
-    def _elements(self, side: int, span: Span, task: Task) -> npt.NDArray[Any]:
+    def _measure(self, block: tuple[int, Task], threads: int | None) -> tuple[int, Part]:
+        from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before there are two tensors
+
+        number, task = block
+        r, c = self._read("reference", task.reference, task), self._read("candidate", task.candidate, task)
+        part = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
+        return number, part
+
+    def _read(self, side: str, span: Span, task: Task) -> npt.NDArray[Any]:
+        """Return the task's elements of one side, which are valid until the thread reads the next."""
         dtype = dtypes.numpy_dtype(span.dtype)
         nbytes = task.elements * dtype.itemsize
-        if self._buffers[side].size < nbytes:
-            self._buffers[side] = np.empty(nbytes, np.uint8)
-        target = self._buffers[side][:nbytes]
+        buffer = getattr(self._buffers, side, None)
+        if buffer is None or buffer.size < nbytes:
+            buffer = np.empty(nbytes, np.uint8)
+            setattr(self._buffers, side, buffer)
+        target: npt.NDArray[Any] = buffer[:nbytes]
         if nbytes:
             self._files.read_into(span.name, span.offset + task.start * dtype.itemsize, target.data)
         return target.view(dtype)
