@@ -80,7 +80,7 @@ class Bytes(ABC):
         """Return the name under which another process finds the object with a source of the same kind."""
         return name
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # a medium that keeps nothing open has nothing to close
         """Release what is open. Views stay valid, and later reads open the objects again."""
 
 
@@ -319,7 +319,7 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 def _descriptor(path: Path) -> int:
     try:
-        check_regular(path, os.stat(path).st_mode)  # before it is opened: that alone may act on a device
+        check_regular(path, path.stat().st_mode)  # before it is opened: that alone may act on a device
         return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise

@@ -82,7 +82,7 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
 def _check_kind(path: Path) -> None:
     """Refuse FIFOs, sockets and devices before any reader opens them."""
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
     except FileNotFoundError:
         return  # the readers say what is missing
     except ValueError as error:

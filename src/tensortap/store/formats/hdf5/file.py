@@ -67,9 +67,11 @@ def open_source(path: Path, summarize: Summarize) -> Hdf5File:
     named = _FILE.search(path.name)
     epoch, step = (int(named[1]), int(named[2])) if named else (0, 0)
     attributes = {"epoch": epoch, "step": step, **attributes}
-    info = {"framework": "hdf5", "model": path.name, "world": 1, "config": {}}
+    info: dict[str, Any] = {"framework": "hdf5", "model": path.name, "world": 1, "config": {}}
     info |= {name: value for name, value in attributes.items() if isinstance(value, _INFO.get(name, object))}
-    return Hdf5File(path, {**info, "format": "hdf5"}, summarize, _ranks(attributes.get("ranks")))
+    ranks = _ranks(attributes.get("ranks"))
+    info |= {"format": "hdf5", "world": max(info["world"], len(ranks))}
+    return Hdf5File(path, info, summarize, ranks)
 
 
 def _ranks(value: Any) -> list[int]:
