@@ -24,11 +24,30 @@ __all__ = [
     "StoreWriteError",
     "TensortapError",
     "UsageError",
+    "shorten",
 ]
+
+_LONGEST = 2000
+"""Characters of a message. A file may hold names of any length."""
+
+
+def shorten(text: str, longest: int = 200) -> str:
+    """Return the text without its middle if it is longer than `longest` characters.
+
+    >>> shorten("layers.0.fc1.weight", 11)
+    'layer…eight'
+    """
+    if len(text) <= longest:
+        return text
+    head = longest // 2
+    return f"{text[:head]}…{text[len(text) - (longest - head - 1) :]}"
 
 
 class TensortapError(Exception):
-    """The base of them all."""
+    """The base class. Its message is bounded, whatever a damaged file contributed to it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shorten(each, _LONGEST) if isinstance(each, str) else each for each in args))
 
 
 class UsageError(TensortapError, ValueError):

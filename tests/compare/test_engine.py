@@ -106,7 +106,7 @@ def test_an_early_stop_leaves_the_rest(chosen: Engine, tasks: list[Task]) -> Non
 
 @pytest.mark.parametrize("chosen", [Serial(), ProcessPool(1)], ids=["serial", "pool"])
 def test_a_missing_or_short_file_is_named(chosen: Engine, tasks: list[Task]) -> None:
-    path = Path(tasks[0].candidate.path)
+    path = Path(tasks[0].candidate.name)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(RunUnreadable, match=r"candidate is cut off: bytes \d+ to \d+ are not there"):
         list(chosen.run(tasks))
@@ -116,7 +116,7 @@ def test_a_missing_or_short_file_is_named(chosen: Engine, tasks: list[Task]) -> 
 
 
 def test_an_unfinished_file_is_found(tasks: list[Task]) -> None:
-    path = Path(tasks[0].reference.path)
+    path = Path(tasks[0].reference.name)
     expected = repr(dict(Serial().run(tasks)))
     path.rename(path.with_name(path.name + ".partial"))
     assert repr(dict(Serial().run(tasks))) == expected
@@ -127,7 +127,7 @@ def test_a_task_that_cannot_be_meant_is_refused(tasks: list[Task]) -> None:
     with pytest.raises(UsageError, match="cannot be compared"):
         list(Serial().run([Task(r, c)]))
     with pytest.raises(UsageError, match="is not 5 bytes at 0"):
-        list(Serial().run([Task(r, Span(c.path, "float32", r.shape, 0, 5))]))
+        list(Serial().run([Task(r, Span(c.name, "float32", r.shape, 0, 5))]))
     with pytest.raises(UsageError, match="elements 9 to 5"):
         list(Serial().run([Task(r, r, 9, 5)]))
     with pytest.raises(UsageError, match="workers must be 1 or more"):

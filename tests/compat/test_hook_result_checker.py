@@ -261,7 +261,7 @@ def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path], capsys: Ca
     found = notes(a)
     assert [row[:2] for row in found] == [(name(index, f"fc{index}"), "unreadable") for index in range(4)]
     assert [(bool(row[2]), bool(row[3])) for row in found] == [(True, False), *[(False, True)] * 3]
-    assert "not fully written" in found[2][3]
+    assert "cut off" in found[2][3]
     said = capsys.readouterr()
     assert "1 compared" in said.out and "4 unreadable" in said.out
     assert "4 could not be read" in said.err

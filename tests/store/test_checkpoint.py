@@ -387,7 +387,7 @@ def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     def refused(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(tmp_path / name))
 
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr("tensortap.store.source.os.open", refused)
     monkeypatch.setattr(torch, "load", refused)
     with pytest.raises(RunUnreadable, match="Permission denied"):
         tt.open(tmp_path / name)

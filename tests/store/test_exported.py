@@ -166,7 +166,7 @@ def test_a_manifest_cannot_name_files_elsewhere(run: Path, tmp_path: Path, file:
     rewrite(tree / "manifest.csv", file=file)
     opened = tt.open(tree)
     assert len(opened) == len(tt.open(run)) - 1
-    assert "unreadable tensors (1)" in opened.notices[0] and "no file of the export" in opened.notices[0]
+    assert "unreadable tensors (1)" in opened.notices[0] and "is not the name of a file in it" in opened.notices[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from storing import record, same, write
 
 from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
-from tensortap.store.calls import Called, CallsWriter, read_calls
+from tensortap.store.calls import CallsWriter, RecordedCall, read_calls
+from tensortap.store.source import LocalFiles
 from tensortap.store.writer.state import State
 
 CALLS = "rank_0/calls.jsonl"
@@ -204,7 +205,7 @@ def test_many_threads_lose_no_line(tmp_path):
 
     def add(module):
         for step in range(500):
-            writer.add(Called(step, 0, module, 0, {"step": step}))
+            writer.add(RecordedCall(step, 0, module, 0, {"step": step}))
 
     def write_on():
         while not writing.is_set():
@@ -219,7 +220,7 @@ def test_many_threads_lose_no_line(tmp_path):
     writing.set()
     other.join()
     writer.close()
-    calls = read_calls(tmp_path / "calls.jsonl")
+    calls = read_calls(LocalFiles(tmp_path), "calls.jsonl")
     assert calls is not None
     assert [calls.of(step, 0, name, 0) for name in "abcd" for step in range(500)] == [
         {"step": s} for s in range(500)
@@ -229,7 +230,7 @@ def test_many_threads_lose_no_line(tmp_path):
 
 def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
     writer = CallsWriter(tmp_path / "calls.jsonl", State())
-    writer.add(Called(0, 0, "a", 0, {"step": 0}))
+    writer.add(RecordedCall(0, 0, "a", 0, {"step": 0}))
     assert writer.write()
     real, interrupts = os.pwrite, iter([True, True])
 
@@ -241,7 +242,7 @@ def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", interrupted)
     for step in (1, 2):
-        writer.add(Called(step, 0, "a", 0, {"step": step}))
+        writer.add(RecordedCall(step, 0, "a", 0, {"step": step}))
         with pytest.raises(KeyboardInterrupt):
             writer.write()
     writer.close()

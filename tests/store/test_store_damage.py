@@ -240,9 +240,10 @@ def test_no_permission(tmp_path, monkeypatch):
 
     run = open_run(tmp_path / "a")
     found = next(iter(run))
+    run.close()
     with monkeypatch.context() as patch:
-        patch.setattr("tensortap.store.run.read_json", refuse)
-        with pytest.raises(RunUnreadable, match=r"run\.json may not be read"):
+        patch.setattr("tensortap.store.source.os.open", refuse)
+        with pytest.raises(RunUnreadable, match=r"run\.json cannot be read: Permission denied"):
             open_run(tmp_path / "a")
     with monkeypatch.context() as patch:
         patch.setattr("tensortap.store.source.os.open", refuse)

@@ -27,7 +27,8 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.store.memory import MemoryWriter
-from tensortap.store.run import Run, open_run
+from tensortap.store.run import Run
+from tensortap.store.run_folder import open_run
 from tensortap.store.writer.rank_writer import RankWriter
 from tensortap.store.writer.run_writer import RunWriter
 

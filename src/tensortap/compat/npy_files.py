@@ -22,7 +22,7 @@ from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks.base import Framework
 from tensortap.store.exports.plain import widen
 from tensortap.store.formats.npy.names import GRADS, TENSORS, files_in, grad_file, tensor_file
-from tensortap.store.formats.npy.sidecar import Entry, SidecarWriter, copy_sidecar
+from tensortap.store.formats.npy.sidecar import SidecarEntry, SidecarWriter, copy_sidecar
 
 __all__ = ["EVALUATION", "FileLimit", "NpyFiles"]
 
@@ -103,7 +103,7 @@ class NpyFiles:
         array = self._framework.host(tensor)
         if self._sidecar is None:
             self._sidecar = self._begin()
-        self._sidecar.add(f"{kind}/{name}", Entry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
+        self._sidecar.add(f"{kind}/{name}", SidecarEntry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
         self._save(self._folder(self._path, kind) / name, array)
 
     def _begin(self) -> SidecarWriter:

@@ -17,12 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensortap.store.run import Run, open_run
+    from tensortap.store.run import Run
+    from tensortap.store.run_folder import open_run
     from tensortap.store.writer.run_writer import RunWriter
 
 __all__ = ["Run", "RunWriter", "open_run"]
 
-_HOME = {"Run": "run", "open_run": "run", "RunWriter": "writer.run_writer"}
+_HOME = {"Run": "run", "open_run": "run_folder", "RunWriter": "writer.run_writer"}
 
 
 def __getattr__(name: str) -> Any:

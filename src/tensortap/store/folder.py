@@ -27,9 +27,10 @@ from tensortap.store.format import (
     TEMPORARY_NAME,
     rank_name,
 )
+from tensortap.store.source import LocalFiles, read_json
 from tensortap.store.writer.state import folder_error
 
-__all__ = ["claim", "read_json", "write_json"]
+__all__ = ["claim", "write_json"]
 
 
 def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite: bool) -> Path:
@@ -86,11 +87,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         raise
 
 
-def read_json(path: Path) -> Any:
-    """What the file holds; OSError or ValueError if that is not to be had."""
-    return json.loads(path.read_bytes())
-
-
 def _create_once(path: Path, value: Mapping[str, Any]) -> None:
     """As write_json, but whoever comes first wins."""
     temporary = _written_aside(path, value)
@@ -123,7 +119,7 @@ def _run_info(path: Path) -> dict[str, Any] | None:
 
 def _of_format(path: Path, name: str) -> dict[str, Any] | None:
     try:
-        value = read_json(path)
+        value = read_json(LocalFiles(), str(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) and value.get("format") == name else None

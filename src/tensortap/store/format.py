@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.core import statistics
-from tensortap.core.records import Coverage, Key, Location, Record, Summary
-from tensortap.errors import RunUnreadable
+from tensortap.core.records import Key, Location, Record, Summary
 
 __all__ = [
     "CALLS",
@@ -49,9 +47,6 @@ __all__ = [
     "SCHEMA",
     "SHARD_NAME",
     "TEMPORARY_NAME",
-    "check_run_info",
-    "check_version",
-    "coverage_from",
     "decode",
     "encode",
     "encode_columns",
@@ -235,39 +230,6 @@ def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) ->
             zip(keys, plain, scalars, sketches, places, strict=True), more, strict=False
         )
     ]
-
-
-def check_run_info(info: Any, path: str) -> dict[str, Any]:
-    """What run.json holds, or why this version cannot read the run."""
-    if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
-        raise RunUnreadable(f"{path} was not written by tensortap: its format is not {RUN_FORMAT!r}.")
-    version, world = info.get("version"), info.get("world")
-    if type(version) is not int:  # a bool is an int, too
-        raise RunUnreadable(f"{path} is damaged: version must be a whole number, not {short(version)}.")
-    check_version(version, path)
-    if type(world) is not int or world < 1:
-        raise RunUnreadable(
-            f"{path} is damaged: world is the number of ranks, 1 or more, not {short(world)}. "
-            f"Correct it by hand: the folders {rank_name(0)}, … beside it are the ranks that left anything."
-        )
-    return info
-
-
-def check_version(version: int, path: str) -> None:
-    """Of run.json, or of one rank's files: other ranks may have been written by another tensortap."""
-    if version < OLDEST:
-        raise RunUnreadable(
-            f"{path} is of format {version}, of a tensortap that summarised otherwise: record the run again"
-        )
-    if version > FORMAT:
-        raise RunUnreadable(
-            f"{path} is of format {version}; this tensortap reads up to format {FORMAT}. "
-            "Upgrade it: pip install --upgrade tensortap"
-        )
-
-
-def coverage_from(row: Any) -> Coverage:
-    return Coverage(row["module"], row["class"], row["status"], row["calls"], row["reason"], row.get("base", ""))
 
 
 def _column(values: Any, kind: Any) -> Any:

@@ -1,60 +1,71 @@
-"""The index of one rank, read back: memory-mapped, batch by batch, up to the first one that is not whole."""
+"""The index of one rank: rows as Arrow columns, and records made from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
-from tensortap.store.format import (
-    END_OF_STREAM,
-    SCHEMA,
-    check_version,
-    decode,
-    unknown_columns,
-    with_known_columns,
-)
+from tensortap.store.format import END_OF_STREAM, SCHEMA, decode, encode, unknown_columns, with_known_columns
+from tensortap.store.metadata import check_version
+from tensortap.store.source import Bytes
 
-__all__ = ["Index"]
+__all__ = ["Index", "read_index"]
+
+_MOST_ELEMENTS = float(1 << 62)
+_MOST_AXES = 64
 
 
 class Index:
     """Rows of one rank, in order of `seq`."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        rows: Any,
+        *,
+        complete: bool = True,
+        lost: int = 0,
+        missing: bool = False,
+        unknown: Sequence[str] = (),
+    ) -> None:
+        """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics."""
         self.rank = rank
-        self.lost = 0
-        """Bytes at the end of the file that are no whole batch."""
-        self.missing = False
-        self.unknown: list[str] = []
+        self.rows = _in_order(with_known_columns(rows))
+        self.unknown = unknown
         """Columns of the file that this process does not know: statistics that are registered elsewhere."""
-        self.complete = False
+        self.complete = complete
         """Whether the writer closed the stream."""
-        try:
-            self.rows = _in_order(self._read(path))
-        except (OSError, pa.ArrowException) as error:
-            raise RunUnreadable(f"{path} cannot be read: {error}") from error
+        self.lost = lost
+        """Bytes at the end of the file that are not a whole batch."""
+        self.missing = missing
+        """Whether there is no file."""
 
     @classmethod
     def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
         """Return the index of Arrow batches that are in memory already."""
-        index = cls.__new__(cls)
-        index.rank, index.lost, index.missing, index.complete, index.unknown = rank, 0, False, complete, []
-        index.rows = _in_order(_table(batches, batches[0].schema if batches else SCHEMA))
-        return index
+        schema = batches[0].schema if batches else SCHEMA
+        return cls(rank, pa.Table.from_batches(batches, schema), complete=complete)
+
+    @classmethod
+    def of_records(cls, records: Sequence[Record], rank: int, complete: bool = True) -> Index:
+        """Return the index of records. The first of each tensor, whose `tensor` is its `seq`, brings the sketch."""
+        batches = [encode(records, [record.tensor == record.seq for record in records])] if records else []
+        return cls.of(batches, rank, complete)
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
     def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
-        """The records of those rows."""
+        """Return the records of those rows."""
         rows = _taken(self.rows.drop_columns("sketch"), places)
         sketches = self.rows.column("sketch")
         sources = self.sketch_rows[places]
@@ -63,7 +74,7 @@ class Index:
 
     @cached_property
     def sketch_rows(self) -> npt.NDArray[np.int64]:
-        """For each row, the row that has its tensor's sketch; -1 if none has."""
+        """For each row, the row with the sketch of its tensor; -1 if there is none."""
         if not len(self):
             return np.empty(0, np.int64)
         tensors = self.rows.column("tensor").to_numpy()
@@ -79,7 +90,7 @@ class Index:
         return np.asarray(self.rows.column("step").to_numpy())
 
     def keys_of_step(self, step: int) -> dict[Key, int]:
-        """The rows of a step by their key; the first, should there be several."""
+        """Return the rows of a step by key; the first row if several have the same key."""
         places = np.flatnonzero(self.steps == step)
         columns = self.rows.select(list(Key._fields)).take(pa.array(places)).to_pydict()
         keys = zip(*columns.values(), strict=True)
@@ -88,61 +99,85 @@ class Index:
             result.setdefault(Key(*key), place)
         return result
 
-    def _read(self, path: Path) -> Any:
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            self.missing = True
-            size = 0
-        if not size:
-            return _table([])
-        source = pa.memory_map(str(path))
-        batches: list[Any] = []
-        end = 0
-        try:
-            stream = pa.ipc.open_stream(source)
-            _check_version(stream.schema, path)
-            if (unknown := unknown_columns(stream.schema)) is None:
-                raise RunUnreadable(f"{path} is damaged: it has not the columns of an index.")
-            self.unknown = unknown
-            end = source.tell()
-            while True:
-                batch = stream.read_next_batch()
-                batch.validate(full=True)  # what a damaged disk returns must not crash whoever looks at it
-                batches.append(batch)
-                end = source.tell()
-        except StopIteration:
-            source.seek(end)
-            self.complete = source.read(len(END_OF_STREAM)) == END_OF_STREAM
-            end += len(END_OF_STREAM) if self.complete else 0
-        except (OSError, pa.ArrowException):
-            pass  # the rest is no whole batch
-        self.lost = size - end
-        return _table(batches, batches[0].schema if batches else SCHEMA)
+
+def read_index(source: Bytes, name: str, rank: int) -> Index:
+    """Read the index of a rank, batch by batch, up to the first that is not whole. It is mapped where possible."""
+    try:
+        size = source.size(name)
+    except FileNotFoundError:
+        return Index(rank, SCHEMA.empty_table(), complete=False, missing=True)
+    if not size:
+        return Index(rank, SCHEMA.empty_table(), complete=False)
+    path = source.address(name)
+    stream = pa.BufferReader(pa.py_buffer(source.view(name, 0, size)))
+    batches: list[Any] = []
+    unknown: list[str] = []
+    end, complete = 0, False
+    try:
+        reader = pa.ipc.open_stream(stream)
+        unknown = _check_schema(reader.schema, path)
+        end = stream.tell()
+        while True:
+            batch = reader.read_next_batch()
+            batch.validate(full=True)  # Arrow follows the offsets of a damaged file out of its memory
+            batches.append(batch)
+            end = stream.tell()
+    except StopIteration:
+        stream.seek(end)
+        complete = stream.read(len(END_OF_STREAM)) == END_OF_STREAM
+        end += len(END_OF_STREAM) if complete else 0
+    except (OSError, pa.ArrowException):
+        pass  # the rest is not a whole batch
+    rows = pa.Table.from_batches(batches, batches[0].schema if batches else SCHEMA)
+    if problem := _find_problem(rows):
+        raise RunUnreadable(f"{path} is damaged: {problem}.")
+    return Index(rank, rows, complete=complete, lost=size - end, unknown=unknown)
 
 
-def _table(batches: Sequence[Any], schema: Any = SCHEMA) -> Any:
-    return with_known_columns(pa.Table.from_batches(batches, schema))
-
-
-def _check_version(schema: Any, path: Path) -> None:
-    """Before its columns are looked at: those of a newer one may be others."""
+def _check_schema(schema: Any, path: str) -> list[str]:
+    """Return the unknown columns. Check the version before the columns: a newer format may have other ones."""
     try:
         version = int((schema.metadata or {})[b"version"])
     except (KeyError, ValueError):
-        return  # if it is no index at all, its columns tell
-    check_version(version, str(path))
+        version = None  # a file that is not an index has other columns
+    if version is not None:
+        check_version(version, path)
+    unknown = unknown_columns(schema)
+    if unknown is None:
+        raise RunUnreadable(f"{path} is damaged: its columns are not those of an index.")
+    return unknown
+
+
+def _find_problem(rows: Any) -> str:
+    """Return which values of the rows cannot be true; an empty text if all can be."""
+    for field in SCHEMA:
+        if not field.nullable and rows.column(field.name).null_count:
+            return f"{field.name} is missing in some rows"
+    unknown = [name for name in pc.unique(rows.column("dtype")).to_pylist() if name not in dtypes.NAMES]
+    if unknown:
+        return f"it names the dtype {unknown[0][:40]!r}, which does not exist"
+    for chunk in rows.column("shape").chunks:
+        sizes = chunk.flatten().to_numpy(zero_copy_only=False)
+        lengths = chunk.value_lengths().to_numpy(zero_copy_only=False)
+        if sizes.size and (not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 0):
+            return "a shape has a size that is not a number of elements"
+        if lengths.max(initial=0) > _MOST_AXES:
+            return f"a shape has {lengths.max()} axes"
+        starts = (np.cumsum(lengths) - lengths)[lengths > 0]
+        if starts.size and np.multiply.reduceat(sizes.astype(np.float64), starts).max() > _MOST_ELEMENTS:
+            return "a shape has more elements than any tensor"
+    return ""
 
 
 def _taken(table: Any, places: npt.NDArray[np.int64]) -> Any:
-    """Rows by their numbers; those that lie side by side need no copy."""
+    """Return rows by number. Consecutive rows need no copy."""
     if places.size and places[-1] - places[0] == places.size - 1 and np.all(np.diff(places) == 1):
         return table.slice(int(places[0]), places.size)
     return table.take(pa.array(places))
 
 
 def _in_order(table: Any) -> Any:
-    """By `seq`. The writer's callers mostly append in that order, and then nothing is copied."""
+    """Sort by `seq`. Rows are usually in that order, and then nothing is copied."""
     seq = table.column("seq").to_numpy()
     if np.all(seq[1:] >= seq[:-1]):
         return table

@@ -30,17 +30,18 @@ from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.machine import memory, neighbours
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.store.calls import Called, Calls
+from tensortap.store.calls import Calls, RecordedCall
 from tensortap.store.index import Index
-from tensortap.store.run import Run
-from tensortap.store.source import Spans
+from tensortap.store.metadata import CoverageFile, RankStatus
+from tensortap.store.run import Run, RunSource
+from tensortap.store.source import kept_location
 from tensortap.store.writer.index import IndexWriter, Rows
 from tensortap.store.writer.rank_writer import RankWriter, storable_dtype
 from tensortap.store.writer.state import write_error
 
 __all__ = ["MemoryRun", "MemoryWriter", "default_bound"]
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 DEFAULT_BOUND = 2 << 30
 TENSOR_SHARE = 7 / 8
@@ -98,13 +99,13 @@ class MemoryWriter(RankWriter):
         self._used = 0
         self._tensors_fit = True
         self._notices: list[str] = []
-        self._tensors: list[Bytes] = []
+        self._tensors: list[ByteArray] = []
         self._coming: list[Callable[[], None]] = []
         """One call for each part of a tensor that a device is still sending; it waits until the part has arrived."""
         self._pending = threading.Lock()
         self._calls = Calls()
-        self._said: dict[str, Any] = {}
-        self._status: dict[str, Any] = {"status": "running"}
+        self._coverage = CoverageFile()
+        self._status = RankStatus("running")
         self._batches = _Batches(self.path)
         _writers.add(self)
         self._index = IndexWriter(self._batches, self._barrier, self._state)
@@ -146,7 +147,7 @@ class MemoryWriter(RankWriter):
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         self._check_open()
         self._charge(_CALL_BYTES + 2 * len(json.dumps(arguments)))
-        self._calls.add(Called(step, micro, module, call, arguments))
+        self._calls.add(RecordedCall(step, micro, module, call, arguments))
 
     def end_step(self, step: int) -> None:
         self._check_open()
@@ -155,7 +156,7 @@ class MemoryWriter(RankWriter):
 
     def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
         self._check_open()
-        self._said = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
+        self._coverage = CoverageFile(list(rows), list(notices))
 
     def take_notices(self) -> list[str]:
         with self._lock:
@@ -181,14 +182,16 @@ class MemoryWriter(RankWriter):
         failure = self._state.failure
         if failure:
             status, reason = "failed", str(write_error(*failure))
-        self._status = {"status": status, "reason": reason}
+        self._status = RankStatus(status, reason)
         if not self._state.told:
             self._state.check()
 
     def run(self) -> MemoryRun:
         """Return a run of all that is stored so far: call `flush` first, or `close`."""
         index = Index.of(list(self._batches.found), self.rank, self._batches.complete)
-        return MemoryRun(self.path, self._info, index, list(self._tensors), self._calls, self._status, self._said)
+        tensors = list(self._tensors)
+        source = _MemorySource(self.path, self._info, index, tensors, self._calls, self._status, self._coverage)
+        return MemoryRun(source)
 
     def _barrier(self) -> bool:
         with self._pending:
@@ -198,7 +201,7 @@ class MemoryWriter(RankWriter):
                 wait()
         return True
 
-    def _add(self, tensor: Bytes) -> Location:
+    def _add(self, tensor: ByteArray) -> Location:
         with self._lock:
             self._tensors.append(tensor)
             return Location(_FILE, len(self._tensors) - 1, tensor.nbytes)
@@ -232,28 +235,9 @@ class MemoryWriter(RankWriter):
 _writers: WeakSet[MemoryWriter] = WeakSet()
 
 
-class _Tensors(Spans):
-    """The bytes of tensors in memory, for all that reads spans of files."""
+class _MemorySource(RunSource):
+    """One rank that a MemoryWriter holds. A location's offset is the place of the tensor in the list."""
 
-    def __init__(self, path: Path, tensors: Sequence[Bytes]) -> None:
-        super().__init__(path)
-        self.found = tensors
-
-    def view(self, record: Record) -> memoryview:
-        _, span = self._where(record)
-        return self.found[span.offset].data.toreadonly()
-
-    def read(self, record: Record) -> memoryview:
-        return memoryview(bytearray(self.view(record))).toreadonly()
-
-    def path_of(self, rank: int, name: str) -> Path:
-        return self._path  # for messages: there is no file
-
-
-class MemoryRun(Run):
-    """A run held in memory: what `tensortap.capture(model)` records. It lives as long as something refers to it."""
-
-    on_disk = False
     in_memory = True
 
     def __init__(
@@ -261,36 +245,69 @@ class MemoryRun(Run):
         path: Path,
         info: dict[str, Any],
         index: Index,
-        tensors: Sequence[Bytes],
+        tensors: Sequence[ByteArray],
         calls: Calls,
-        status: dict[str, Any],
-        coverage: dict[str, Any],
+        status: RankStatus,
+        coverage: CoverageFile,
     ) -> None:
         super().__init__(path, info, [index.rank])
-        self._spans = self._tensors = _Tensors(path, tensors)
-        self._indexes[index.rank] = index
-        self._calls[index.rank] = calls
-        self._status[index.rank] = status
-        self._coverage[index.rank] = coverage
+        self.tensors = tensors
+        self._index = index
+        self._calls = calls
+        self._status = status
+        self._coverage = coverage
+
+    def read_index(self, rank: int) -> Index:
+        return self._index
+
+    def view(self, record: Record) -> memoryview:
+        return self.tensors[kept_location(record).offset].data.toreadonly()
+
+    def address(self, rank: int, file: str) -> str:
+        return str(self.path)  # for messages: there is no file
+
+    def finished(self) -> bool:
+        return self._status.status == "finished"
+
+    def failure(self) -> str:
+        return (self._status.reason or "no reason was given") if self._status.status == "failed" else ""
+
+    def calls(self, rank: int) -> Calls:
+        return self._calls
+
+    def coverage(self) -> dict[int, list[Coverage]]:
+        return {self._index.rank: self._coverage.modules}
+
+    def notices(self) -> list[str]:
+        found = []
+        rank, world = self._index.rank, self.info.get("world", 1)
+        if world > 1:
+            found.append(f"it holds rank {rank} of {world} alone: in memory, each process has its own run")
+        if self._status.status == "failed":
+            found.append(f"rank {rank}: it failed: {self.failure()}")
+        elif not self.finished():
+            so_far = len(self._index)
+            found.append(f"rank {rank}: it was not closed: it is still running, or was killed; {so_far} records so far")
+        return found + [f"rank {rank}: {text}" for text in self._coverage.notices]
+
+
+class MemoryRun(Run):
+    """A run held in memory, as `tensortap.capture(model)` records it. Its memory is freed with the last reference."""
+
+    source: _MemorySource
+
+    def __init__(self, source: _MemorySource) -> None:
+        super().__init__(source)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that its tensors and records take."""
-        return sum(tensor.nbytes for tensor in self._tensors.found) + int(self.index(self.ranks[0]).nbytes)
-
-    def close(self) -> None:
-        """Do nothing: there is no file to let go of, and the memory is freed with the last reference."""
+        return sum(tensor.nbytes for tensor in self.source.tensors) + int(self.index(self.ranks[0]).nbytes)
 
     def __repr__(self) -> str:
-        counts = (len(self.steps), "step"), (len(self), "record"), (len(self._tensors.found), "tensor")
+        counts = (len(self.steps), "step"), (len(self), "record"), (len(self.source.tensors), "tensor")
         parts = [f"{number} {noun}{'s' * (number != 1)}" for number, noun in counts]
         return f"<{self.path}: {', '.join(parts)}, {_size(self.nbytes)}>"
-
-    def _notice_of_ranks(self) -> str:
-        world = self.info.get("world", 1)
-        if world == 1:
-            return ""
-        return f"it holds rank {self.ranks[0]} of {world} alone: in memory, each process has its own run"
 
 
 def _size(nbytes: int) -> str:

@@ -1,15 +1,21 @@
-"""Run: reads back what RunWriter wrote, lazily. Also a run that was killed, or is still being written."""
+"""The Run contract: `Run` is what users see, `RunSource` what a reader implements.
+
+A reader derives from RunSource, passes path, info and ranks to its constructor, and implements `read_index` and `view`.
+Every other method has a default. `Run` adds filters, loading, tables and iteration, the same for all readers, and turns
+every error of a reader into a TensortapError.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,130 +23,165 @@ import pyarrow as pa
 
 from tensortap.core.arguments import read
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
-from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable
-from tensortap.store.calls import Calls, read_calls
-from tensortap.store.folder import read_json
-from tensortap.store.format import (
-    CALLS,
-    COVERAGE_JSON,
-    INDEX,
-    RANK_JSON,
-    RANK_NAME,
-    RUN_JSON,
-    check_run_info,
-    check_version,
-    coverage_from,
-    rank_name,
-)
+from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
+from tensortap.store.calls import Calls
 from tensortap.store.index import Index
 from tensortap.store.query import Filter
-from tensortap.store.source import Spans, as_array
+from tensortap.store.source import as_array
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Run", "RunSource", "first_few", "reading", "reason_of"]
 
 _CHUNK = 1024
 _SHOWN = 8
 """Values that a message lists before it only counts."""
+_MOST_STEPS = 8
+
+Self = TypeVar("Self", bound="Run")
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run's folder. Reads little: indexes are mapped when asked for, tensors when loaded.
+class RunSource(ABC):
+    """The contract of a reader: ranks, an index for each, and the bytes of its records."""
 
-    >>> run = open_run("runs/a")                                               # doctest: +SKIP
-    >>> for record in run.records(module="layers.0.*", nonfinite=True):        # doctest: +SKIP
-    ...     print(record.key, record.summary.nan)
-    """
-    folder = Path(path)
-    try:
-        if not folder.exists():
-            raise RunNotFound(f"{folder} does not exist: no run to open.")
-        if not folder.is_dir():
-            raise RunUnreadable(
-                f"{folder} is a file of no known format. Open the folder of a run, an .npz or .hdf5 file, or a "
-                "checkpoint (.safetensors, or a state dict of torch)."
-            )
-        ranks = sorted(int(m[1]) for entry in folder.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
-        info = _run_info(folder, ranks)
-    except PermissionError as error:
-        raise RunUnreadable(f"{error.filename or folder} may not be read by you: {error.strerror}.") from error
-    return Run(folder, info, ranks)
+    on_disk = False
+    """Whether each kept tensor is a range of a named object, which other processes can read. See `address`."""
+    in_memory = False
+    """Whether the run exists in this process alone, so that no command can open it."""
+    is_checkpoint = False
+    """Whether the run holds the state of a model at no particular step."""
+    only_module: str | None = None
+    """The module of a file of one call. Two such files are compared whatever the module is called in either."""
+
+    def __init__(self, path: Path, info: Mapping[str, Any], ranks: Iterable[int]) -> None:
+        """`info` has at least framework, model, world and config, if they are known."""
+        self.path = path
+        self.info = dict(info)
+        self.ranks = sorted(set(ranks))
+        self._indexes: dict[int, Index] = {}
+
+    def index(self, rank: int) -> Index:
+        """Return the index of a rank, which `read_index` reads on first use."""
+        if rank not in self.ranks:
+            raise RunNotFound(f"{self.path} has no rank {rank}; it has {first_few(self.ranks)}.")
+        if rank not in self._indexes:
+            self._indexes[rank] = self.read_index(rank)
+        return self._indexes[rank]
+
+    @abstractmethod
+    def read_index(self, rank: int) -> Index:
+        """Read the records of a rank."""
+
+    @abstractmethod
+    def view(self, record: Record) -> memoryview:
+        """Return the bytes of a kept tensor in C order and native byte order, without a copy where possible."""
+
+    def read(self, record: Record) -> memoryview:
+        """Return a copy of the bytes, for a pass over a whole run with one tensor in memory at a time."""
+        return memoryview(bytearray(self.view(record))).toreadonly()
+
+    def address(self, rank: int, file: str) -> str:
+        """Return the name of the object behind a location of the index, for `Bytes` in any process."""
+        return str(self.path / file)
+
+    def finished(self) -> bool:
+        """Return whether the run was written to its end."""
+        return True
+
+    def failure(self) -> str:
+        """Return why the recording stopped early; an empty text if it did not, or if the reason is unknown."""
+        return ""
+
+    def notices(self) -> list[str]:
+        """Return what a user should know about the run: what is missing, and what could not be read."""
+        return []
+
+    def coverage(self) -> dict[int, list[Coverage]]:
+        """Return what was seen of each module, by rank."""
+        return {}
+
+    def calls(self, rank: int) -> Calls | None:
+        """Return the plain arguments of all calls of a rank; None if they were not recorded."""
+        return None
+
+    def steps(self) -> list[int] | None:
+        """Return the steps if they are known without an index; else None."""
+        return None
+
+    def spellings(self, module: str) -> Sequence[str]:
+        """Return the names under which a filter finds a module, if the format accepts others than its own."""
+        return (module,)
+
+    def close(self) -> None:
+        """Release files. Whatever is asked for later is read again."""
+        self._indexes.clear()
 
 
 class Run:
-    """A run on disk; `open_run` makes one.
+    """A run; `tensortap.open` returns one.
 
-    Filters, wherever they are taken: `step`, `micro`, `phase`, `module`, `call`, `kind`, `path`, `cls`,
-    `dtype`, `tensor` are one value or a container of values, module, path and cls with globs;
-    `nonfinite=True` means tensors with a NaN or an infinity, `kept=True` those whose bytes were kept;
+    Filters, in all methods that accept them: `step`, `micro`, `phase`, `module`, `call`, `kind`, `path`, `cls`,
+    `dtype`, `tensor` are one value or a container of values; module, path and cls may be globs.
+    `nonfinite=True` selects tensors with a NaN or an infinity, `kept=True` those whose bytes were kept.
     `rank` is one or several.
     """
 
-    on_disk = True
-    """Whether tensors are spans of files, which other processes can read too."""
-    in_memory = False
-    """Whether it exists in this process alone, so that no command can open it."""
-    is_checkpoint = False
-    """Whether it holds the state of a model, as of no particular step."""
-    only_module: str | None = None
-    """The module of a file of one call. Two such files are of one module each, whatever it is called in either."""
-
-    def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
-        self.path = path
-        self.info = info
-        self.ranks = ranks
-        self._spans = Spans(path)
-        self._indexes: dict[int, Index] = {}
+    def __init__(self, source: RunSource) -> None:
+        self.source = source
+        self.path = source.path
+        self.info = source.info
+        self.ranks = source.ranks
         self._keys: dict[tuple[int, int], dict[Key, int]] = {}
-        self._calls: dict[int, Calls | None] = {}
-        files = [] if self.in_memory else ranks
-        self._status = {rank: _rank_status(self._folder(rank) / RANK_JSON) for rank in files}
-        self._coverage = {rank: _coverage_or_none(self._folder(rank) / COVERAGE_JSON) for rank in files}
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether tensors are ranges of files, which other processes can read."""
+        return self.source.on_disk
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the run exists in this process alone, so that no command can open it."""
+        return self.source.in_memory
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the run holds the state of a model at no particular step."""
+        return self.source.is_checkpoint
+
+    @property
+    def only_module(self) -> str | None:
+        """The module of a file of one call; None for all other runs."""
+        return self.source.only_module
 
     @property
     def finished(self) -> bool:
         """Whether all ranks that left anything were closed as finished."""
-        return bool(self.ranks) and all(_field(status, "status") == "finished" for status in self._status.values())
+        with reading(self.path):
+            return self.source.finished()
 
     @property
     def failure(self) -> str:
-        """Why the recording of a rank stopped before its end; empty if none did, or if nobody knows."""
-        failed = (status for status in self._status.values() if _field(status, "status") == "failed")
-        return next((str(_field(status, "reason") or "no reason was given") for status in failed), "")
+        """Why the recording of a rank stopped before its end; empty if none did, or if the reason is unknown."""
+        with reading(self.path):
+            return self.source.failure()
 
-    @cached_property
+    @property
     def notices(self) -> list[str]:
-        """What a reader of this run should know: what is missing, and what capture could not see."""
-        found = []
-        if missing := self._notice_of_ranks():
-            found.append(missing)
-        said: dict[str, list[int]] = {}
-        for rank in self.ranks:
-            texts = [
-                self._notice_of_status(rank),
-                self._notice_of_index(rank),
-                self._notice_of_columns(rank),
-                self._notice_of_calls(rank),
-                *self._notices_of_capture(rank),
-            ]
-            for text in filter(None, texts):
-                said.setdefault(text, []).append(rank)
-        return found + [f"{self._who(ranks)}: {text}" for text, ranks in said.items()]
+        """What a user should know about this run: what is missing, and what capture could not see."""
+        with reading(self.path):
+            return self.source.notices()
 
-    def _who(self, ranks: list[int]) -> str:
-        if len(ranks) == 1:
-            return f"rank {ranks[0]}"
-        return "all ranks" if len(ranks) == len(self.ranks) else f"ranks {_few(ranks)}"
-
-    @cached_property
+    @property
     def coverage(self) -> dict[int, list[Coverage]]:
         """What was seen of each module, by rank."""
-        return {
-            rank: [coverage_from(row) for row in _field(value, "modules", [])] for rank, value in self._coverage.items()
-        }
+        with reading(self.path):
+            return self.source.coverage()
 
     @cached_property
     def steps(self) -> list[int]:
         """The steps that any rank has records of."""
+        with reading(self.path):
+            known = self.source.steps()
+        if known is not None:
+            return known
         found = [np.unique(self._index(rank).steps) for rank in self.ranks]
         return [int(step) for step in np.unique(np.concatenate(found))] if found else []
 
@@ -151,25 +192,21 @@ class Run:
         return self.records()
 
     def records(self, *, rank: int | Collection[int] | None = None, **filters: Any) -> Iterator[Record]:
-        """The records that pass the filters, by rank, then in execution order."""
-        chosen = Filter(**filters)
-        for each in self._chosen_ranks(rank):
-            index = self._index(each)
-            places = chosen.rows(index.rows)
-            for at in range(0, len(places), _CHUNK):
-                yield from index.records(places[at : at + _CHUNK])
+        """Return the records that pass the filters, by rank, then in execution order."""
+        chosen = self._filter(filters)
+        return self._records(chosen, self._chosen_ranks(rank))
 
     def get(self, key: Key, rank: int = 0) -> Record | None:
-        """The record of that identity, or None."""
+        """Return the record of that identity, or None."""
         if rank not in self.ranks:
             return None
         spot = (rank, key.step)
         if spot not in self._keys:
-            if len(self._keys) >= 8:  # callers go step by step
+            if len(self._keys) >= _MOST_STEPS:  # callers go step by step
                 self._keys.pop(next(iter(self._keys)))
             self._keys[spot] = self._index(rank).keys_of_step(key.step)
-        place = self._keys[spot].get(Key(*key))
-        return None if place is None else self._index(rank).records(np.array([place]))[0]
+        row = self._keys[spot].get(Key(*key))
+        return None if row is None else self.at(rank, row)
 
     def arguments(self, record: Record) -> dict[str, Any] | None:
         """Return the plain arguments of the record's call by path, with an `OpaqueValue` for each that was not kept.
@@ -185,37 +222,38 @@ class Run:
         return read(calls.of(key.step, key.micro, key.module, key.call))
 
     def calls(self, rank: int) -> Calls | None:
-        """The plain arguments of all calls of a rank; None if they were not recorded, or cannot be read."""
-        if rank not in self._calls:
-            try:
-                self._calls[rank] = read_calls(self._folder(rank) / CALLS)
-            except (OSError, ValueError):  # the notices say so
-                self._calls[rank] = None
-        return self._calls[rank]
+        """Return the plain arguments of all calls of a rank; None if they were not recorded, or cannot be read."""
+        with reading(self.path):
+            return self.source.calls(rank)
 
     def at(self, rank: int, row: int) -> Record:
-        """The record in that row of `index(rank)`."""
-        return self._index(rank).records(np.array([row]))[0]
+        """Return the record in that row of `index(rank)`."""
+        with reading(self.path):
+            return self.source.index(rank).records(np.array([row]))[0]
 
     def file(self, rank: int, name: str) -> Path:
-        """Where a file that a rank's index names is, or will be once it is finished."""
-        return self._spans.path_of(rank, name)
+        """Return where a file is that a rank's index names, or will be once it is finished."""
+        with reading(self.path):
+            return Path(self.source.address(rank, name))
 
     def load(self, record: Record) -> npt.NDArray[Any]:
-        """The tensor's values, read-only: a view of the file where its alignment allows, else a copy."""
-        return as_array(self._spans.view(record), record.dtype, record.shape)
+        """Return the tensor's values, read-only: a view of the file where its alignment allows, else a copy."""
+        with reading(self.path):
+            return as_array(self.source.view(record), record.dtype, record.shape)
 
     def bytes_of(self, record: Record) -> memoryview:
-        """The tensor's bytes, as they are in the file."""
-        return self._spans.view(record)
+        """Return the tensor's bytes, as they are in the file."""
+        with reading(self.path):
+            return self.source.view(record)
 
     def torch(self, record: Record) -> Any:
-        """The tensor as a torch.Tensor with memory of its own, the same bits."""
+        """Return the tensor as a torch.Tensor with memory of its own, the same bits."""
         try:
             torch = import_module("torch")
         except ImportError as error:
             raise MissingDependency("run.torch() needs torch: pip install torch") from error
-        data = self._spans.read(record)
+        with reading(self.path):
+            data = self.source.read(record)
         dtype = getattr(torch, record.dtype)
         if not data.nbytes:
             return torch.empty(record.shape, dtype=dtype)
@@ -224,37 +262,37 @@ class Run:
     def stream(
         self, *, rank: int | Collection[int] | None = None, **filters: Any
     ) -> Iterator[tuple[Record, npt.NDArray[Any]]]:
-        """Records and their values in the order of the files: one tensor in memory at a time."""
-        chosen = Filter(**{**filters, "kept": True})
+        """Yield records and their values in the order of the files: one tensor in memory at a time."""
+        chosen = self._filter({**filters, "kept": True})
         for each in self._chosen_ranks(rank):
-            index = self._index(each)
-            places = _in_file_order(index.rows, chosen.rows(index.rows))
+            rows = self._index(each).rows
             last, array = None, np.empty(0)
-            for at in range(0, len(places), _CHUNK):
-                for record in index.records(places[at : at + _CHUNK]):
-                    if record.location != last:
-                        array = as_array(self._spans.read(record), record.dtype, record.shape)
-                        last = record.location
-                    yield record, array
+            for record in self._at(each, _in_file_order(rows, chosen.rows(rows))):
+                if record.location != last:
+                    with reading(self.path):
+                        array = as_array(self.source.read(record), record.dtype, record.shape)
+                    last = record.location
+                yield record, array
 
     def index(self, rank: int) -> Any:
-        """The columns of one rank as a pyarrow.Table, in execution order; see store/format.py."""
+        """Return the columns of one rank as a pyarrow.Table, in execution order; see store/format.py."""
         return self._index(rank).rows
 
     def sketches(self, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """All sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
+        """Return all sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
         index = self._index(rank)
         column = index.rows.column("sketch")
         having = np.unique(index.sketch_rows[index.sketch_rows >= 0])
         if not having.size:
             return np.empty((0, 0), np.float32), index.sketch_rows
-        flat = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks])
-        which = np.cumsum(column.is_valid().to_numpy()) - 1
-        rows = index.sketch_rows
-        return flat.reshape(int(which[-1]) + 1, -1), np.where(rows >= 0, which[rows], -1)
+        with reading(self.path):
+            flat = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks])
+            which = np.cumsum(column.is_valid().to_numpy()) - 1
+            rows = index.sketch_rows
+            return flat.reshape(int(which[-1]) + 1, -1), np.where(rows >= 0, which[rows], -1)
 
     def to_arrow(self, rank: int | Collection[int] | None = None) -> Any:
-        """The whole index as one pyarrow.Table, with a column for the rank."""
+        """Return the whole index as one pyarrow.Table, with a column for the rank."""
         tables = []
         for each in self._chosen_ranks(rank):
             rows = self.index(each)
@@ -263,7 +301,7 @@ class Run:
         return pa.concat_tables(tables) if tables else pa.table({"rank": pa.array([], pa.int64())})
 
     def to_pandas(self, rank: int | Collection[int] | None = None) -> Any:
-        """The whole index as one pandas.DataFrame."""
+        """Return the whole index as one pandas.DataFrame."""
         try:
             import_module("pandas")
         except ImportError as error:
@@ -271,13 +309,11 @@ class Run:
         return self.to_arrow(rank).to_pandas()
 
     def close(self) -> None:
-        """Let go of the files. Arrays that were loaded stay valid."""
-        self._spans.close()
-        self._indexes.clear()
+        """Release the files. Arrays that were loaded stay valid, and what is asked for later is read again."""
+        self.source.close()
         self._keys.clear()
-        self._calls.clear()
 
-    def __enter__(self) -> Run:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(
@@ -286,141 +322,72 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, ranks={_few(self.ranks)})"
-
-    def _folder(self, rank: int) -> Path:
-        return self.path / rank_name(rank)
+        return f"Run({str(self.path)!r}, ranks={first_few(self.ranks)})"
 
     def _index(self, rank: int) -> Index:
-        if rank not in self.ranks:
-            raise RunNotFound(f"{self.path} has no rank {rank}; it has {_few(self.ranks)}.")
-        if rank not in self._indexes:
-            self._indexes[rank] = Index(self._folder(rank) / INDEX, rank)
-        return self._indexes[rank]
+        with reading(self.path):
+            return self.source.index(rank)
+
+    def _records(self, chosen: Filter, ranks: Sequence[int]) -> Iterator[Record]:
+        for rank in ranks:
+            yield from self._at(rank, chosen.rows(self._index(rank).rows))
+
+    def _at(self, rank: int, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
+        index = self._index(rank)
+        for at in range(0, len(rows), _CHUNK):
+            with reading(self.path):
+                found = index.records(rows[at : at + _CHUNK])
+            yield from found
+
+    def _filter(self, filters: dict[str, Any]) -> Filter:
+        module = filters.get("module")
+        if isinstance(module, str) and len(names := self.source.spellings(module)) > 1:
+            filters = {**filters, "module": names}
+        return Filter(**filters)
 
     def _chosen_ranks(self, rank: int | Collection[int] | None) -> list[int]:
         if rank is None:
             return self.ranks
         return [rank] if isinstance(rank, int) else [each for each in self.ranks if each in rank]
 
-    def _notice_of_ranks(self) -> str:
-        world = self.info.get("world", 0)
-        chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were meant to leave nothing
-        return "" if chosen else _missing_ranks(world, self.ranks)
 
-    def _notice_of_status(self, rank: int) -> str:
-        status = self._status[rank]
-        if status is None:
-            return f"{RANK_JSON} is missing or damaged: whether the rank finished is not known"
-        if _field(status, "status") == "failed":
-            return f"it failed: {_field(status, 'reason') or 'no reason was given'}"
-        if _field(status, "status") != "finished":
-            so_far = len(self._index(rank))
-            return f"it was not closed: it is still running, or was killed; {so_far} records so far"
-        return ""
-
-    def _notice_of_index(self, rank: int) -> str:
-        index = self._index(rank)
-        if index.missing:
-            return "it has no index: it was killed as it began, or the copy is not whole"
-        if index.lost:
-            return (
-                f"the last batch of the index was cut off ({index.lost} bytes); "
-                f"{len(index)} records before it are intact"
-            )
-        if _field(self._status[rank], "status") == "finished" and not index.complete:
-            return f"the index ends early, though the rank finished; {len(index)} records are intact"
-        return ""
-
-    def _notice_of_columns(self, rank: int) -> str:
-        if not (unknown := self._index(rank).unknown):
-            return ""
-        return f"the index has statistics that are not registered here and are left out: {', '.join(unknown)}"
-
-    def _notice_of_calls(self, rank: int) -> str:
-        if self.calls(rank) is None and (self._folder(rank) / CALLS).exists():
-            return f"{CALLS} cannot be read: plain arguments are not known"
-        return ""
-
-    def _notices_of_capture(self, rank: int) -> list[str]:
-        return [str(text) for text in _field(self._coverage[rank], "notices", [])]
-
-
-def _run_info(folder: Path, ranks: list[int]) -> dict[str, Any]:
-    path = folder / RUN_JSON
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Turn every error of a reader into RunUnreadable: a damaged file can make any library raise anything."""
     try:
-        value = read_json(path)
-    except FileNotFoundError:
-        if ranks:
-            raise RunUnreadable(f"{path} is missing: {folder} looks like a run whose copy is not whole.") from None
-        raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_looks_like(folder)}") from None
-    except ValueError as error:
-        raise RunUnreadable(f"{path} is damaged: {error}") from error
-    return check_run_info(value, str(path))
+        yield
+    except TensortapError:
+        raise
+    except OSError as error:
+        raise RunUnreadable(f"{error.filename or path} cannot be read: {reason_of(error)}.") from error
+    except Exception as error:
+        raise RunUnreadable(f"{path} cannot be read: {reason_of(error)}.") from error
 
 
-def _looks_like(folder: Path) -> str:
-    names = sorted(entry.name for entry in folder.iterdir())
-    if not names:
-        return "The folder is empty."
-    inside = [name for name in names if (folder / name / RUN_JSON).is_file()]
-    if inside:
-        return f"It has runs in it: {_few(inside)}. Open one of them."
-    return f"It holds {_few(names)}."
+def reason_of(error: BaseException) -> str:
+    """Return what an error of a library says, in one short line without a full stop."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = shorten(" ".join(str(error).split())).rstrip(".")
+    if isinstance(error, (TensortapError, OSError)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _missing_ranks(world: int, ranks: Collection[int]) -> str:
-    """A notice of ranks without a folder. Takes time by the folders: `world` may be any number in a damaged file."""
-    present = {rank for rank in ranks if rank < world}
-    count = world - len(present)
-    if not count:
-        return ""
-    first = list(islice((rank for rank in range(world) if rank not in present), min(count, _SHOWN)))
-    return f"{count} of {world} ranks left nothing: {_few(first, count)}"
-
-
-def _few(values: Collection[Any], count: int | None = None) -> str:
-    """The first of the values; `count` is how many there are if only the first are given."""
+def first_few(values: Collection[Any], count: int | None = None) -> str:
+    """Return the first values as text; `count` is how many there are if only the first are given."""
     count = len(values) if count is None else count
-    shown = ", ".join(str(value) for value in islice(values, _SHOWN))
+    shown = ", ".join(shorten(str(value)) for value in islice(values, _SHOWN))
     return shown + (f", … ({count} in all)" if count > _SHOWN else "")
-
-
-def _rank_status(path: Path) -> dict[str, Any] | None:
-    status = _json_or_none(path)
-    if isinstance(version := _field(status, "version"), int):
-        check_version(version, str(path))
-    return status
-
-
-def _json_or_none(path: Path) -> dict[str, Any] | None:
-    """What is in a file that a run can be read without."""
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _coverage_or_none(path: Path) -> dict[str, Any] | None:
-    """The content of a coverage file; None if it cannot be read or is not what capture writes."""
-    value = _json_or_none(path)
-    try:
-        for row in _field(value, "modules", []):
-            coverage_from(row)
-        list(_field(value, "notices", []))
-    except (TypeError, KeyError, AttributeError):
-        return None
-    return value
-
-
-def _field(value: dict[str, Any] | None, name: str, default: Any = None) -> Any:
-    return default if value is None else value.get(name, default)
 
 
 def _in_file_order(rows: Any, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if not places.size:
         return places
-    taken = rows.select(["file", "offset"]).take(pa.array(places))
-    files = taken.column("file").combine_chunks().dictionary_encode().indices.to_numpy()
-    return places[np.lexsort((taken.column("offset").to_numpy(), files))]
+    chosen = rows.select(["file", "offset"]).take(pa.array(places))
+    files = chosen.column("file").combine_chunks().dictionary_encode().indices.to_numpy()
+    return places[np.lexsort((chosen.column("offset").to_numpy(), files))]

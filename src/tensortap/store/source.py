@@ -1,14 +1,23 @@
-"""The bytes of kept tensors: spans of safetensors files, mapped or read."""
+"""Bytes: ranges of named objects, which every reader and the comparison engine read through.
+
+`LocalFiles` implements the contract for files. Another medium, such as an object store, implements `size` and
+`read_into`; everything else follows from these.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import mmap
 import os
+import stat
+import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,87 +25,253 @@ import numpy.typing as npt
 from tensortap.core import dtypes
 from tensortap.core.file_io import BINARY, read_at
 from tensortap.core.records import Location, Record
-from tensortap.errors import RunUnreadable, UsageError
-from tensortap.store.format import PARTIAL, SHARD_NAME, rank_name
+from tensortap.errors import RunUnreadable, UsageError, shorten
+from tensortap.store.format import PARTIAL
 
-__all__ = ["Spans", "as_array", "cut_off", "open_span_file"]
+__all__ = [
+    "Bytes",
+    "LocalFiles",
+    "SingleFile",
+    "as_array",
+    "bytes_of_array",
+    "check_regular",
+    "kept_location",
+    "read_head",
+    "read_json",
+]
 
-_MOST_MAPPED = 32
+_MOST_OPEN = 64
+_LARGEST_JSON = 256 << 20
 
 
-class Spans:
-    """Finds the bytes of a record under the run's folder. Maps of the files used last are kept open."""
+class Bytes(ABC):
+    """Ranges of named objects. All methods may be called from any thread.
+
+    A range that an object does not have raises RunUnreadable, and so does an object that cannot be read. An object
+    that does not exist raises FileNotFoundError from `size`, so that readers can tell it apart.
+    """
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Return how many bytes the object has."""
+
+    @abstractmethod
+    def read_into(self, name: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes that begin at `offset`."""
+
+    def read(self, name: str, offset: int, nbytes: int) -> memoryview:
+        """Return a range as a read-only copy. Allocate nothing if the object is shorter."""
+        if not nbytes:
+            return memoryview(b"")
+        if offset < 0 or nbytes < 0 or self.size(name) < offset + nbytes:
+            raise _cut_off(name, offset, nbytes)
+        data = bytearray(nbytes)
+        self.read_into(name, offset, memoryview(data))
+        return memoryview(data).toreadonly()
+
+    def view(self, name: str, offset: int, nbytes: int) -> memoryview:
+        """Return a range, read-only: without a copy where the medium can be mapped."""
+        return self.read(name, offset, nbytes)
+
+    def stream(self, name: str) -> BinaryIO:
+        """Return the object as a seekable file that is open for reading."""
+        return io.BufferedReader(_Stream(self, name), 1 << 16)
+
+    def address(self, name: str) -> str:
+        """Return the name under which another process finds the object with a source of the same kind."""
+        return name
+
+    def close(self) -> None:  # noqa: B027  # a medium that keeps nothing open has nothing to close
+        """Release what is open. Views stay valid, and later reads open the objects again."""
+
+
+class LocalFiles(Bytes):
+    """Files by path; below `root` if there is one. The files used last stay open.
+
+    With a root, names are relative to it and must stay inside: a name or a link that leads elsewhere is refused.
+    Only regular files are read, since a FIFO or a device may block or never end. A file that is still being written
+    is found under its name with PARTIAL behind it.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def size(self, name: str) -> int:
+        return self._open(name).size()
+
+    def read_into(self, name: str, offset: int, target: memoryview) -> None:
+        try:
+            file = self._open(name)
+        except FileNotFoundError:
+            raise _missing(self.address(name)) from None
+        file.read_into(offset, target)
+
+    def read(self, name: str, offset: int, nbytes: int) -> memoryview:
+        try:
+            return super().read(name, offset, nbytes)
+        except FileNotFoundError:
+            raise _missing(self.address(name)) from None
+
+    def view(self, name: str, offset: int, nbytes: int) -> memoryview:
+        if not nbytes:
+            return memoryview(b"")
+        try:
+            file = self._open(name)
+        except FileNotFoundError:
+            raise _missing(self.address(name)) from None
+        return file.view(offset, nbytes)
+
+    def address(self, name: str) -> str:
+        return str(self.path(name))
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file. Raise RunUnreadable if the name leads out of the root."""
+        if self._root is None:
+            return Path(name)
+        if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise RunUnreadable(f"{self._root}: {shorten(name)!r} is not the name of a file in it.")
+        return self._root / name
+
+    def close(self) -> None:
+        with self._lock:
+            self._files.clear()
+
+    def _open(self, name: str) -> _OpenFile:
+        with self._lock:
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = _opened(self.path(name), self._root)
+            self._files.move_to_end(name)
+            if len(self._files) > _MOST_OPEN:
+                self._files.popitem(last=False)  # a reader or a view that uses it keeps it alive
+            return file
+
+
+class SingleFile(LocalFiles):
+    """One file, under any name: for formats that keep all tensors in one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def path(self, name: str) -> Path:
+        return self._path
+
+
+class _OpenFile:
+    """An open file and, once a view was asked for, its map. Closed when nothing refers to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
+        self._descriptor = _descriptor(path)
+        self._map: mmap.mmap | None = None
 
-    def view(self, record: Record) -> memoryview:
-        """The bytes, read-only, without a copy."""
-        file, span = self._where(record)
-        if not span.nbytes:
-            return memoryview(b"")
-        mapped = self._maps.get(file)
-        if mapped is None or len(mapped) < span.offset + span.nbytes:  # it may have grown since
-            mapped = self._maps[file] = self._map(file, span)
-        self._maps.move_to_end(file)
-        if len(self._maps) > _MOST_MAPPED:
-            self._maps.popitem(last=False)  # arrays over it keep it alive for themselves
-        return memoryview(mapped)[span.offset : span.offset + span.nbytes]
+    def __del__(self) -> None:
+        if (descriptor := getattr(self, "_descriptor", -1)) >= 0:
+            os.close(descriptor)
 
-    def read(self, record: Record) -> memoryview:
-        """The bytes, copied: for a pass over a whole run with no more than one tensor in memory."""
-        file, span = self._where(record)
-        data = bytearray(span.nbytes)
-        fd = open_span_file(file)
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        done = 0
         try:
-            at = 0
-            while at < span.nbytes:
-                count = read_at(fd, memoryview(data)[at:], span.offset + at)
+            while done < len(target):
+                count = read_at(self._descriptor, target[done:], offset + done)
                 if not count:
-                    raise cut_off(file, span)
-                at += count
+                    raise _cut_off(self._path, offset, len(target))
+                done += count
         except OSError as error:
-            raise RunUnreadable(f"{file} cannot be read: {error.strerror}") from error
-        finally:
-            os.close(fd)
-        return memoryview(data).toreadonly()
+            raise RunUnreadable(f"{self._path} cannot be read: {error.strerror}.") from error
 
-    def path_of(self, rank: int, name: str) -> Path:
-        """The file of a span. The index may come from anywhere: it must not name files elsewhere."""
-        if not SHARD_NAME.fullmatch(name):
-            raise RunUnreadable(f"{self._path}: the index of rank {rank} is damaged; it names a file {name!r}.")
-        return self._path / rank_name(rank) / name
-
-    def close(self) -> None:
-        self._maps.clear()
-
-    def _where(self, record: Record) -> tuple[Path, Location]:
-        span = record.location
-        if span is None:
-            raise UsageError(
-                f"{record.key} (rank {record.rank}): only the summary was kept. "
-                'Capture with keep="tensors" to have the values.'
-            )
-        expected = prod(record.shape) * dtypes.numpy_dtype(record.dtype).itemsize
-        if span.offset < 0 or span.nbytes != expected:
-            raise RunUnreadable(f"{record.key} (rank {record.rank}): the index is damaged; it says {span}.")
-        return self.path_of(record.rank, span.file), span
-
-    def _map(self, file: Path, span: Location) -> mmap.mmap:
-        fd = open_span_file(file)
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        # Touching a page behind the end of a file that was cut off since it was mapped kills the process.
+        if offset < 0 or nbytes < 0 or self.size() < offset + nbytes:
+            raise _cut_off(self._path, offset, nbytes)
+        mapped = self._map
         try:
-            if os.fstat(fd).st_size < span.offset + span.nbytes:
-                raise cut_off(file, span)
-            return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise RunUnreadable(f"{file} cannot be read: {error.strerror}") from error
-        finally:
-            os.close(fd)
+            if mapped is None or len(mapped) < offset + nbytes:  # the file may have grown since
+                mapped = self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        except OSError:  # a file system that maps nothing
+            data = bytearray(nbytes)
+            self.read_into(offset, memoryview(data))
+            return memoryview(data).toreadonly()
+        return memoryview(mapped)[offset : offset + nbytes]
+
+
+class _Stream(io.RawIOBase):
+    """An object as a file, for code that reads files."""
+
+    def __init__(self, source: Bytes, name: str) -> None:
+        self._source = source
+        self._name = name
+        self._size = source.size(name)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if begin + offset < 0:
+            raise ValueError("a negative position")
+        self._at = begin + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        if count:
+            self._source.read_into(self._name, self._at, memoryview(buffer)[:count])
+        self._at += count
+        return count
+
+
+def read_json(source: Bytes, name: str) -> Any:
+    """Parse a JSON object of bounded size. Raise FileNotFoundError, or ValueError with the reason alone."""
+    size = source.size(name)
+    if size > _LARGEST_JSON:
+        raise ValueError(f"it has {size:,} bytes")
+    try:
+        return json.loads(bytes(source.read(name, 0, size)))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_head(path: Path, nbytes: int) -> bytes:
+    """Return the first bytes of a regular file; none if it is anything else, or cannot be read."""
+    try:
+        file = _OpenFile(path)
+        data = bytearray(min(nbytes, file.size()))
+        file.read_into(0, memoryview(data))
+    except (OSError, RunUnreadable):
+        return b""
+    return bytes(data)
+
+
+def kept_location(record: Record) -> Location:
+    """Return where the bytes of a record are. Raise if they were not kept, or if the index contradicts itself."""
+    location = record.location
+    if location is None:
+        raise UsageError(
+            f"{record.key} (rank {record.rank}): only the summary was kept. "
+            'Capture with keep="tensors" to have the values.'
+        )
+    expected = prod(record.shape) * dtypes.numpy_dtype(record.dtype).itemsize
+    if location.offset < 0 or location.nbytes != expected:
+        raise RunUnreadable(f"{record.key} (rank {record.rank}): the index is damaged; it says {location}.")
+    return location
 
 
 def as_array(view: memoryview, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Bytes as a read-only array; copied only where elements do not lie as the processor wants them."""
+    """Return bytes as a read-only array, copied only if its elements are not aligned."""
     kind = dtypes.numpy_dtype(dtype)
     if not view.nbytes:
         array = np.empty(shape, kind)
@@ -108,25 +283,59 @@ def as_array(view: memoryview, dtype: str, shape: tuple[int, ...]) -> npt.NDArra
     return array
 
 
-def open_span_file(file: Path) -> int:
-    # The last one again: it may be finished, and so renamed, between the first look and the second.
-    for path in (file, file.with_name(file.name + PARTIAL), file):
-        if path.exists():
-            with suppress(FileNotFoundError):
-                return _opened(path)
-    raise RunUnreadable(f"{file} is missing: the tensors in it cannot be loaded; their summaries still can.")
+def bytes_of_array(array: npt.NDArray[Any]) -> memoryview:
+    """Return the elements of an array in C order, read-only."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path, root: Path | None) -> _OpenFile:
+    # The last one again: a file may be finished, and so renamed, between the first attempt and the second.
+    for each in (path, path.with_name(path.name + PARTIAL), path):
+        if root is not None and not _is_inside(each, root):
+            raise RunUnreadable(f"{each} is a link that leads out of {root}: copy the file into the folder.")
+        try:
+            return _OpenFile(each)
+        except FileNotFoundError:
+            continue
+    raise FileNotFoundError(2, os.strerror(2), str(path))
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    real, base = os.path.realpath(path), os.path.realpath(root)
+    return os.path.commonpath([real, base]) == base
+
+
+def _descriptor(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | BINARY)
+        check_regular(path, path.stat().st_mode)  # before it is opened: that alone may act on a device
+        return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY)
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error
+    except RunUnreadable:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: the name holds a NUL
+        raise RunUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def cut_off(file: Path, span: Location) -> RunUnreadable:
-    return RunUnreadable(
-        f"{file} is cut off: bytes {span.offset} to {span.offset + span.nbytes} are not there. Was it copied whole?"
-    )
+def check_regular(path: Path, mode: int) -> None:
+    """Raise RunUnreadable for a FIFO, a socket or a device; they may block, or never end."""
+    if not stat.S_ISREG(mode):
+        kind = next((name for test, name in _KINDS if test(mode)), "something else")
+        raise RunUnreadable(f"{path} cannot be read: it is {kind}, not a file.")
+
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def _missing(address: str) -> RunUnreadable:
+    return RunUnreadable(f"{address} is missing: the tensors in it cannot be loaded; their summaries still can.")
+
+
+def _cut_off(name: object, offset: int, nbytes: int) -> RunUnreadable:
+    return RunUnreadable(f"{name} is cut off: bytes {offset} to {offset + nbytes} are not there. Was it copied whole?")

@@ -6,23 +6,18 @@ be worth the way is measured here meanwhile, by the CPU's kernel: records of bot
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 
-from tensortap.compare.measure.engine import Files, Gather, Progress, Results, Span, Task, batches, work
+from tensortap.compare.measure.engine import Gather, Progress, Results, Span, Task, TaskReader, batches, work
 from tensortap.core import dtypes
-from tensortap.core.file_io import read_at
 from tensortap.core.machine import cores
-from tensortap.core.records import Location
-from tensortap.errors import RunUnreadable
 from tensortap.kernels.pairs.device import ALIGNED, PairDevice, PairPiece, PairSlot
 from tensortap.kernels.pairs.reference import CHUNK
-from tensortap.store.source import cut_off, open_span_file
+from tensortap.store.source import LocalFiles
 
 __all__ = ["OnDevice"]
 
@@ -46,14 +41,14 @@ class OnDevice:
 
     def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
         gather = Gather(progress)
-        with Files() as files, _Reader() as reader:
+        with TaskReader() as small_reader, _Reader() as reader:
             line = _Line(self._device, max(self._piece, _LARGEST_CHUNK) + ALIGNED, reader, gather)
             for batch in batches(gather.expect(tasks), self._piece):
                 worth = [task.elements > 0 and task.nbytes >= self._least for _, task in batch]
                 for number, task in compress(batch, worth):
                     yield from line.put(number, task)
                 small = [each for each, large in zip(batch, worth, strict=True) if not large]
-                yield from gather.add(small, work(small, files))
+                yield from gather.add(small, work(small, small_reader))
             yield from line.finish()
 
 
@@ -118,6 +113,7 @@ class _Reader:
     """Threads that read spans of files."""
 
     def __init__(self) -> None:
+        self._files = LocalFiles()
         self._threads = ThreadPoolExecutor(min(cores(), _MOST_READERS), thread_name_prefix="tensortap-read")
 
     def __enter__(self) -> _Reader:
@@ -125,28 +121,14 @@ class _Reader:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(cancel_futures=True)
+        self._files.close()
 
     def read(self, span: Span, task: Task, into: memoryview) -> list[Future[None]]:
         """Begin to read the task's elements of one side, in stripes."""
         begin = span.offset + task.start * dtypes.numpy_dtype(span.dtype).itemsize
         stripes = range(0, len(into), _STRIPE)
-        return [self._threads.submit(_fill, span, begin + at, into[at : at + _STRIPE]) for at in stripes]
-
-
-def _fill(span: Span, begin: int, into: memoryview) -> None:
-    path = Path(span.path)
-    file = open_span_file(path)
-    try:
-        done = 0
-        while done < len(into):
-            count = read_at(file, into[done:], begin + done)
-            if not count:
-                raise cut_off(path, Location(path.name, span.offset, span.nbytes))
-            done += count
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(file)
+        read = self._files.read_into
+        return [self._threads.submit(read, span.name, begin + at, into[at : at + _STRIPE]) for at in stripes]
 
 
 def _piece(task: Task) -> PairPiece:

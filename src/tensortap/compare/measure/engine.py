@@ -8,16 +8,12 @@ has, the numbers are the same bit for bit.
 
 from __future__ import annotations
 
-import mmap
-import os
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext, SpawnProcess
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -25,30 +21,31 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.machine import PORTABLE, cores
-from tensortap.core.records import Location
-from tensortap.errors import RunUnreadable, UsageError
+from tensortap.core.machine import cores
+from tensortap.errors import UsageError
 from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, TensorRows
-from tensortap.store.source import cut_off, open_span_file
+from tensortap.store.source import Bytes, LocalFiles
 
-__all__ = ["Engine", "Files", "Gather", "ProcessPool", "Serial", "Span", "Task", "batches", "choose", "work"]
+__all__ = ["Engine", "Gather", "ProcessPool", "Serial", "Span", "Task", "TaskReader", "batches", "choose", "work"]
 
 BATCH = 64 << 20
 """Bytes of both sides that are worth handing out at once: a few milliseconds of work."""
+_BLOCK = 2 << 20  # bytes of both sides that a thread reads at a time: they fit into a core's cache
 _POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
 _MOST_WORKERS = 16
-_MOST_MAPPED = 64
 
 Progress = Callable[[int], None]
 Results = Iterator[tuple[int, PairMeasure]]
-Parts = list[tuple[int, npt.NDArray[np.float64]]]
+Part = npt.NDArray[np.float64]
+Parts = list[tuple[int, Part]]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a tensor's bytes are, and what they mean."""
+    """The range of an object that holds a tensor, and its dtype and shape."""
 
-    path: str
+    name: str
+    """The object that holds them, as `Bytes` names it."""
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -105,9 +102,9 @@ class Serial:
 
     def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
         gather = Gather(progress)
-        with Files() as files:
+        with TaskReader() as reader:
             for batch in batches(gather.expect(tasks)):
-                yield from gather.add(batch, work(batch, files, self._threads))
+                yield from gather.add(batch, work(batch, reader, self._threads))
 
 
 class ProcessPool:
@@ -155,17 +152,16 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
         yield batch
 
 
-def work(batch: Batch, files: Files, threads: int | None = None) -> Parts:
+def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
     """Measure a batch. Partial results, which `Gather` joins, travel well: a few hundred bytes a megabyte."""
-    from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before two tensors are at hand
-
-    parts = []
-    for number, task in batch:
-        r, c = files.elements(task.reference, task), files.elements(task.candidate, task)
-        found = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
-        parts.append((number, found))
-    files.forget_pages()
-    return parts
+    blocks = [(place, block) for place, (_, task) in enumerate(batch) for block in _cut(task, _BLOCK)]
+    found: list[list[npt.NDArray[np.float64]]] = [[] for _ in batch]
+    for place, part in reader.measure(blocks, threads):
+        found[place].append(part)
+    return [
+        (number, parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for (number, _), parts in zip(batch, found, strict=True)
+    ]
 
 
 class Gather:
@@ -200,66 +196,68 @@ class Gather:
             self._progress(self._done)
 
 
-class Files:
-    """Maps of the files used last. One thread at a time."""
+class TaskReader:
+    """Reads blocks of tasks and measures them, on as many threads as there is work for.
 
-    def __init__(self) -> None:
-        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+    Each thread copies blocks into two buffers that fit into its cache. Files are not mapped: one that is cut off while
+    it is mapped kills the process that reads it.
+    """
 
-    def elements(self, span: Span, task: Task) -> npt.NDArray[Any]:
-        """The task's elements of one of its sides, read-only, without a copy."""
-        dtype = dtypes.numpy_dtype(span.dtype)
-        nbytes = task.elements * dtype.itemsize
-        if not nbytes:
-            return np.empty(0, dtype)
-        at = span.offset + task.start * dtype.itemsize
-        return np.frombuffer(self._map(span), np.uint8, nbytes, at).view(dtype)
+    def __init__(self, files: Bytes | None = None) -> None:
+        self._files = files or LocalFiles()
+        self._buffers = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
 
-    def forget_pages(self) -> None:
-        """Count no page of the files as this process's memory any more; the system's cache keeps them."""
-        for mapped in self._maps.values():
-            if hasattr(mmap, "MADV_DONTNEED") and not PORTABLE:
-                mapped.madvise(mmap.MADV_DONTNEED)
+    def measure(self, blocks: Sequence[tuple[int, Task]], threads: int | None) -> Iterator[tuple[int, Part]]:
+        """Yield the number and the measured part of each block."""
+        if threads == 1 or cores() == 1 or len(blocks) == 1 or sum(task.nbytes for _, task in blocks) < 2 * _BLOCK:
+            yield from (self._measure(each, threads) for each in blocks)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads or cores(), _MOST_WORKERS), "tensortap-measure")
+        yield self._measure(blocks[0], 1)  # compiles the kernel, if need be, before threads use it
+        yield from self._pool.map(lambda each: self._measure(each, 1), blocks[1:])
 
-    def __enter__(self) -> Files:
+    def __enter__(self) -> TaskReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._maps.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._files.close()
 
-    def _map(self, span: Span) -> mmap.mmap:
-        mapped = self._maps.get(span.path)
-        if mapped is None or len(mapped) < span.offset + span.nbytes:  # it may have grown since
-            mapped = self._maps[span.path] = _mapped(span)
-        self._maps.move_to_end(span.path)
-        if len(self._maps) > _MOST_MAPPED:
-            self._maps.popitem(last=False)
-        return mapped
+    def _measure(self, block: tuple[int, Task], threads: int | None) -> tuple[int, Part]:
+        from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before there are two tensors
 
+        number, task = block
+        r, c = self._read("reference", task.reference, task), self._read("candidate", task.candidate, task)
+        part = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
+        return number, part
 
-def _mapped(span: Span) -> mmap.mmap:
-    path = Path(span.path)
-    descriptor = open_span_file(path)
-    try:
-        if os.fstat(descriptor).st_size < span.offset + span.nbytes:
-            raise cut_off(path, Location(path.name, span.offset, span.nbytes))
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    def _read(self, side: str, span: Span, task: Task) -> npt.NDArray[Any]:
+        """Return the task's elements of one side, which are valid until the thread reads the next."""
+        dtype = dtypes.numpy_dtype(span.dtype)
+        nbytes = task.elements * dtype.itemsize
+        buffer = getattr(self._buffers, side, None)
+        if buffer is None or buffer.size < nbytes:
+            buffer = np.empty(nbytes, np.uint8)
+            setattr(self._buffers, side, buffer)
+        target: npt.NDArray[Any] = buffer[:nbytes]
+        if nbytes:
+            self._files.read_into(span.name, span.offset + task.start * dtype.itemsize, target.data)
+        return target.view(dtype)
 
 
 def _check(task: Task) -> None:
     r, c = task.reference, task.candidate
     if r.shape != c.shape:
-        raise UsageError(f"{r.path} and {c.path}: shapes {r.shape} and {c.shape} cannot be compared")
+        raise UsageError(f"{r.name} and {c.name}: shapes {r.shape} and {c.shape} cannot be compared")
     for span in (r, c):
         expected = int(np.prod(span.shape, dtype=np.int64)) * dtypes.numpy_dtype(span.dtype).itemsize
         if span.offset < 0 or span.nbytes != expected:
-            raise UsageError(f"{span.path}: {span.dtype} {span.shape} is not {span.nbytes} bytes at {span.offset}")
+            raise UsageError(f"{span.name}: {span.dtype} {span.shape} is not {span.nbytes} bytes at {span.offset}")
     if task.start < 0 or task.elements < 0:
-        raise UsageError(f"{r.path}: elements {task.start} to {task.stop} of {r.shape} cannot be compared")
+        raise UsageError(f"{r.name}: elements {task.start} to {task.stop} of {r.shape} cannot be compared")
 
 
 def _cut(task: Task, nbytes: int) -> Iterator[Task]:
@@ -286,7 +284,7 @@ def _finished(waiting: dict[Future[Parts], Batch], gather: Gather) -> Results:
 
 
 def _work_in_worker(batch: Batch) -> Parts:
-    return work(batch, _files, threads=1)
+    return work(batch, _reader, threads=1)
 
 
 class _Worker(SpawnProcess):
@@ -306,5 +304,5 @@ class _Context(SpawnContext):
     Process = _Worker
 
 
-_files = Files()
+_reader = TaskReader()
 _starting = threading.Lock()

@@ -17,7 +17,7 @@ from tensortap.errors import RunUnreadable
 from tensortap.store.format import utf8
 from tensortap.store.run import Run
 
-__all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Listed", "Manifest", "about", "is_manifest", "read_manifest"]
+__all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Manifest", "ManifestRow", "about", "is_manifest", "read_manifest"]
 
 MANIFEST = "manifest.csv"
 ABOUT = "export.json"
@@ -43,7 +43,7 @@ class Manifest:
         self._file.close()
 
 
-class Listed(NamedTuple):
+class ManifestRow(NamedTuple):
     """A row of a manifest."""
 
     file: str
@@ -65,7 +65,7 @@ def about(run: Run) -> dict[str, Any]:
     return {"format": EXPORT, "version": 1, "complete": run.finished, **said}
 
 
-def read_manifest(path: Path) -> Iterator[Listed]:
+def read_manifest(path: Path) -> Iterator[ManifestRow]:
     """The rows of a manifest. Raise RunUnreadable at one that cannot be true."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.reader(file)
@@ -78,7 +78,7 @@ def read_manifest(path: Path) -> Iterator[Listed]:
             raise RunUnreadable(f"{path}, line {rows.line_num}, is damaged: {reason}.") from error
 
 
-def _listed(row: list[str]) -> Listed:
+def _listed(row: list[str]) -> ManifestRow:
     if len(row) != len(COLUMNS):
         raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
     said = dict(zip(COLUMNS, row, strict=True))
@@ -92,7 +92,7 @@ def _listed(row: list[str]) -> Listed:
         raise ValueError(f"{said['shape'][:40]!r} is no shape")
     rank, seq = _number(said["rank"], least=0), _number(said["seq"])
     names = said["class"], said["dtype"], said["stored_dtype"]
-    return Listed(said["file"], said["name"], key, rank, seq, *names, tuple(shape))
+    return ManifestRow(said["file"], said["name"], key, rank, seq, *names, tuple(shape))
 
 
 def _number(text: str, least: int = -_LARGEST) -> int:

@@ -1,19 +1,63 @@
-"""What others write, opened as a run: checkpoints, trees of .npy files. One file a format; here they are told apart."""
+"""Files that open as a run: one reader for each format, found through a registry.
+
+A reader is a module with two functions:
+
+    recognizes(path: Path) -> bool                               whether it reads what is at the path; must be quick
+    open_source(path: Path, summarize: Summarize) -> RunSource   see `tensortap.store.run.RunSource`
+
+Readers are asked in order. `register_reader` adds one from outside the package.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensortap.core.records import Summary
-from tensortap.errors import RunUnreadable, TensortapError
+from tensortap.errors import RunUnreadable
 
 if TYPE_CHECKING:
-    from tensortap.store.run import Run
+    from tensortap.store.run import Run, RunSource
 
-__all__ = ["open_any"]
+__all__ = ["Reader", "open_any", "register_reader", "unregister_reader"]
+
+_OURS = (
+    "tensortap.store.formats.npy.tree",
+    "tensortap.store.formats.hdf5.file",
+    "tensortap.store.formats.hdf5.folder",
+    "tensortap.store.formats.npz.reader",
+    "tensortap.store.formats.exported",
+    "tensortap.store.formats.checkpoint",
+    "tensortap.store.run_folder",  # last: it explains what the path is not
+)
+_registered: list[Reader | str] = []
+
+
+class Reader(Protocol):
+    """Opens one format. A module with these functions is a reader."""
+
+    def recognizes(self, path: Path, /) -> bool:
+        """Return whether this reader opens what is at the path."""
+
+    def open_source(self, path: Path, summarize: Callable[[Any], Summary], /) -> RunSource:
+        """Open it. `summarize` is for formats that have no summaries."""
+
+
+def register_reader(reader: Reader | str) -> None:
+    """Add a reader, which is asked before all others. A string is the name of a module, imported on first use.
+
+    >>> register_reader("mypackage.my_format")                                 # doctest: +SKIP
+    """
+    _registered.insert(0, reader)
+
+
+def unregister_reader(reader: Reader | str) -> None:
+    """Remove a reader that was registered."""
+    _registered.remove(reader)
 
 
 def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summary]) -> Run:
@@ -21,33 +65,29 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
 
     `summarize` is for formats that have no summaries.
     """
-    from tensortap.store.formats.checkpoint import is_checkpoint, open_checkpoint
-    from tensortap.store.formats.exported import is_export, open_export
-    from tensortap.store.formats.hdf5.file import is_hdf5, open_hdf5
-    from tensortap.store.formats.hdf5.folder import is_hdf5_folder, open_hdf5_folder
-    from tensortap.store.formats.npy.tree import is_npy_tree, open_npy_tree
-    from tensortap.store.formats.npz.reader import is_npz, open_npz
-    from tensortap.store.formats.pickles.refusal import holds_pickle
-    from tensortap.store.run import Run, open_run
+    from tensortap.store.run import Run, reading
 
     if isinstance(path, Run):
         return path
+    where = Path(path)
+    with reading(where):
+        _check_kind(where)
+        for each in (*_registered, *_OURS):
+            reader: Any = import_module(each) if isinstance(each, str) else each
+            if reader.recognizes(where):
+                return Run(reader.open_source(where, summarize))
+    raise AssertionError("the last reader recognizes everything")
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse FIFOs, sockets and devices before any reader opens them."""
     try:
-        if is_npy_tree(Path(path)):
-            return open_npy_tree(Path(path), summarize)
-        if holds_pickle(Path(path)):  # before endings are believed: the error for a pickle names what it would load
-            return open_checkpoint(Path(path), summarize)
-        if is_hdf5(Path(path)):
-            return open_hdf5(Path(path), summarize)
-        if is_hdf5_folder(Path(path)):
-            return open_hdf5_folder(Path(path), summarize)
-        if is_npz(Path(path)):
-            return open_npz(Path(path), summarize)
-        if is_export(Path(path)):
-            return open_export(Path(path), summarize)
-        checkpoint = is_checkpoint(Path(path))
-    except TensortapError:  # some of them are an OSError, too
-        raise
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be opened: {error.strerror}.") from error
-    return open_checkpoint(Path(path), summarize) if checkpoint else open_run(path)
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return  # the readers say what is missing
+    except ValueError as error:
+        raise RunUnreadable(f"{str(path)!r} is not a path: {error}.") from error
+    if not stat.S_ISDIR(mode):
+        from tensortap.store.source import check_regular
+
+        check_regular(path, mode)

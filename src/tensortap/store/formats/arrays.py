@@ -1,96 +1,33 @@
-"""A run made of named arrays that lie elsewhere: the parameters of a model, as of no particular step."""
+"""Arrays by name, as the parameters of a model at no particular step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from tensortap.core.records import Key
+from tensortap.store.formats.entries import Array, LoadedTensor, StoredTensor, Summarize, TensorList
 
-from tensortap.core import dtypes
-from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.store.format import encode
-from tensortap.store.index import Index
-from tensortap.store.run import Run
-from tensortap.store.source import Spans
+__all__ = ["WRAPPERS", "Arrays", "named_arrays"]
 
-__all__ = ["WRAPPERS", "ArrayRun"]
-
-Array = npt.NDArray[Any]
+Arrays = Mapping[str, Callable[[], Array]]
+"""Functions that load an array, by its name. They raise RunUnreadable with the reason alone."""
 WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
-"""Keys under which training scripts put a state dict beside other things. They are no part of the tensors' names."""
+"""Keys under which training scripts store a state dict among other things. Names of tensors omit them."""
 
 
-class _Bytes(Spans):
-    """The arrays' bytes, for all that asks for spans of a file."""
-
-    def __init__(self, path: Path, arrays: Sequence[Callable[[], Array]]) -> None:
-        super().__init__(path)
-        self._arrays = arrays
-
-    def view(self, record: Record) -> memoryview:
-        return np.ascontiguousarray(self._arrays[record.tensor]()).reshape(-1).view(np.uint8).data.toreadonly()
-
-    def read(self, record: Record) -> memoryview:
-        return memoryview(bytearray(self.view(record))).toreadonly()
+def named_arrays(
+    path: Path, arrays: Arrays, info: Mapping[str, Any], summarize: Summarize, notices: Sequence[str] = ()
+) -> TensorList:
+    """Return the arrays as parameters: 'layers.0.fc1.weight' is the parameter `weight` of `layers.0.fc1`."""
+    tensors = []
+    for name, load in arrays.items():
+        module, _, leaf = name.rpartition(".")
+        tensors.append(StoredTensor(Key(0, 0, "state", module, 0, "param", leaf), name, partial(_loaded, load)))
+    return TensorList(path, tensors, info, summarize, notices=notices, strict=True, checkpoint=True)
 
 
-class ArrayRun(Run):
-    """Arrays by name, loaded when asked for. 'layers.0.fc1.weight' is the parameter `weight` of `layers.0.fc1`."""
-
-    on_disk = False
-    is_checkpoint = True
-
-    def __init__(
-        self,
-        path: Path,
-        arrays: Mapping[str, Callable[[], Array]],
-        info: dict[str, Any],
-        summarize: Callable[[Array], Summary],
-        notices: Sequence[str] = (),
-    ) -> None:
-        super().__init__(path, info, [0])
-        self._names = list(arrays)
-        self._arrays = list(arrays.values())
-        self._spans = _Bytes(path, self._arrays)
-        self._summarize = summarize
-        self._said = list(notices)
-
-    @property
-    def finished(self) -> bool:
-        return True
-
-    @property
-    def notices(self) -> list[str]:
-        return self._said
-
-    def load(self, record: Record) -> Array:
-        return self._arrays[record.tensor]()
-
-    def _index(self, rank: int) -> Index:
-        return self._records
-
-    @cached_property
-    def _records(self) -> Index:
-        """Built when first asked for: it takes a pass over all arrays."""
-        records = list(self._described())
-        return Index.of([encode(records, [True] * len(records))] if records else [], rank=0)
-
-    def _described(self) -> Iterator[Record]:
-        for number, (name, load) in enumerate(zip(self._names, self._arrays, strict=True)):
-            array = load()
-            module, _, leaf = name.rpartition(".")
-            yield Record(
-                key=Key(0, 0, "state", module, 0, "param", leaf),
-                rank=0,
-                seq=number,
-                cls="",
-                dtype=dtypes.name_of(array.dtype),
-                shape=array.shape,
-                tensor=number,
-                summary=self._summarize(array),
-                location=Location(name, 0, array.nbytes),
-            )
+def _loaded(load: Callable[[], Array]) -> LoadedTensor:
+    return LoadedTensor(load())

@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import json
-import mmap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
-import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.records import Summary
-from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError
-from tensortap.store.formats.arrays import WRAPPERS, ArrayRun
+from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
+from tensortap.store.formats.arrays import WRAPPERS, named_arrays
+from tensortap.store.formats.entries import Array, Summarize, TensorList
 from tensortap.store.formats.pickles.paddle import PADDLE_SUFFIXES, read_paddle
 from tensortap.store.formats.pickles.refusal import classes_in, holds_pickle, is_pickle, is_torch_file, refused
-from tensortap.store.source import as_array
+from tensortap.store.formats.safetensors import read_safetensors
+from tensortap.store.source import LocalFiles, read_json
 
-__all__ = ["is_checkpoint", "open_checkpoint", "safetensors_arrays"]
+__all__ = ["open_source", "recognizes"]
 
-Array = npt.NDArray[Any]
 Arrays = dict[str, Callable[[], Array]]
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _SHARDS = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_LONGEST_HEADER = 100 << 20
+_DEEPEST = 64
+_MOST_VALUES = 1_000_000
 
 
-def is_checkpoint(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a checkpoint, by its ending or its content, or a folder that holds one."""
     if path.is_dir():
         return (path / _SHARDS).exists() or (path / _SINGLE).exists()
     return path.suffix in (".safetensors", *_TORCH, *PADDLE_SUFFIXES) or is_pickle(path)
 
 
-def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayRun:
-    """A checkpoint as a run that has parameters only."""
+def open_source(path: Path, summarize: Summarize) -> TensorList:
+    """Open a checkpoint as a run that has parameters only."""
     if not path.exists():
         raise RunNotFound(f"{path} does not exist: no checkpoint to open.")
     notices: list[str] = []
+    # No root: caches of model hubs link to files outside of the folder.
+    files = LocalFiles()
     try:
         if path.is_dir():
-            arrays, notices = _folder(path)
+            arrays, notices = _folder(path, files)
             kind = "safetensors folder"
         elif path.suffix == ".safetensors" and not holds_pickle(path):
-            arrays, kind = dict(safetensors_arrays(path)), "safetensors"
+            arrays, kind = read_safetensors(files, str(path)), "safetensors"
         elif path.suffix in PADDLE_SUFFIXES and not is_torch_file(path):
             arrays, notices = read_paddle(path)
             kind = "paddle"
@@ -61,74 +61,37 @@ def open_checkpoint(path: Path, summarize: Callable[[Array], Summary]) -> ArrayR
     except OSError as error:
         raise RunUnreadable(f"{error.filename or path} cannot be read: {error.strerror}.") from error
     info = {"framework": "checkpoint", "model": path.name, "format": "checkpoint", "config": {"kind": kind}, "world": 1}
-    return ArrayRun(path, arrays, info, summarize, notices)
+    return named_arrays(path, arrays, info, summarize, notices)
 
 
-def _folder(path: Path) -> tuple[Arrays, list[str]]:
-    """All that the shards hold, and what they should hold and do not."""
+def _folder(path: Path, files: LocalFiles) -> tuple[Arrays, list[str]]:
+    """Return what the shards hold, and notices of what the index names and they do not hold."""
     if not (path / _SHARDS).exists():
-        return dict(safetensors_arrays(path / _SINGLE)), []
+        return read_safetensors(files, str(path / _SINGLE)), []
     try:
-        places = json.loads((path / _SHARDS).read_text())["weight_map"]
-        files = sorted(set(places.values()))
+        places = read_json(files, str(path / _SHARDS))["weight_map"]
+        names = sorted(set(places.values()))
+    except RunUnreadable:
+        raise
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RunUnreadable(f"{path / _SHARDS} is damaged: {error}") from error
+        raise RunUnreadable(f"{path / _SHARDS} is damaged: {shorten(str(error))}") from error
     found: Arrays = {}
-    for name in files:
+    for name in names:
         # The index must not name files elsewhere.
         if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or "\0" in name:
-            raise RunUnreadable(f"{path / _SHARDS} names {name!r}, which is no file beside it.")
+            raise RunUnreadable(f"{path / _SHARDS} names {shorten(str(name))!r}, which is no file beside it.")
         if not (path / name).exists():
             raise RunUnreadable(f"{path / name} is missing, though {_SHARDS} names it.")
-        found.update(safetensors_arrays(path / name))
-    lost = sorted(map(str, places.keys() - found.keys()))
-    return found, [f"{_SHARDS} names tensors that no file holds: {', '.join(lost[:5])}"] if lost else []
-
-
-def safetensors_arrays(path: Path) -> Iterator[tuple[str, Callable[[], Array]]]:
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-            raise RunUnreadable(f"{path} is no safetensors file, or only the beginning of one.")
-        try:
-            entries = json.loads(file.read(length))
-        except (ValueError, RecursionError):
-            entries = None
-        if not isinstance(entries, dict):
-            raise RunUnreadable(f"{path} is no safetensors file: its header is damaged.")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    entries.pop("__metadata__", None)
-    start = 8 + length
-    for name, entry in entries.items():
-        dtype, shape, begin, end = _checked(path, name, entry)
-        if start + end > size:
-            raise RunUnreadable(f"{path} is cut off: {name!r} ends beyond it.")
-        view = memoryview(mapped)[start + begin : start + end]
-        yield name, partial(as_array, view, dtype, shape)
-
-
-def _checked(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape and place that an entry of a header says, if they can be true."""
-    try:
-        dtype = dtypes.from_tag(entry["dtype"])
-    except (KeyError, TypeError) as error:
-        raise RunUnreadable(f"{path}: the dtype of {name!r} is not known: {error}") from error
-    try:
-        shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
-        if not whole or end - begin != prod(shape) * dtypes.numpy_dtype(dtype).itemsize:
-            raise ValueError(f"{entry['shape']} at {entry['data_offsets']} cannot be")
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunUnreadable(f"{path} is damaged in the entry of {name!r}: {error}") from error
-    return dtype, shape, begin, end
+        found.update(read_safetensors(files, str(path / name)))
+    lost = [shorten(str(name)) for name in sorted(map(str, places.keys() - found.keys()))[:5]]
+    return found, [f"{_SHARDS} names tensors that no file holds: {', '.join(lost)}"] if lost else []
 
 
 def _torch(path: Path) -> Arrays:
-    """A state dict that torch itself reads, tensors only: anything else in the file is refused, not executed."""
+    """Return the tensors of a file that torch reads. Anything else in the file is refused, not executed."""
     if is_pickle(path) and not is_torch_file(path):
         raise refused(path)
-    if path.suffix == ".safetensors" and not classes_in(path):  # torch.load believes the ending
+    if path.suffix == ".safetensors" and not classes_in(path):  # torch.load trusts the ending
         raise RunUnreadable(
             f"{path} is a file of torch.save, not a safetensors file: rename it to {path.with_suffix('.pt').name}."
         )
@@ -140,7 +103,7 @@ def _torch(path: Path) -> Arrays:
         raise MissingDependency(f"{path} is torch's own format: pip install torch") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how the file was written, which is not for its reader to mend
+            warnings.simplefilter("ignore")  # about how the file was written, which its reader cannot change
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except OSError:
         raise
@@ -152,27 +115,53 @@ def _torch(path: Path) -> Arrays:
             f"{path} cannot be read as a state dict of tensors alone ({reason[:200] or 'it is damaged'}). "
             "Save model.state_dict(), not the model."
         ) from error
-    tensors = dict(_tensors(loaded, torch))
+    try:
+        tensors = dict(_StateDict(torch).tensors(loaded))
+    except RunUnreadable as error:
+        raise RunUnreadable(f"{path} cannot be read: {error}") from error
     if not tensors:
         raise RunUnreadable(f"{path} holds no tensors: save model.state_dict().")
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_meta or _dtype(tensor) not in dtypes.NAMES:
-            what = "without values" if tensor.is_meta else f"{tensor.layout} of {tensor.dtype}".replace("torch.", "")
-            raise RunUnreadable(f"{path}: {name} cannot be compared; it is a tensor {what}.")
+        if problem := _problem(tensor, torch):
+            raise RunUnreadable(f"{path}: {shorten(name)} cannot be compared; it is a tensor {problem}.")
     return {name: partial(_as_numpy, tensor, torch) for name, tensor in tensors.items()}
 
 
-def _tensors(value: Any, torch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors of nested dicts; the usual wrapping of a state dict is no part of the names."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key in WRAPPERS:
-            if not name and isinstance(value.get(key), Mapping):
-                yield from _tensors(value[key], torch)
-                return
-        for key, part in value.items():
-            yield from _tensors(part, torch, f"{name}.{key}" if name else str(key))
+class _StateDict:
+    """Finds the tensors of nested dicts. The usual wrapping of a state dict is not part of their names."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._open: set[int] = set()
+        self._seen = 0
+
+    def tensors(self, value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield names and tensors. Raise RunUnreadable if a dict contains itself, or if there is no end to them."""
+        self._seen += 1
+        if self._seen > _MOST_VALUES:
+            raise RunUnreadable(f"it holds more than {_MOST_VALUES:,} values.")
+        if isinstance(value, self._torch.Tensor):
+            yield name, value
+        elif isinstance(value, Mapping):
+            if id(value) in self._open or len(self._open) >= _DEEPEST:
+                raise RunUnreadable(f"one of its dicts contains itself, or dicts are nested over {_DEEPEST} deep.")
+            self._open.add(id(value))
+            wrapped = next((key for key in WRAPPERS if not name and isinstance(value.get(key), Mapping)), None)
+            parts = [("", value[wrapped])] if wrapped is not None else value.items()
+            for key, part in parts:
+                yield from self.tensors(part, f"{name}.{key}" if name else str(key))
+            self._open.remove(id(value))
+
+
+def _problem(tensor: Any, torch: Any) -> str:
+    """Return why a tensor cannot be read; an empty text if it can."""
+    if tensor.is_meta:
+        return "without values"
+    if tensor.layout != torch.strided or _dtype(tensor) not in dtypes.NAMES:
+        return f"{tensor.layout} of {tensor.dtype}".replace("torch.", "")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return "that shows the same elements repeatedly, of a size that its file does not have"
+    return ""
 
 
 def _dtype(tensor: Any) -> str:

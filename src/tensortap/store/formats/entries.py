@@ -1,152 +1,194 @@
-"""A run over tensors of other formats: each has an identity and a way to load it. Readers of formats build on this."""
+"""Tensors of other formats as a run: each has an identity and a function that loads it. Most readers build on this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
+from tensortap.core.machine import memory
 from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.errors import RunNotFound, RunUnreadable
-from tensortap.store.format import encode
+from tensortap.errors import RunUnreadable, shorten
 from tensortap.store.index import Index
-from tensortap.store.run import Run
-from tensortap.store.source import Spans
+from tensortap.store.run import RunSource, reason_of
+from tensortap.store.source import Bytes, LocalFiles, bytes_of_array, kept_location
 
-__all__ = ["Array", "EntriesRun", "Entry", "Loaded", "Summarize", "backward_or_forward", "few_notices", "unique_key"]
+__all__ = [
+    "Array",
+    "LoadedTensor",
+    "StoredTensor",
+    "Summarize",
+    "TensorList",
+    "check_expansion",
+    "few_notices",
+    "phase_of",
+    "same_tensors",
+    "unique_key",
+]
 
 Array = npt.NDArray[Any]
 Summarize = Callable[[Array], Summary]
 _ENTRY = "entry:"
 _SHOWN = 3
+_MOST_RATIO = 1032
+"""Bytes that deflate makes of one at most."""
+_FREE = 1 << 16
+"""Bytes that need no proof."""
 
 
-class Loaded(NamedTuple):
+class LoadedTensor(NamedTuple):
     """The values of a tensor."""
 
     array: Array
-    span: Location | None = None
-    """Where in a file the same bytes are, if they are there as in memory. The file is named from the run's path."""
+    location: Location | None = None
+    """The range of a file that holds the same bytes, if there is one. The file is named from the run's path."""
 
 
-class Entry(NamedTuple):
-    """One tensor of a run."""
+class StoredTensor(NamedTuple):
+    """One tensor of a file that is read as a run."""
 
     key: Key
     name: str
-    """What notices call it."""
-    load: Callable[[], Loaded]
+    """Its name in notices."""
+    load: Callable[[], LoadedTensor]
     """Raises RunUnreadable, with the reason alone, if the tensor cannot be read."""
     rank: int = 0
     cls: str = ""
 
 
-class EntriesRun(Run):
-    """A run over entries in execution order. The index is built on first use, which loads every tensor once."""
+class TensorList(RunSource):
+    """Tensors in execution order. The index is built on first use, which loads every tensor once.
+
+    `on_disk` becomes False with the first tensor that is not a range of a file.
+    """
+
+    on_disk = True
 
     def __init__(
         self,
         path: Path,
-        entries: Sequence[Entry],
-        info: dict[str, Any],
+        tensors: Sequence[StoredTensor],
+        info: Mapping[str, Any],
         summarize: Summarize,
         *,
+        files: Bytes | None = None,
         notices: Sequence[str] = (),
         complete: bool = True,
         strict: bool = False,
+        checkpoint: bool = False,
+        only_module: str | None = None,
     ) -> None:
-        """With `strict`, a tensor that cannot be read is an error and not a notice."""
-        super().__init__(path, info, sorted({entry.rank for entry in entries}) or [0])
-        self._entries = entries
+        """`files` reads the ranges of loaded tensors. With `strict`, an unreadable tensor is an error, not a notice."""
+        super().__init__(path, info, {tensor.rank for tensor in tensors} or {0})
+        self.is_checkpoint = checkpoint
+        self.only_module = only_module
+        self._tensors = tensors
         self._summarize = summarize
-        self._spans = _EntryBytes(path, entries)
-        self._known = list(notices)
+        self._files = files or LocalFiles(path)
+        self._notices = list(notices)
         self._unreadable: dict[int, list[str]] = {}
         self._complete = complete
         self._strict = strict
 
-    @property
     def finished(self) -> bool:
         return self._complete
 
-    @property
     def notices(self) -> list[str]:
         found = [] if self._complete else ["the run was not finished when it was written here"]
-        unreadable = [each for rank in self.ranks if self._index(rank) for each in self._unreadable[rank]]
-        return found + self._known + few_notices("unreadable tensors", unreadable)
+        for rank in self.ranks:
+            self.index(rank)
+        unreadable = [each for rank in self.ranks for each in self._unreadable[rank]]
+        return found + self._notices + few_notices("unreadable tensors", unreadable)
 
-    def _index(self, rank: int) -> Index:
-        if rank not in self.ranks:
-            raise RunNotFound(f"{self.path} has no rank {rank}; it has {', '.join(map(str, self.ranks[:8]))}.")
-        if rank not in self._indexes:
-            self._unreadable[rank] = []
-            records = list(self._described(rank))
-            batches = [encode(records, [record.tensor == record.seq for record in records])] if records else []
-            self._indexes[rank] = Index.of(batches, rank)
-        return self._indexes[rank]
+    def read_index(self, rank: int) -> Index:
+        self._unreadable[rank] = []
+        records = self._records(rank)
+        # Two parameters of a checkpoint are two tensors even if their values are equal.
+        return Index.of_records(list(records) if self.is_checkpoint else same_tensors(records), rank)
 
-    def _described(self, rank: int) -> Iterator[Record]:
+    def view(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if not location.file.startswith(_ENTRY):
+            return self._files.view(location.file, location.offset, location.nbytes)
+        return bytes_of_array(self._load(location))
+
+    def read(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if not location.file.startswith(_ENTRY):
+            return self._files.read(location.file, location.offset, location.nbytes)
+        return super().read(record)
+
+    def address(self, rank: int, file: str) -> str:
+        return str(self.path) if file.startswith(_ENTRY) else self._files.address(file)
+
+    def close(self) -> None:
+        super().close()
+        self._files.close()
+
+    def _load(self, location: Location) -> Array:
+        tensor = self._tensors[int(location.file.removeprefix(_ENTRY))]
+        try:
+            return tensor.load().array
+        except Exception as error:  # a damaged file can make any library raise anything
+            raise RunUnreadable(
+                f"{self.path}: {shorten(tensor.name)} cannot be read any more: {reason_of(error)}."
+            ) from error
+
+    def _records(self, rank: int) -> Iterator[Record]:
         used: set[Key] = set()
-        known: dict[Any, int] = {}
         seq = 0
-        for number, entry in enumerate(self._entries):
-            if entry.rank != rank:
+        for number, tensor in enumerate(self._tensors):
+            if tensor.rank != rank:
                 continue
             try:
-                array, span = entry.load()
-            except RunUnreadable as error:
+                array, location = tensor.load()
+                dtype = dtypes.name_of(array.dtype)
+            except Exception as error:
+                reason = reason_of(error)
                 if self._strict:
-                    raise RunUnreadable(f"{self.path}: {entry.name} cannot be read: {error}.") from error
-                self._unreadable[rank].append(f"{entry.name}: {error}")
+                    raise RunUnreadable(f"{self.path}: {shorten(tensor.name)} cannot be read: {reason}.") from error
+                self._unreadable[rank].append(f"{shorten(tensor.name)}: {reason}")
                 continue
-            if span is None:
+            if location is None:
                 self.on_disk = False
-            dtype, summary = dtypes.name_of(array.dtype), self._summarize(array)
-            # Equal bits are taken for one tensor: that is how values flow from module to module. Not where all
-            # elements are equal, as in a gradient of zeros.
-            tensor = known.setdefault((dtype, array.shape, summary.digest), seq)
-            tensor = tensor if summary.min != summary.max else seq
-            location = span or Location(f"{_ENTRY}{number}", 0, array.nbytes)
-            key = unique_key(entry.key, used)
-            yield Record(key, rank, seq, entry.cls, dtype, array.shape, tensor, summary, location)
+                location = Location(f"{_ENTRY}{number}", 0, array.nbytes)
+            key, summary = unique_key(tensor.key, used), self._summarize(array)
+            yield Record(key, rank, seq, tensor.cls, dtype, array.shape, seq, summary, location)
             seq += 1
 
 
-class _EntryBytes(Spans):
-    """The bytes of entries: spans of files where they lie there as in memory, else loaded."""
+def same_tensors(records: Iterator[Record]) -> list[Record]:
+    """Give records with equal bits the same `tensor`: that is how values flow from module to module.
 
-    def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
-        super().__init__(path)
-        self._entries = entries
+    Tensors whose elements are all equal, as a gradient of zeros, stay apart.
+    """
+    first: dict[Any, int] = {}
+    found = []
+    for record in records:
+        summary = record.summary
+        number = first.setdefault((record.dtype, record.shape, summary.digest), record.seq)
+        found.append(replace(record, tensor=number) if summary.min != summary.max else record)
+    return found
 
-    def view(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_ENTRY):
-            return super().view(record)
-        entry = self._entries[int(span.file.removeprefix(_ENTRY))]
-        try:
-            array = entry.load().array
-        except RunUnreadable as error:
-            raise RunUnreadable(f"{self._path}: {entry.name} cannot be read any more: {error}") from error
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
-    def read(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_ENTRY):
-            return super().read(record)
-        return memoryview(bytearray(self.view(record))).toreadonly()
+def check_expansion(nbytes: int, stored: int) -> None:
+    """Raise RunUnreadable if `stored` bytes of a file cannot hold `nbytes`, or memory cannot.
 
-    def path_of(self, rank: int, name: str) -> Path:
-        return self._path / name if name else self._path
+    A damaged file, or one that was made to do so, declares arrays that fill any memory.
+    """
+    if nbytes > max(_FREE, _MOST_RATIO * stored):
+        raise RunUnreadable(f"it declares {nbytes:,} bytes: {stored:,} bytes cannot hold that many")
+    if 0 < memory() < nbytes:
+        raise RunUnreadable(f"it declares {nbytes:,} bytes, more than this machine has memory")
 
 
 def unique_key(key: Key, used: set[Key]) -> Key:
-    """The key, with a ~2 behind its path if it was used before, as a second backward through one graph has it."""
+    """Return the key, with ~2 behind its path if it was used before, as in a second backward through one graph."""
     path, number = key.path, 1
     while key in used:
         number += 1
@@ -155,15 +197,15 @@ def unique_key(key: Key, used: set[Key]) -> Key:
     return key
 
 
-def backward_or_forward(kind: str) -> str:
-    """The phase of a record, where a format names only its kind."""
+def phase_of(kind: str) -> str:
+    """Return the phase of a record, for formats that name only its kind."""
     if kind in ("param", "buffer"):
         return "state"
     return "backward" if "grad" in kind else "forward"
 
 
 def few_notices(what: str, each: Sequence[str]) -> list[str]:
-    """One notice about many things of a kind, or none: how many there are, and the first of them."""
+    """Return one notice about many similar problems, or none: how many there are, and the first of them."""
     if not each:
         return []
     more = f"; and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""

@@ -6,8 +6,6 @@ most of it: `rank_0/step_000003/layers.0/micro_0.call_0.output.0`.
 
 from __future__ import annotations
 
-import json
-import mmap
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,16 +15,18 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from tensortap.core.records import KINDS, Key, Location, display_name
-from tensortap.errors import RunUnreadable
-from tensortap.store.exports.manifest import ABOUT, EXPORT, MANIFEST, Listed, is_manifest, read_manifest
+from tensortap.core.records import KINDS, Key, display_name
+from tensortap.errors import RunUnreadable, shorten
+from tensortap.store.exports.manifest import ABOUT, EXPORT, MANIFEST, ManifestRow, is_manifest, read_manifest
 from tensortap.store.exports.plain import recorded
 from tensortap.store.format import RUN_JSON
-from tensortap.store.formats.checkpoint import safetensors_arrays
-from tensortap.store.formats.entries import Array, EntriesRun, Entry, Loaded, Summarize, backward_or_forward
-from tensortap.store.formats.npy.header import array_from, known_dtype, read_header
+from tensortap.store.formats.entries import Array, LoadedTensor, StoredTensor, Summarize, TensorList, phase_of
+from tensortap.store.formats.npy.file import load_npy
+from tensortap.store.formats.npy.header import known_dtype
+from tensortap.store.formats.safetensors import read_safetensors
+from tensortap.store.source import Bytes, LocalFiles, read_json
 
-__all__ = ["export_info", "is_export", "key_of", "listed_entries", "named_entries", "open_export"]
+__all__ = ["export_info", "key_of", "listed_tensors", "named_tensors", "open_source", "recognizes"]
 
 _NAME = re.compile(
     r"rank_(?P<rank>[0-9]{1,9})/step_(?P<step>[0-9]{6,18})/(?P<module>[^/]+)/"
@@ -40,35 +40,43 @@ _LOST = "its manifest is missing: names come from the files, and bfloat16 and fp
 _UNORDERED = "modules are in the order of their names: the order in which they ran is lost with the manifest"
 
 
-def is_export(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether a folder is an export of .npy or .safetensors files."""
     if not path.is_dir() or (path / RUN_JSON).exists():
         return False
     return is_manifest(path / MANIFEST) or next(path.glob(_FILES), None) is not None
 
 
-def open_export(path: Path, summarize: Summarize) -> EntriesRun:
+def open_source(path: Path, summarize: Summarize) -> TensorList:
     """Open the folder of an export. Tensors are read when asked for."""
-    about = _about(path / ABOUT)
+    files = LocalFiles(path)
+    about = _about(files)
+    notices: list[str] = []
     if is_manifest(path / MANIFEST):
-        entries = _listed_in_folder(path)
-        return _run(path, entries, about, summarize, [])
-    names = sorted(file.relative_to(path).as_posix().removesuffix(".npy") for file in path.glob(_FILES))
-    entries, notices = named_entries(names, lambda name: _npy(path, f"{name}.npy"))
-    return _run(path, entries, about, summarize, [*notices, _UNORDERED])
+        tensors = _listed_in_folder(path, files)
+    else:
+        names = sorted(file.relative_to(path).as_posix().removesuffix(".npy") for file in path.glob(_FILES))
+        tensors, notices = named_tensors(names, lambda name: load_npy(files, f"{name}.npy"))
+        notices.append(_UNORDERED)
+    info = {**export_info(path, about), "world": len({tensor.rank for tensor in tensors}) or 1}
+    complete = bool(about.get("complete", True))
+    return TensorList(path, tensors, info, summarize, files=files, notices=notices, complete=complete)
 
 
-def listed_entries(rows: Iterable[Listed], load: Callable[[Listed], Loaded]) -> list[Entry]:
+def listed_tensors(rows: Iterable[ManifestRow], load: Callable[[ManifestRow], LoadedTensor]) -> list[StoredTensor]:
     """Entries from the rows of a manifest. `load` gives an array as it is stored."""
     ordered = sorted(rows, key=lambda row: (row.rank, row.seq))
-    return [Entry(row.key, row.file or row.name, partial(_as_listed, row, load), row.rank, row.cls) for row in ordered]
+    return [
+        StoredTensor(row.key, row.file or row.name, partial(_as_listed, row, load), row.rank, row.cls)
+        for row in ordered
+    ]
 
 
-def named_entries(names: Sequence[str], load: Callable[[str], Loaded]) -> tuple[list[Entry], list[str]]:
+def named_tensors(names: Sequence[str], load: Callable[[str], LoadedTensor]) -> tuple[list[StoredTensor], list[str]]:
     """Entries from names alone, and what is to be said of that."""
     found = [(*where, name) for name in names if (where := key_of(name)) is not None]
     found.sort(key=lambda each: (each[0], each[1].step, each[1].micro, _PHASES[each[1].phase]))
-    entries = [Entry(key, name, partial(_known, load, name), rank) for rank, key, name in found]
+    entries = [StoredTensor(key, name, partial(_known, load, name), rank) for rank, key, name in found]
     return entries, [_LOST]
 
 
@@ -84,7 +92,7 @@ def key_of(name: str) -> tuple[int, Key] | None:
     module, path, kind = unquote(said["module"]), unquote(said["path"]), said["kind"]
     module = "" if module == display_name("") else module
     numbers = {field: int(said[field]) for field in ("step", "micro", "call")}
-    key = Key(phase=backward_or_forward(kind), module=module, kind=kind, path=path, **numbers)
+    key = Key(phase=phase_of(kind), module=module, kind=kind, path=path, **numbers)
     return int(said["rank"]), key
 
 
@@ -94,34 +102,24 @@ def export_info(path: Path, about: dict[str, Any]) -> dict[str, Any]:
     return {"framework": "export", "model": path.name, "format": "export", "config": {}, **said}
 
 
-def _run(
-    path: Path, entries: Sequence[Entry], about: dict[str, Any], summarize: Summarize, notices: Sequence[str]
-) -> EntriesRun:
-    info = {**export_info(path, about), "world": len({entry.rank for entry in entries}) or 1}
-    return EntriesRun(path, entries, info, summarize, notices=notices, complete=bool(about.get("complete", True)))
-
-
-def _listed_in_folder(path: Path) -> list[Entry]:
+def _listed_in_folder(path: Path, files: Bytes) -> list[StoredTensor]:
     archives: dict[str, dict[str, Callable[[], Array]]] = {}
 
-    def load(row: Listed) -> Loaded:
+    def load(row: ManifestRow) -> LoadedTensor:
         if not row.file.endswith(".safetensors"):
-            return _npy(path, row.file)
+            return load_npy(files, row.file)
         if row.file not in archives:
-            try:
-                archives[row.file] = dict(safetensors_arrays(_inside(path, row.file)))
-            except OSError as error:
-                raise RunUnreadable(str(error.strerror or error)) from error
+            archives[row.file] = read_safetensors(files, row.file)
         if row.name not in archives[row.file]:
-            raise RunUnreadable(f"there is no tensor {row.name[:80]!r} in it")
+            raise RunUnreadable(f"{row.file} has no tensor {shorten(row.name)!r}")
         array = archives[row.file][row.name]()
         pairs = row.dtype == "complex128" and array.dtype == np.float64 and array.shape[-1:] == (2,)
-        return Loaded(array.view(np.complex128)[..., 0] if pairs else array)
+        return LoadedTensor(array.view(np.complex128)[..., 0] if pairs else array)
 
-    return listed_entries(read_manifest(path / MANIFEST), load)
+    return listed_tensors(read_manifest(path / MANIFEST), load)
 
 
-def _as_listed(row: Listed, load: Callable[[Listed], Loaded]) -> Loaded:
+def _as_listed(row: ManifestRow, load: Callable[[ManifestRow], LoadedTensor]) -> LoadedTensor:
     """The tensor of a row. Raise RunUnreadable if the file holds another one."""
     array, span = load(row)
     if array.shape != row.shape:
@@ -130,39 +128,17 @@ def _as_listed(row: Listed, load: Callable[[Listed], Loaded]) -> Loaded:
         tensor = recorded(array, row.dtype)
     except ValueError as error:
         raise RunUnreadable(str(error)) from error
-    return Loaded(tensor, span if tensor is array else None)
+    return LoadedTensor(tensor, span if tensor is array else None)
 
 
-def _known(load: Callable[[str], Loaded], name: str) -> Loaded:
+def _known(load: Callable[[str], LoadedTensor], name: str) -> LoadedTensor:
     array, span = load(name)
-    return Loaded(known_dtype(array), span)
+    return LoadedTensor(known_dtype(array), span)
 
 
-def _npy(folder: Path, name: str) -> Loaded:
-    """A .npy file, mapped."""
-    path = _inside(folder, name)
+def _about(files: Bytes) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            header = read_header(file, size)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise RunUnreadable(str(error.strerror or error)) from error
-    span = Location(name, header.offset, header.nbytes) if header.is_plain else None
-    return Loaded(array_from(memoryview(mapped)[header.offset :], header), span)
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder. The manifest may come from anywhere: it must not name files elsewhere."""
-    parts = name.split("/")
-    if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
-        raise RunUnreadable(f"the manifest names {name[:80]!r}, which is no file of the export")
-    return folder.joinpath(*parts)
-
-
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        about = read_json(files, ABOUT)
+    except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) and said.get("format") == EXPORT else {}
+    return about if isinstance(about, dict) and about.get("format") == EXPORT else {}

@@ -1,80 +1,104 @@
-"""A run that was never written: records of a model that is being checked, without tensors."""
+"""The run of a check: records of a model that is being checked, without their tensors. It is never written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tensortap.core.records import Record
-from tensortap.store.calls import Called, Calls
+from tensortap.errors import UsageError
+from tensortap.store.calls import Calls, RecordedCall
 from tensortap.store.format import encode
 from tensortap.store.index import Index
-from tensortap.store.run import Run
+from tensortap.store.run import Run, RunSource
+from tensortap.store.source import kept_location
 
 __all__ = ["LiveRun"]
 
 _BATCH = 1024
 
 
-class LiveRun(Run):
-    """Records in memory. Rows without a sketch have none."""
+class _LiveSource(RunSource):
+    """Records as they come, encoded in batches. Rows without a sketch have none."""
 
-    on_disk = False
     in_memory = True
 
-    def __init__(self, name: str, info: dict[str, Any], rank: int) -> None:
+    def __init__(self, name: str, info: Mapping[str, Any], rank: int) -> None:
         super().__init__(Path(name), info, [rank])
+        self.count = 0
+        self.arguments = Calls()
         self._waiting: list[Record] = []
         self._batches: list[object] = []
-        self._count = 0
-        self._plain = Calls()
-        self._said: list[str] = []
-        self._finished = False
-        self._closed = False
-
-    def __len__(self) -> int:
-        return self._count
+        self._notices: list[str] = []
+        self._finished = self._closed = False
 
     def append(self, record: Record) -> None:
         self._waiting.append(record)
-        self._count += 1
+        self.count += 1
         if len(self._waiting) >= _BATCH:
             self._encode()
 
-    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
-        """As `RunWriter.called`."""
-        self._plain.add(Called(step, micro, module, call, arguments))
-
-    def calls(self, rank: int) -> Calls:
-        return self._plain
-
-    def close_with(self, status: str, reason: str, notices: Sequence[str]) -> None:
-        """Nothing more will come. What the watching could not see is in `notices`. A second time does nothing."""
+    def finish(self, status: str, reason: str, notices: Sequence[str]) -> None:
         if self._closed:
             return
         self._closed = True
         self._encode()
         self._finished = status == "finished"
-        self._said = [*notices] if status == "finished" else [f"it stopped early: {reason}", *notices]
+        self._notices = [*notices] if self._finished else [f"it stopped early: {reason}", *notices]
 
-    @property
+    def read_index(self, rank: int) -> Index:
+        self._encode()
+        return Index.of(self._batches, rank)
+
+    def index(self, rank: int) -> Index:
+        if rank in self._indexes and len(self._indexes[rank]) < self.count:  # records came since
+            del self._indexes[rank]
+        return super().index(rank)
+
+    def view(self, record: Record) -> memoryview:
+        kept_location(record)
+        raise UsageError(f"{record.key}: a check keeps no tensors.")
+
     def finished(self) -> bool:
         return self._finished
 
-    @property
     def notices(self) -> list[str]:
-        return self._said
+        return self._notices
+
+    def calls(self, rank: int) -> Calls:
+        return self.arguments
 
     def _encode(self) -> None:
         if self._waiting:
             self._batches.append(encode(self._waiting, [record.summary.sketch.size > 0 for record in self._waiting]))
             self._waiting.clear()
 
-    def _index(self, rank: int) -> Index:
-        return self._records
 
-    @cached_property
-    def _records(self) -> Index:
-        return Index.of(self._batches, self.ranks[0])
+class LiveRun(Run):
+    """A run that grows while a model is checked.
+
+    >>> run = LiveRun("Net, as it runs", {"framework": "torch"}, rank=0)
+    >>> len(run)
+    0
+    """
+
+    source: _LiveSource
+
+    def __init__(self, name: str, info: Mapping[str, Any], rank: int) -> None:
+        super().__init__(_LiveSource(name, info, rank))
+
+    def __len__(self) -> int:
+        return self.source.count
+
+    def append(self, record: Record) -> None:
+        """Add a record, in execution order."""
+        self.source.append(record)
+
+    def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
+        """Add the plain arguments of a call, as `RunWriter.called`."""
+        self.source.arguments.add(RecordedCall(step, micro, module, call, arguments))
+
+    def close_with(self, status: str, reason: str, notices: Sequence[str]) -> None:
+        """End the run, with notices of what could not be seen. A second call does nothing."""
+        self.source.finish(status, reason, notices)

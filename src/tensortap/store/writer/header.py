@@ -17,7 +17,7 @@ from tensortap.core import dtypes
 from tensortap.store.format import utf8
 from tensortap.store.writer.route import BLOCK
 
-__all__ = ["Entry", "Header", "room_for", "rounded"]
+__all__ = ["Header", "HeaderEntry", "room_for", "rounded"]
 
 ALIGN = BLOCK  # so that whole slabs may go past the page cache
 _LONGEST_NAME = 400
@@ -28,7 +28,7 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """A tensor's line in the header, and the name that it has there."""
 
     name: str
@@ -48,13 +48,13 @@ class Header:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def plan(self, name: str, dtype: str, shape: Sequence[int], begin: int, end: int) -> Entry | None:
+    def plan(self, name: str, dtype: str, shape: Sequence[int], begin: int, end: int) -> HeaderEntry | None:
         """The entry that would list this tensor, or None if the region has no room for it."""
         unique = self._unique(_short(utf8(name)))
         text = _text(unique, dtype, shape, begin, end)
-        return Entry(unique, text) if self.used + len(text) <= self.region else None
+        return HeaderEntry(unique, text) if self.used + len(text) <= self.region else None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HeaderEntry) -> None:
         """List a tensor, once its bytes are on their way."""
         self._entries.append(entry.text)
         self._names.add(entry.name)

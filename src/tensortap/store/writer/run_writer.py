@@ -23,7 +23,7 @@ from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
 from tensortap.errors import TensortapError, UsageError
-from tensortap.store.calls import Called, CallsWriter
+from tensortap.store.calls import CallsWriter, RecordedCall
 from tensortap.store.folder import claim, write_json
 from tensortap.store.format import (
     CALLS,
@@ -125,7 +125,7 @@ class RunWriter(RankWriter):
         only if those of the module's call before were others."""
         self._check_open()
         assert self._calls is not None, "calls=True says that plain arguments are kept"
-        self._calls.add(Called(step, micro, module, call, arguments))
+        self._calls.add(RecordedCall(step, micro, module, call, arguments))
 
     def end_step(self, step: int) -> None:
         """Complete the step's files and send its rows out, without waiting for the disk."""

@@ -7,8 +7,8 @@ A dataset's identity is in attributes of its own, its group's or the file's. A f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.errors import RunNotFound, RunUnreadable
+from tensortap.core.records import Key, Location, Record
+from tensortap.errors import RunNotFound, RunUnreadable, shorten
 from tensortap.store.exports.plain import recorded
-from tensortap.store.format import encode
-from tensortap.store.formats.entries import unique_key
+from tensortap.store.formats.entries import Summarize, check_expansion, same_tensors, unique_key
+from tensortap.store.formats.pickles.refusal import holds_pickle
 from tensortap.store.index import Index
-from tensortap.store.run import Run
-from tensortap.store.source import Spans
+from tensortap.store.run import RunSource
+from tensortap.store.source import SingleFile, bytes_of_array, kept_location, read_head
 
-__all__ = ["Hdf5Run", "dump_step", "is_hdf5", "open_hdf5"]
+__all__ = ["Hdf5File", "dump_step", "open_source", "recognizes"]
 
 Array = npt.NDArray[Any]
 _ENDINGS = (".hdf5", ".h5", ".hdf")
@@ -36,16 +36,16 @@ _DATASET = re.compile(r"(feat_input|feat_output|grad_input|grad_output)([0-9]*)"
 _FILE = re.compile(r"([0-9]+)-epoch_([0-9]+)-step_dump")
 _KINDS = {"feat_input": "input", "feat_output": "output"}
 _EPOCH = 1_000_000
+_MOST_DIGITS = 9
 _HERE = "file"
 _INSIDE = "dataset:"
 
 
-def is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5, by its ending or, if it has another one, by its content."""
-    if path.suffix in _ENDINGS or not path.is_file():
-        return path.suffix in _ENDINGS and not path.is_dir()
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+def recognizes(path: Path) -> bool:
+    """Return whether a file is HDF5, by its ending or, if it has another one, by its content."""
+    if path.suffix in _ENDINGS:
+        return not path.is_dir() and not holds_pickle(path)  # whose error names what it would load
+    return read_head(path, len(_MAGIC)) == _MAGIC
 
 
 def dump_step(epoch: Any, step: Any) -> int:
@@ -58,8 +58,8 @@ def dump_step(epoch: Any, step: Any) -> int:
     return known[0] * _EPOCH + known[1]
 
 
-def open_hdf5(path: Path, summarize: Callable[[Array], Summary]) -> Hdf5Run:
-    """A file of tensors as a run. Tensors are summarised when the records are first asked for."""
+def open_source(path: Path, summarize: Summarize) -> Hdf5File:
+    """Open a file of tensors. They are summarised when the records are first asked for."""
     if not path.exists():
         raise RunNotFound(f"{path} does not exist: no dump to open.")
     with _opened(path) as file:
@@ -67,15 +67,19 @@ def open_hdf5(path: Path, summarize: Callable[[Array], Summary]) -> Hdf5Run:
     named = _FILE.search(path.name)
     epoch, step = (int(named[1]), int(named[2])) if named else (0, 0)
     attributes = {"epoch": epoch, "step": step, **attributes}
-    info = {"format": "hdf5", "world": 1, **{k: v for k, v in attributes.items() if k not in ("format", "version")}}
-    ranks = attributes.get("ranks")
-    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
-    return Hdf5Run(
-        path, {"framework": "hdf5", "model": path.name, **info}, summarize, ranks if known and ranks else [0]
-    )
+    info: dict[str, Any] = {"framework": "hdf5", "model": path.name, "world": 1, "config": {}}
+    info |= {name: value for name, value in attributes.items() if isinstance(value, _INFO.get(name, object))}
+    ranks = _ranks(attributes.get("ranks"))
+    info |= {"format": "hdf5", "world": max(info["world"], len(ranks))}
+    return Hdf5File(path, info, summarize, ranks)
 
 
-class _Found(NamedTuple):
+def _ranks(value: Any) -> list[int]:
+    known = isinstance(value, list) and value and all(type(rank) is int and 0 <= rank < 1 << 31 for rank in value)
+    return value if known else [0]
+
+
+class _Dataset(NamedTuple):
     """A dataset that stands for a tensor."""
 
     order: int
@@ -87,128 +91,113 @@ class _Found(NamedTuple):
     rank: int
 
 
-class Hdf5Run(Run):
-    """Datasets as records. Those stored as they are in memory are read from the file's own bytes, like a run's."""
+class Hdf5File(RunSource):
+    """Datasets as records. Those stored as in memory are read from the file's own bytes."""
 
-    on_disk = False  # not all datasets are plain spans of the file
-
-    def __init__(
-        self, path: Path, info: dict[str, Any], summarize: Callable[[Array], Summary], ranks: Sequence[int] = (0,)
-    ) -> None:
-        super().__init__(path, info, sorted(set(ranks)))
+    def __init__(self, path: Path, info: Mapping[str, Any], summarize: Summarize, ranks: Sequence[int] = (0,)) -> None:
+        super().__init__(path, info, ranks)
         self._summarize = summarize
-        self._spans = _Datasets(path)
+        self._file = SingleFile(path)
+        self._skipped: list[str] = []
 
-    @property
     def finished(self) -> bool:
         return bool(self.info.get("complete", True))
 
-    @cached_property
     def notices(self) -> list[str]:
+        count = sum(len(self.index(rank)) for rank in self.ranks)
         found = []
-        if not self.finished:
-            reason = str(self.info.get("reason") or "it is still being written, or was killed")
-            found.append(f"the dump is not complete: {reason}; {len(self)} tensors so far")
-        skipped = self._read[1]
-        if skipped:
-            found.append(f"{len(skipped)} datasets are no tensors that can be read: {', '.join(skipped[:3])}")
+        if not self.finished():
+            reason = shorten(str(self.info.get("reason") or "it is still being written, or was killed"))
+            found.append(f"the dump is not complete: {reason}; {count} tensors so far")
+        if self._skipped:
+            names = ", ".join(map(shorten, self._skipped[:3]))
+            found.append(f"{len(self._skipped)} datasets are no tensors that can be read: {names}")
         return found
 
-    def records(self, *, rank: int | Collection[int] | None = None, **filters: Any) -> Iterator[Record]:
-        """The records that pass the filters. A module that is a group is found with any number of digits."""
-        module = filters.get("module")
-        if isinstance(module, str) and (group := _GROUP.fullmatch(module)) is not None and len(group[1]) < 10:
-            filters["module"] = [module, f"{int(group[1]):04d}_{group[2]}"]
-        return super().records(rank=rank, **filters)
+    def spellings(self, module: str) -> Sequence[str]:
+        """Return a module's name with four digits too: a group is found with any number of them."""
+        if (group := _GROUP.fullmatch(module)) is None or len(group[1]) > _MOST_DIGITS:
+            return (module,)
+        return module, f"{int(group[1]):04d}_{group[2]}"
 
-    def _index(self, rank: int) -> Index:
-        if rank not in self.ranks:
-            raise RunNotFound(f"{self.path} has no rank {rank}.")
-        return self._read[0][rank]
-
-    @cached_property
-    def _read(self) -> tuple[dict[int, Index], list[str]]:
+    def read_index(self, rank: int) -> Index:
+        """Read all ranks: finding the datasets takes a walk through the whole file."""
         skipped: list[str] = []
+        self._skipped = skipped
         step = dump_step(self.info.get("epoch"), self.info.get("step"))
-        indexes = {}
         with _opened(self.path) as file:
             found = sorted(_datasets(file, step, skipped), key=lambda each: (each.order, each.place))
-            for rank in self.ranks:
-                records = list(self._described(file, rank, found, skipped))
-                batches = [encode(records, [r.tensor == r.seq for r in records])] if records else []
-                indexes[rank] = Index.of(batches, rank, complete=self.finished)
-        return indexes, skipped
+            for each in self.ranks:
+                records = same_tensors(self._records(file, each, found, skipped))
+                self._indexes[each] = Index.of_records(records, each, complete=self.finished())
+        return self._indexes[rank]
 
-    def _described(self, file: Any, rank: int, found: Sequence[_Found], skipped: list[str]) -> Iterator[Record]:
+    def view(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if not location.file.startswith(_INSIDE):
+            return self._file.view(location.file, location.offset, location.nbytes)
+        with _opened(self.path) as file:
+            return bytes_of_array(_values(file[location.file.removeprefix(_INSIDE)])[0])
+
+    def read(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if location.file.startswith(_INSIDE):
+            return super().read(record)
+        return self._file.read(location.file, location.offset, location.nbytes)
+
+    def address(self, rank: int, file: str) -> str:
+        return str(self.path)
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+    def _records(self, file: Any, rank: int, found: Sequence[_Dataset], skipped: list[str]) -> Iterator[Record]:
         used: set[Key] = set()
-        known: dict[Any, int] = {}
-        number = 0
+        seq = 0
         for _, _, name, key, cls, own in found:
             if own != rank:
                 continue
             dataset = file[name]
             try:
                 array, stored_plainly = _values(dataset)
-            except (KeyError, TypeError, OSError, ValueError):  # strings, tables, damaged or cut off
+            except Exception:  # strings, tables, damaged or cut off: HDF5 raises anything
                 skipped.append(name)
                 continue
-            offset = dataset.id.get_offset() if stored_plainly and dataset.external is None else None
+            offset = dataset.id.get_offset() if stored_plainly else None
             location = Location(_HERE, offset, array.nbytes) if offset else Location(_INSIDE + name, 0, array.nbytes)
-            dtype = dtypes.name_of(array.dtype)
-            summary = self._summarize(array)
-            # The same bits are taken for the same tensor: that is how what flows from module to module is known. Not
-            # where all elements are equal, as in a gradient of zeros.
-            tensor = known.setdefault((dtype, array.shape, summary.digest), number)
-            tensor = tensor if summary.min != summary.max else number
-            yield Record(unique_key(key, used), rank, number, cls, dtype, array.shape, tensor, summary, location)
-            number += 1
-
-
-class _Datasets(Spans):
-    """Bytes of datasets: spans of the file itself; or, of those that are stored in another way, as they are read."""
-
-    def view(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_INSIDE):
-            return super().view(record)
-        return self._bytes(span.file)
-
-    def read(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_INSIDE):
-            return super().read(record)
-        return memoryview(bytearray(self._bytes(span.file)))
-
-    def path_of(self, rank: int, name: str) -> Path:
-        return self._path
-
-    def _bytes(self, name: str) -> memoryview:
-        with _opened(self._path) as file:
-            array, _ = _values(file[name.removeprefix(_INSIDE)])
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
+            dtype, summary = dtypes.name_of(array.dtype), self._summarize(array)
+            yield Record(unique_key(key, used), rank, seq, cls, dtype, array.shape, seq, summary, location)
+            seq += 1
 
 
 def _opened(path: Path) -> Any:
+    # The library reads the file itself. It must not wait for a FIFO.
+    SingleFile(path).size("")
     try:
         return h5py.File(path, "r")
     except PermissionError as error:
         raise RunUnreadable(f"{path} may not be read by you: {error.strerror}.") from error
     except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read as HDF5: {error}") from error
+        raise RunUnreadable(f"{path} cannot be read as HDF5: {shorten(str(error))}") from error
 
 
-def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Found]:
+def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Dataset]:
     """Every dataset that stands for a tensor."""
     names: list[str] = []
     file.visit(names.append)  # follows no links into other files
     for place, name in enumerate(names):
-        dataset = file[name]
-        if not isinstance(dataset, h5py.Dataset):
-            continue
-        if dataset.external is not None or dataset.is_virtual:  # its values are in files elsewhere
+        try:
+            name.encode()
+            dataset = file[name]
+            if not isinstance(dataset, h5py.Dataset):
+                continue
+            if dataset.external is not None or dataset.is_virtual:  # its values are in files elsewhere
+                raise ValueError("its values are in other files")
+            said = {**_attributes(dataset.parent), **_attributes(dataset)}
+        except Exception:  # HDF5 raises anything for a damaged object
             skipped.append(name)
             continue
-        said = {**_attributes(dataset.parent), **_attributes(dataset)}
         if said.get("none") or dataset.shape is None:
             continue
         if not dataset.size and "path" not in said:  # so older dumps say None
@@ -217,14 +206,16 @@ def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Found]:
             order, key, cls = _identity(name, said, step)
             seq = int(said["seq"]) if "seq" in said else None
             rank = int(said.get("rank", 0))
-        except (TypeError, ValueError):  # no dump has such a name, or such attributes
+            if not all(abs(number) < 1 << 63 for number in (order, seq or 0, key.step, key.micro, key.call)):
+                raise ValueError(name)
+        except (TypeError, ValueError, OverflowError):  # no dump has such a name, or such attributes
             skipped.append(name)
             continue
         if seq is not None:
-            yield _Found(seq, 0, name, key, cls, rank)
+            yield _Dataset(seq, 0, name, key, cls, rank)
         else:  # by group; within it as computed, not by name
             later = len(names) if key.kind == "grad_input" else 0
-            yield _Found(order, place + later, name, key, cls, rank)
+            yield _Dataset(order, place + later, name, key, cls, rank)
 
 
 def _identity(name: str, said: dict[str, Any], step: int) -> tuple[int, Key, str]:
@@ -260,11 +251,18 @@ def _plain(value: Any) -> Any:
 
 
 def _values(dataset: Any) -> tuple[Array, bool]:
-    """The tensor, and whether it lies in the file as it does in memory. KeyError if it is of no known type."""
-    said = _plain(dataset.attrs.get("dtype", ""))
+    """Return the tensor, and whether the file holds it as memory does. Raise KeyError if its type is unknown."""
+    attribute = _plain(dataset.attrs.get("dtype", ""))
     stored = dataset.dtype
+    name = dtypes.name_of(stored)  # before anything is read: strings and tables may be of any size
+    chunk = prod(dataset.chunks or ()) * stored.itemsize
+    check_expansion(max(dataset.nbytes, chunk), dataset.id.get_storage_size())
     array: Array = np.asarray(dataset[()])
-    if said in dtypes.NAMES and dtypes.numpy_dtype(said) != stored:
-        return recorded(array, said), False
-    name = dtypes.name_of(stored)
-    return array.astype(dtypes.numpy_dtype(name), copy=False), bool(stored.isnative)
+    if attribute in dtypes.NAMES and dtypes.numpy_dtype(attribute) != stored:
+        return recorded(array, attribute), False
+    plain = bool(stored.isnative) and dataset.external is None
+    return array.astype(dtypes.numpy_dtype(name), copy=False), plain
+
+
+_INFO: dict[str, type] = {"framework": str, "model": str, "started": str, "world": int, "config": dict}
+"""Attributes of the file that other code reads by type. Others are passed on as they are."""

@@ -12,19 +12,22 @@ import numpy.typing as npt
 from tensortap.core import dtypes
 from tensortap.errors import RunUnreadable
 
-__all__ = ["NpyHeader", "array_from", "known_dtype", "read_header", "readable_dtype"]
+__all__ = ["LONGEST_HEADER", "NpyHeader", "array_from", "known_dtype", "read_header", "readable_dtype"]
 
+LONGEST_HEADER = 1 << 14
+"""Bytes that hold any header that NumPy reads."""
+_ARCHIVE = b"PK\x03\x04"
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpyHeader(NamedTuple):
-    """What an .npy file says of its array."""
+    """The description of an array in its .npy file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     by_columns: bool
     offset: int
-    """Of the elements, from the start of the file."""
+    """Where the elements begin in the file."""
 
     @property
     def nbytes(self) -> int:
@@ -32,13 +35,17 @@ class NpyHeader(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the elements lie in the file as in memory."""
+        """Whether the file holds the elements as memory does."""
         return not self.by_columns and self.dtype.isnative
 
 
 def read_header(stream: BinaryIO, size: int) -> NpyHeader:
     """Read the header of an array whose file has `size` bytes. Raise RunUnreadable, with the reason alone."""
     try:
+        begin = stream.tell()
+        if stream.read(len(_ARCHIVE)) == _ARCHIVE:
+            raise ValueError("it is an archive of several arrays: rename it to .npz, or save each array by itself")
+        stream.seek(begin)
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
             raise ValueError(f"it is of .npy version {version[0]}.{version[1]}, which only named fields need")
@@ -62,7 +69,7 @@ def read_header(stream: BinaryIO, size: int) -> NpyHeader:
 
 
 def array_from(data: memoryview, header: NpyHeader) -> npt.NDArray[Any]:
-    """The array over the bytes behind its header, without a copy where elements are aligned."""
+    """Return the array over the bytes behind its header, without a copy if its elements are aligned."""
     if not header.nbytes:
         return np.empty(header.shape, header.dtype)
     flat = np.frombuffer(data[: header.nbytes], np.uint8).view(header.dtype)
@@ -74,13 +81,13 @@ def array_from(data: memoryview, header: NpyHeader) -> npt.NDArray[Any]:
 
 
 def known_dtype(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array in native byte order. Raise RunUnreadable if its elements are of no known dtype."""
+    """Return the array in native byte order. Raise RunUnreadable if its dtype is unknown."""
     dtype = readable_dtype(array.dtype)
     return array.view(dtype) if array.dtype.kind == "V" else array.astype(dtype, copy=False)
 
 
 def readable_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that elements are read as. Raise RunUnreadable if there is none."""
+    """Return the dtype as which elements are read. Raise RunUnreadable if there is none."""
     if stored.kind == "V" and stored.itemsize == 2 and stored.names is None:
         return dtypes.numpy_dtype("bfloat16")  # numpy.save writes it so
     try:

@@ -27,13 +27,13 @@ from tensortap.core import dtypes
 from tensortap.core.file_io import BINARY
 from tensortap.errors import StoreWriteError
 
-__all__ = ["SIDECARS", "Entry", "Sidecar", "SidecarWriter", "copy_sidecar", "read_sidecar", "sidecar_path"]
+__all__ = ["SIDECARS", "Sidecar", "SidecarEntry", "SidecarWriter", "copy_sidecar", "read_sidecar", "sidecar_path"]
 
 SIDECARS = "tensortap"
 _FORMAT, _VERSION = "tensortap-npy", 1
 
 
-class Entry(NamedTuple):
+class SidecarEntry(NamedTuple):
     """One file of the tree."""
 
     dtype: str
@@ -49,7 +49,7 @@ class Sidecar:
 
     framework: str = ""
     world: int = 0
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, SidecarEntry] = field(default_factory=dict)
     """By file, as in `tensors/tensor_idx_0_….npy`."""
     notice: str = ""
     """Why the sidecar is not used, if it is not."""
@@ -63,7 +63,7 @@ class SidecarWriter:
     """Appends to the sidecar of one rank. It holds no open file between two lines.
 
     >>> writer = SidecarWriter(Path("tmp_tensors"), 0, framework="torch", world=1)                   # doctest: +SKIP
-    >>> writer.add("tensors/tensor_idx_0_….npy", Entry("bfloat16", "fc1", "0", "Linear"))            # doctest: +SKIP
+    >>> writer.add("tensors/tensor_idx_0_….npy", SidecarEntry("bfloat16", "fc1", "0", "Linear"))     # doctest: +SKIP
     """
 
     def __init__(self, tree: Path, rank: int, framework: str, world: int) -> None:
@@ -76,7 +76,7 @@ class SidecarWriter:
         except OSError as error:
             raise StoreWriteError(f"{self.path} cannot be written: {error.strerror}") from error
 
-    def add(self, file: str, entry: Entry) -> None:
+    def add(self, file: str, entry: SidecarEntry) -> None:
         """Describe a file that is about to be written."""
         self._add_line(
             {"file": file, "dtype": entry.dtype, "module": entry.module, "path": entry.path, "class": entry.cls}
@@ -148,9 +148,9 @@ def _parsed(line: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _entry(values: Mapping[str, Any]) -> Entry | None:
+def _entry(values: Mapping[str, Any]) -> SidecarEntry | None:
     names = ("file", "dtype", "module", "path", "class")
     found = [value for name in names if isinstance(value := values.get(name), str)]
     if len(found) < len(names) or found[1] not in dtypes.NAMES:
         return None
-    return Entry(*found[1:])
+    return SidecarEntry(*found[1:])

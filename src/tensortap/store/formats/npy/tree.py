@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +22,19 @@ from tensortap.core import dtypes
 from tensortap.core.records import Coverage, Key, Location, Record, Summary
 from tensortap.errors import RunUnreadable
 from tensortap.store.exports.plain import narrow, widen
-from tensortap.store.format import RUN_JSON, encode, rank_name
+from tensortap.store.format import RUN_JSON, rank_name
+from tensortap.store.formats.entries import LoadedTensor
 from tensortap.store.formats.npy.bfloat16 import Bfloat16Evidence
-from tensortap.store.formats.npy.file import map_npy, read_npy
+from tensortap.store.formats.npy.file import load_npy
 from tensortap.store.formats.npy.names import GRADS, TENSORS, NpyName, files_in, rank_folders
 from tensortap.store.formats.npy.pairs import Adopted, adopt
 from tensortap.store.formats.npy.sidecar import read_sidecar
 from tensortap.store.index import Index
-from tensortap.store.run import Run
-from tensortap.store.source import Spans
+from tensortap.store.query import Filter
+from tensortap.store.run import Run, RunSource, reason_of
+from tensortap.store.source import LocalFiles, bytes_of_array, kept_location
 
-__all__ = ["NpyTree", "is_npy_tree", "open_npy_tree", "with_common_names"]
+__all__ = ["NpyTree", "open_source", "recognizes", "with_common_names"]
 
 Array = npt.NDArray[Any]
 Summarize = Callable[[Array], Summary]
@@ -41,13 +42,15 @@ _WIDENED = "widened:"
 """Marks the location of a tensor that is wider in its file than it was in the model."""
 
 
-def is_npy_tree(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
+    """Return whether a folder has tensors or gradients in rank folders."""
     if not path.is_dir() or (path / RUN_JSON).exists():
         return False
     return any(rank_folders(path / kind) for kind in (TENSORS, GRADS))
 
 
-def open_npy_tree(path: Path, summarize: Summarize) -> NpyTree:
+def open_source(path: Path, summarize: Summarize) -> NpyTree:
+    """Open a tree."""
     return NpyTree(path, summarize)
 
 
@@ -57,18 +60,19 @@ def with_common_names(reference: Run, candidate: Run) -> tuple[Run, Run]:
     A tree without a sidecar has only the names of its files, so the other tree gets those too. `npy_pairs` decides
     which files belong together.
     """
-    if not isinstance(reference, NpyTree) or not isinstance(candidate, NpyTree):
+    ours, theirs = reference.source, candidate.source
+    if not isinstance(ours, NpyTree) or not isinstance(theirs, NpyTree):
         return reference, candidate
-    file_names = not (reference.has_module_names and candidate.has_module_names)
-    adopted = adopt(reference.path, candidate.path)
-    if file_names and reference.has_module_names:
-        reference = reference.reopened(file_names=True)
-    if adopted.calls or (file_names and (candidate.has_module_names or adopted.names)):
-        candidate = candidate.reopened(file_names, adopted)
+    file_names = not (ours.has_module_names and theirs.has_module_names)
+    adopted = adopt(ours.path, theirs.path)
+    if file_names and ours.has_module_names:
+        reference = Run(ours.reopened(file_names=True))
+    if adopted.calls or (file_names and (theirs.has_module_names or adopted.names)):
+        candidate = Run(theirs.reopened(file_names, adopted))
     return reference, candidate
 
 
-class _Saved(NamedTuple):
+class _SavedFile(NamedTuple):
     """A file and the content of its name."""
 
     kind: str
@@ -81,31 +85,10 @@ class _Saved(NamedTuple):
         return f"{self.kind}/{self.file}"
 
 
-class _Files(Spans):
-    """The bytes of .npy files. The index names them by their place in the tree, without the rank."""
+class NpyTree(RunSource):
+    """The files of a tree. The index is built on first use, which reads every file once."""
 
-    def view(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_WIDENED):
-            return super().view(record)
-        array = read_npy(self.path_of(record.rank, span.file.removeprefix(_WIDENED)))
-        return np.ascontiguousarray(narrow(array, record.dtype)).reshape(-1).view(np.uint8).data.toreadonly()
-
-    def read(self, record: Record) -> memoryview:
-        span = record.location
-        if span is None or not span.file.startswith(_WIDENED):
-            return super().read(record)
-        return self.view(record)
-
-    def path_of(self, rank: int, name: str) -> Path:
-        kind, _, file = name.partition("/")
-        if kind not in (TENSORS, GRADS) or Path(file).name != file:
-            raise RunUnreadable(f"{self._path}: there is no file {name!r} in a tree of .npy files.")
-        return self._path / kind / rank_name(rank) / file
-
-
-class NpyTree(Run):
-    """A run over the files of a tree. The index is made on first use, which reads every file once."""
+    on_disk = True
 
     def __init__(
         self, path: Path, summarize: Summarize, *, file_names: bool = False, adopted: Adopted | None = None
@@ -117,11 +100,11 @@ class NpyTree(Run):
         framework = frameworks.pop() if len(frameworks) == 1 else ""
         info = {"framework": framework or "npy tree", "model": path.name, "format": "npy tree", "config": {}}
         super().__init__(path, {**info, "world": max(world, len(ranks))}, ranks)
-        self._spans = _Files(path)
+        self._files = LocalFiles(path)
         self._summarize = summarize
         self._file_names = file_names
         self._renamed, self._calls_elsewhere = adopted or Adopted({}, {})
-        self._said: dict[int, list[str]] = {}
+        self._rank_notices: dict[int, list[str]] = {}
 
     @cached_property
     def has_module_names(self) -> bool:
@@ -134,15 +117,10 @@ class NpyTree(Run):
         """Open the tree again, with the names of its files, or with names and calls of another tree."""
         return NpyTree(self.path, self._summarize, file_names=file_names, adopted=adopted)
 
-    @property
-    def finished(self) -> bool:
-        return True
-
-    @property
     def notices(self) -> list[str]:
         for rank in self.ranks:
-            self._index(rank)
-        found = [f"rank {rank}: {text}" for rank in self.ranks for text in self._said[rank]]
+            self.index(rank)
+        found = [f"rank {rank}: {text}" for rank in self.ranks for text in self._rank_notices[rank]]
         if self._inferred:
             found.append(
                 f"{len(self._inferred)} tensors count as bfloat16: they are saved as float32, and all values have the "
@@ -152,25 +130,49 @@ class NpyTree(Run):
             found.append("layers are paired with those of the reference by their order: no name is the same")
         return found
 
-    @property
     def coverage(self) -> dict[int, list[Coverage]]:
-        """The saved layers. The tree does not know the others."""
+        """Return the saved layers. The tree does not know the others."""
         found: dict[int, list[Coverage]] = {}
         for rank in self.ranks:
+            index = self.index(rank)
             calls: dict[tuple[str, str], int] = defaultdict(int)
-            for record in self.records(rank=rank, kind="output", path="0"):
+            for record in index.records(Filter(kind="output", path="0").rows(index.rows)):
                 calls[record.key.module, record.cls] += 1
             found[rank] = [Coverage(module, cls, "seen", count) for (module, cls), count in calls.items()]
         return found
 
-    def _index(self, rank: int) -> Index:
-        if rank not in self._indexes and rank in self.ranks:
-            records = list(self._described(rank))
-            self._indexes[rank] = Index.of([encode(records, [True] * len(records))] if records else [], rank)
-        return super()._index(rank)
+    def read_index(self, rank: int) -> Index:
+        return Index.of_records(list(self._records(rank)), rank)
 
-    def _described(self, rank: int) -> Iterator[Record]:
-        said = self._said[rank] = self._unnamed(rank)
+    def view(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if not location.file.startswith(_WIDENED):
+            return self._files.view(self._name(record.rank, location.file), location.offset, location.nbytes)
+        name = self._name(record.rank, location.file.removeprefix(_WIDENED))
+        return bytes_of_array(narrow(load_npy(self._files, name).array, record.dtype))
+
+    def read(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        if location.file.startswith(_WIDENED):
+            return super().read(record)
+        return self._files.read(self._name(record.rank, location.file), location.offset, location.nbytes)
+
+    def address(self, rank: int, file: str) -> str:
+        return self._files.address(self._name(rank, file))
+
+    def close(self) -> None:
+        super().close()
+        self._files.close()
+
+    def _name(self, rank: int, place: str) -> str:
+        """Return the name of a file below the tree."""
+        kind, _, file = place.partition("/")
+        if kind not in (TENSORS, GRADS) or Path(file).name != file:
+            raise RunUnreadable(f"{self.path}: there is no file {place!r} in a tree of .npy files.")
+        return f"{kind}/{rank_name(rank)}/{file}"
+
+    def _records(self, rank: int) -> Iterator[Record]:
+        notices = self._rank_notices[rank] = self._unnamed(rank)
         saved = self._saved(rank)
         classes = {self._key(rank, each).module: each.name.cls for each in saved if each.name.cls}
         seen: dict[Key, int] = defaultdict(int)
@@ -178,18 +180,19 @@ class NpyTree(Run):
         for each in saved:
             key = self._key(rank, each)
             seen[key] += 1
-            file = self._spans.path_of(rank, each.place)
             try:
-                stored = read_npy(file)
-            except RunUnreadable as error:
-                said.append(f"{each.place} cannot be read: {error}")
+                stored, location = self._load(rank, each)
+            except (OSError, RunUnreadable) as error:
+                notices.append(f"{each.place} cannot be read: {reason_of(error)}")
                 continue
             array = self._original(rank, each, stored)
             if array is not stored:
-                location: Location | None = Location(_WIDENED + each.place, 0, array.nbytes)
+                location = Location(_WIDENED + each.place, 0, array.nbytes)
                 self.on_disk = False
-            elif (location := _location(each, file, array)) is None:
-                said.append(f"{each.place} is stored column by column: only its summary is used")
+            elif location is None:
+                notices.append(f"{each.place} is stored column by column: only its summary is used")
+            else:
+                location = location._replace(file=each.place)
             entry = self._sidecars[rank].entries.get(each.place)
             yield Record(
                 key=key._replace(call=self._calls_elsewhere.get((rank, each.place), seen[key] - 1)),
@@ -204,7 +207,16 @@ class NpyTree(Run):
             )
             sequence += 1
 
-    def _key(self, rank: int, saved: _Saved) -> Key:
+    def _load(self, rank: int, saved: _SavedFile) -> LoadedTensor:
+        array, location = load_npy(self._files, self._name(rank, saved.place))
+        try:
+            dtypes.name_of(array.dtype)
+        except KeyError:
+            known = ", ".join(dtypes.NAMES)
+            raise RunUnreadable(f"elements of dtype {array.dtype} cannot be compared; known are {known}") from None
+        return LoadedTensor(array, location)
+
+    def _key(self, rank: int, saved: _SavedFile) -> Key:
         name = saved.name
         if self.has_module_names:
             _, module, path, _ = self._sidecars[rank].entries[saved.place]
@@ -216,7 +228,7 @@ class NpyTree(Run):
             return Key(name.micro, 0, "forward", module, 0, "output", path)
         return Key(name.micro, 0, "backward", module, 0, "param_grad", path)
 
-    def _original(self, rank: int, saved: _Saved, stored: Array) -> Array:
+    def _original(self, rank: int, saved: _SavedFile, stored: Array) -> Array:
         """Return the tensor in the dtype that it had in the model."""
         entry = self._sidecars[rank].entries.get(saved.place)
         if entry is None:
@@ -225,7 +237,7 @@ class NpyTree(Run):
             return stored
         original = narrow(stored, entry.dtype) if stored.dtype == np.float32 else stored
         if original is stored or not np.array_equal(_bits(widen(original)), _bits(stored)):
-            self._said[rank].append(
+            self._rank_notices[rank].append(
                 f"{saved.place} holds {stored.dtype} values although {entry.dtype} was recorded: it was replaced later"
             )
             return stored
@@ -239,15 +251,21 @@ class NpyTree(Run):
             for saved in self._saved(rank):
                 if saved.place in self._sidecars[rank].entries:
                     continue
-                array = map_npy(self._spans.path_of(rank, saved.place))
+                array = self._mapped(rank, saved)
                 if array is not None and array.dtype == np.float32:
                     evidence.add((saved.kind, saved.name.name, saved.name.path), (rank, saved.place), array)
         return evidence.files()
 
-    def _saved(self, rank: int) -> list[_Saved]:
+    def _mapped(self, rank: int, saved: _SavedFile) -> Array | None:
+        try:
+            return load_npy(self._files, self._name(rank, saved.place)).array
+        except (OSError, RunUnreadable):
+            return None  # reported with the index
+
+    def _saved(self, rank: int) -> list[_SavedFile]:
         """The files in execution order: of each micro step first the outputs, then the gradients."""
         found = [
-            _Saved(kind, file, name)
+            _SavedFile(kind, file, name)
             for kind in (TENSORS, GRADS)
             for file, name in self._listed(rank, kind)
             if name is not None
@@ -271,11 +289,3 @@ class NpyTree(Run):
 
 def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _location(saved: _Saved, file: Path, array: Array) -> Location | None:
-    """Return where the elements are in the file. None if they are not in the usual order."""
-    if not array.flags.c_contiguous or not array.dtype.isnative:
-        return None
-    expected = prod(array.shape) * array.dtype.itemsize
-    return Location(saved.place, file.stat().st_size - expected, expected)

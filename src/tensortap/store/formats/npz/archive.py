@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import mmap
 import struct
 import zipfile
 import zlib
@@ -18,16 +17,14 @@ import numpy as np
 
 from tensortap.core.records import Location
 from tensortap.errors import RunUnreadable
-from tensortap.store.formats.entries import Array, Loaded
-from tensortap.store.formats.npy.header import NpyHeader, array_from, read_header
+from tensortap.store.formats.entries import Array, LoadedTensor, check_expansion
+from tensortap.store.formats.npy.header import LONGEST_HEADER, NpyHeader, array_from, read_header
+from tensortap.store.formats.pickles.refusal import holds_pickle
+from tensortap.store.source import SingleFile, read_head
 
-__all__ = ["NpzArchive", "is_npz"]
+__all__ = ["NpzArchive", "recognizes"]
 
 _SUFFIX, _MEMBER = ".npz", ".npy"
-_HEAD = 1 << 14
-"""Bytes that hold any header that NumPy reads."""
-_MOST_RATIO = 1032
-"""Bytes that deflate makes of one at most."""
 _LOCAL = struct.Struct("<4s22xHH")
 _BROKEN = (
     zipfile.BadZipFile,
@@ -42,11 +39,11 @@ _BROKEN = (
 )
 
 
-def is_npz(path: Path) -> bool:
-    """Whether a file is an archive of arrays, by its ending or, if it has another one, by its content."""
+def recognizes(path: Path) -> bool:
+    """Return whether a file is an archive of arrays, by its ending or, if it has another one, by its content."""
     if path.suffix == _SUFFIX:
-        return not path.is_dir()
-    if not path.is_file() or not zipfile.is_zipfile(path):
+        return not path.is_dir() and not holds_pickle(path)  # whose error names what it would load
+    if read_head(path, 2) != b"PK":
         return False
     try:
         with zipfile.ZipFile(path) as archive:
@@ -62,9 +59,9 @@ class NpzArchive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._zip = zipfile.ZipFile(path)
+            self.files = SingleFile(path)
+            self._size = self.files.size("")
+            self._zip = zipfile.ZipFile(self.files.stream(""))
         except _BROKEN as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise RunUnreadable(f"{path} cannot be read as an .npz archive: {reason}.") from error
@@ -101,21 +98,21 @@ class NpzArchive:
         with self._reading(name) as member:
             if member.compress_type == zipfile.ZIP_STORED:
                 view = self._stored(member)[1]
-                return read_header(io.BytesIO(view[:_HEAD]), len(view))
+                return read_header(io.BytesIO(view[:LONGEST_HEADER]), len(view))
             with self._opened(member) as stream:
                 return read_header(stream, member.file_size)
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedTensor:
         """The array of a member, in the dtype and byte order that it has there."""
         with self._reading(name) as member:
             if member.compress_type != zipfile.ZIP_STORED:
-                return Loaded(self._decompressed(member))
+                return LoadedTensor(self._decompressed(member))
             begin, view = self._stored(member)
-            header = read_header(io.BytesIO(view[:_HEAD]), len(view))
+            header = read_header(io.BytesIO(view[:LONGEST_HEADER]), len(view))
             if zlib.crc32(view) != member.CRC:
                 raise RunUnreadable("its bytes do not have the checksum that the archive has of them: it is damaged")
             span = Location("", begin + header.offset, header.nbytes) if header.is_plain else None
-            return Loaded(array_from(view[header.offset :], header), span)
+            return LoadedTensor(array_from(view[header.offset :], header), span)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[zipfile.ZipInfo]:
@@ -136,17 +133,15 @@ class NpzArchive:
     def _stored(self, member: zipfile.ZipInfo) -> tuple[int, memoryview]:
         """Where in the file a member begins that is stored as it is, and its bytes."""
         begin = self._begin(member)
-        view = memoryview(self._data)[begin : begin + member.file_size]
-        if len(view) < member.file_size or member.compress_size != member.file_size:
+        if begin + member.file_size > self._size or member.compress_size != member.file_size:
             raise ValueError("the archive is cut off, or its directory is damaged")
-        return begin, view
+        return begin, self.files.view("", begin, member.file_size)
 
     def _begin(self, member: zipfile.ZipInfo) -> int:
         """Where the bytes of a member begin in the file: behind its local header, which ends in names of any length."""
-        head = self._data[member.header_offset : member.header_offset + _LOCAL.size]
-        if member.header_offset < 0 or len(head) < _LOCAL.size:
+        if not 0 <= member.header_offset <= self._size - _LOCAL.size:
             raise ValueError("the archive is cut off, or its directory is damaged")
-        mark, name, extra = _LOCAL.unpack(head)
+        mark, name, extra = _LOCAL.unpack(self.files.read("", member.header_offset, _LOCAL.size))
         if mark != b"PK\x03\x04":
             raise ValueError("the archive's directory is damaged")
         return member.header_offset + _LOCAL.size + int(name) + int(extra)
@@ -154,8 +149,7 @@ class NpzArchive:
     def _opened(self, member: zipfile.ZipInfo) -> Any:
         if member.compress_type != zipfile.ZIP_DEFLATED:
             raise ValueError("it is compressed in a way that NumPy does not write")
-        if member.file_size > _MOST_RATIO * (member.compress_size + 64):
-            raise ValueError(f"the archive is damaged: {member.compress_size} bytes cannot hold {member.file_size}")
+        check_expansion(member.file_size, min(member.compress_size, self._size))
         return self._zip.open(member)
 
     def _decompressed(self, member: zipfile.ZipInfo) -> Array:
@@ -168,6 +162,6 @@ class NpzArchive:
                 if not count:
                     raise EOFError("it is cut off")
                 view = view[count:]
-            while stream.read(_HEAD):  # to the end, so that the checksum is compared
+            while stream.read(LONGEST_HEADER):  # to the end, so that the checksum is compared
                 pass
         return array_from(data.data, header)

@@ -22,7 +22,7 @@ from tensortap.core.records import Key
 from tensortap.errors import RunUnreadable
 from tensortap.store.exports.npz_file import CALL
 from tensortap.store.exports.plain import recorded
-from tensortap.store.formats.entries import EntriesRun, Entry, Loaded, Summarize, backward_or_forward
+from tensortap.store.formats.entries import LoadedTensor, StoredTensor, Summarize, TensorList, phase_of
 from tensortap.store.formats.npy.header import known_dtype
 from tensortap.store.formats.npz.archive import NpzArchive
 
@@ -56,7 +56,7 @@ def is_module_call(names: Iterable[str]) -> bool:
     return sides == {each.kind.removeprefix("grad_") for each in members if each.name.partition("~")[0] in _KINDS}
 
 
-def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> EntriesRun:
+def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> TensorList:
     """Open a file of one call."""
     about = archive.about if archive.about.get("format") == CALL else {}
     module = str(about["module"]) if "module" in about else _module_of(path)
@@ -68,15 +68,22 @@ def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> E
         notices.append(
             f"{', '.join(sorted(bits))}: uint16 is read as the bits of bfloat16, as paddle's numpy() gives it"
         )
-    entries = []
+    tensors = []
     for name, kind, path_there in sorted(members, key=lambda each: _KINDS.index(each.kind)):
-        key = Key(0, 0, backward_or_forward(kind), module, 0, kind, str(paths.get(name, path_there)))
+        key = Key(0, 0, phase_of(kind), module, 0, kind, str(paths.get(name, path_there)))
         dtype = "bfloat16" if name in bits else said.get(name)
-        entries.append(Entry(key, name, partial(_loaded, archive, name, dtype), cls=str(about.get("class", ""))))
+        tensors.append(StoredTensor(key, name, partial(_loaded, archive, name, dtype), cls=str(about.get("class", ""))))
     info = {"framework": str(about.get("framework") or "npz"), "model": path.name, "format": "npz", "config": {}}
-    run = EntriesRun(path, entries, {**info, "world": 1}, summarize, notices=notices, strict=True)
-    run.only_module = module
-    return run
+    return TensorList(
+        path,
+        tensors,
+        {**info, "world": 1},
+        summarize,
+        files=archive.files,
+        notices=notices,
+        strict=True,
+        only_module=module,
+    )
 
 
 def _parsed(name: str) -> _Member | None:
@@ -116,12 +123,12 @@ def _is_uint16(archive: NpzArchive, name: str) -> bool:
         return False  # reported when the index is built
 
 
-def _loaded(archive: NpzArchive, name: str, dtype: str | None) -> Loaded:
+def _loaded(archive: NpzArchive, name: str, dtype: str | None) -> LoadedTensor:
     array, span = archive.load(name)
     if dtype is None:
-        return Loaded(known_dtype(array), span)
+        return LoadedTensor(known_dtype(array), span)
     try:
         tensor = recorded(array, dtype)
     except ValueError as error:
         raise RunUnreadable(str(error)) from error
-    return Loaded(tensor, span if tensor is array else None)
+    return LoadedTensor(tensor, span if tensor is array else None)

@@ -6,19 +6,18 @@ from functools import partial
 from pathlib import Path
 
 from tensortap.errors import RunNotFound, RunUnreadable
-from tensortap.store.exports.manifest import EXPORT, MANIFEST, Listed, is_manifest, read_manifest
-from tensortap.store.formats.arrays import ArrayRun
-from tensortap.store.formats.entries import Array, EntriesRun, Summarize, few_notices
-from tensortap.store.formats.exported import export_info, key_of, listed_entries, named_entries
+from tensortap.store.exports.manifest import EXPORT, MANIFEST, ManifestRow, is_manifest, read_manifest
+from tensortap.store.formats.arrays import named_arrays
+from tensortap.store.formats.entries import Array, Summarize, TensorList, few_notices
+from tensortap.store.formats.exported import export_info, key_of, listed_tensors, named_tensors
 from tensortap.store.formats.npy.header import known_dtype, readable_dtype
-from tensortap.store.formats.npz.archive import NpzArchive, is_npz
+from tensortap.store.formats.npz.archive import NpzArchive, recognizes
 from tensortap.store.formats.npz.module_call import is_module_call, open_module_call
-from tensortap.store.run import Run
 
-__all__ = ["is_npz", "open_npz"]
+__all__ = ["open_source", "recognizes"]
 
 
-def open_npz(path: Path, summarize: Summarize) -> Run:
+def open_source(path: Path, summarize: Summarize) -> TensorList:
     """Open an archive of arrays. Nothing is unpickled, and arrays are read when asked for."""
     if not path.exists():
         raise RunNotFound(f"{path} does not exist: no .npz archive to open.")
@@ -34,20 +33,22 @@ def open_npz(path: Path, summarize: Summarize) -> Run:
     return _parameters(path, archive, summarize)
 
 
-def _export(path: Path, archive: NpzArchive, rows: list[Listed], summarize: Summarize) -> EntriesRun:
+def _export(path: Path, archive: NpzArchive, rows: list[ManifestRow], summarize: Summarize) -> TensorList:
     about = archive.about if archive.about.get("format") == EXPORT else {}
     if rows:
-        entries = listed_entries(rows, lambda row: archive.load(row.name))
+        tensors = listed_tensors(rows, lambda row: archive.load(row.name))
         listed = {row.name for row in rows}
         unlisted = [name for name in archive.names if name not in listed]
         notices = few_notices("arrays that the manifest does not list, and that are left out", unlisted)
     else:
-        entries, notices = named_entries(archive.names, archive.load)
-    info = {**export_info(path, about), "world": len({entry.rank for entry in entries}) or 1}
-    return EntriesRun(path, entries, info, summarize, notices=notices, complete=bool(about.get("complete", True)))
+        tensors, notices = named_tensors(archive.names, archive.load)
+    info = {**export_info(path, about), "world": len({tensor.rank for tensor in tensors}) or 1}
+    return TensorList(
+        path, tensors, info, summarize, files=archive.files, notices=notices, complete=bool(about.get("complete", True))
+    )
 
 
-def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> ArrayRun:
+def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> TensorList:
     """Arrays by name, as a state dict saved with numpy.savez has them."""
     reasons = {name: _why_not(archive, name) for name in archive.names}
     readable = {name: partial(_array, archive, name) for name, reason in reasons.items() if not reason}
@@ -56,7 +57,7 @@ def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> ArrayR
     if not readable:
         raise RunUnreadable(f"{path}: {notices[0]}.")
     info = {"framework": "npz", "model": path.name, "format": "npz", "config": {"kind": "named arrays"}, "world": 1}
-    return ArrayRun(path, readable, info, summarize, notices)
+    return named_arrays(path, readable, info, summarize, notices)
 
 
 def _why_not(archive: NpzArchive, name: str) -> str:
@@ -69,7 +70,4 @@ def _why_not(archive: NpzArchive, name: str) -> str:
 
 
 def _array(archive: NpzArchive, name: str) -> Array:
-    try:
-        return known_dtype(archive.load(name).array)
-    except RunUnreadable as error:
-        raise RunUnreadable(f"{archive.path}: {name} cannot be read: {error}.") from error
+    return known_dtype(archive.load(name).array)

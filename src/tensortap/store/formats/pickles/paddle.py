@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from tensortap.errors import RunUnreadable
 from tensortap.store.formats.arrays import WRAPPERS
 from tensortap.store.formats.pickles.machine import read_pickle
 from tensortap.store.formats.pickles.values import PickledArray, PickleRefused
+from tensortap.store.source import LocalFiles
 
 __all__ = ["PADDLE_SUFFIXES", "read_paddle"]
 
@@ -40,11 +40,11 @@ _FEW = 3
 
 def read_paddle(path: Path) -> tuple[dict[str, Callable[[], Array]], list[str]]:
     """Return the tensors of a checkpoint by name, loaded when asked for, and notices about what the format omits."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        if not size:
-            raise RunUnreadable(f"{path} is empty: no checkpoint to open.")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    files = LocalFiles()
+    size = files.size(str(path))
+    if not size:
+        raise RunUnreadable(f"{path} is empty: no checkpoint to open.")
+    data = files.view(str(path), 0, size)
     try:
         value, end = read_pickle(data)
         found, notices = _contents(value, size)
@@ -57,14 +57,14 @@ def read_paddle(path: Path) -> tuple[dict[str, Callable[[], Array]], list[str]]:
         raise RunUnreadable(f"{path} holds no tensors: save layer.state_dict() with paddle.save.")
     if end < size:
         notices.append(f"{size - end:,} bytes follow the checkpoint in its file and were not read")
-    return {name: partial(_load, path, name, leaf) for name, leaf in found.items()}, notices
+    return {name: partial(_load, leaf) for name, leaf in found.items()}, notices
 
 
-def _load(path: Path, name: str, leaf: _Leaf) -> Array:
+def _load(leaf: _Leaf) -> Array:
     try:
         return leaf.load()
     except PickleRefused as error:
-        raise RunUnreadable(f"{path} is damaged in {name!r}: {error}.") from error
+        raise RunUnreadable(f"it is damaged: {error}") from error
 
 
 def _contents(value: Any, size: int) -> tuple[dict[str, _Leaf], list[str]]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from tensortap.errors import RunUnreadable
+from tensortap.store.source import read_head
 
 __all__ = ["classes_in", "holds_pickle", "is_pickle", "is_torch_file", "refused"]
 
@@ -26,27 +27,22 @@ _OF_ARRAYS = ("numpy.", *_HARMLESS)
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file is a pickle, by its ending or by its content. A file of torch holds one."""
+    """Return whether a file is a pickle, by its ending or by its content. A file of torch holds one."""
     if not path.is_file():
         return path.suffix in _ENDINGS and not path.is_dir()
     return path.suffix in _ENDINGS or holds_pickle(path)
 
 
 def holds_pickle(path: Path) -> bool:
-    """Whether a file is a pickle by its content, whatever format its ending promises. A file of torch holds one."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(9)
-    return _begins(head) or is_torch_file(path)
+    """Return whether a file is a pickle by its content, whatever its ending. A file of torch holds one."""
+    return _begins(read_head(path, 9)) or is_torch_file(path)
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether `torch.save` wrote a file, in today's form or in the one before."""
-    with path.open("rb") as file:
-        if file.read(len(_LEGACY)) == _LEGACY:
-            return True
-    return any(name.endswith("/data.pkl") for name in _members(path))
+    """Return whether `torch.save` wrote a file, in its present or its former format."""
+    if (head := read_head(path, len(_LEGACY))) == _LEGACY:
+        return True
+    return head[:2] == b"PK" and any(name.endswith("/data.pkl") for name in _members(path))
 
 
 def refused(path: Path, reason: str = "") -> RunUnreadable:
@@ -78,7 +74,7 @@ def _what(path: Path, classes: list[str], reason: str) -> str:
 
 
 def _begins(head: bytes) -> bool:
-    """Whether a pickle begins so. A safetensors file may begin with the same two bytes, as the length of its header."""
+    """Return whether a pickle begins so. The length of a safetensors header may begin with the same two bytes."""
     return len(head) >= 2 and head[0] == 0x80 and head[1] in _PROTOCOLS and head[4:9] != b"\0\0\0\0{"
 
 
@@ -94,8 +90,7 @@ def _members(path: Path) -> list[str]:
 
 def _bytes(path: Path) -> bytes:
     """The instructions of a pickle, as far as they are looked at."""
-    with path.open("rb") as file:
-        data = file.read(_MOST_READ)
+    data = read_head(path, _MOST_READ)
     member = next((name for name in _members(path) if name.endswith("/data.pkl")), None)
     if member is None:
         return data

@@ -1,0 +1,232 @@
+"""A run that tensortap wrote, read back lazily. Also one that was killed, or is still being written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tensortap.core.records import Coverage, Record
+from tensortap.errors import RunNotFound, RunUnreadable, TensortapError
+from tensortap.store.calls import Calls, read_calls
+from tensortap.store.format import CALLS, COVERAGE_JSON, INDEX, RANK_JSON, RANK_NAME, RUN_JSON, SHARD_NAME, rank_name
+from tensortap.store.index import Index, read_index
+from tensortap.store.metadata import CoverageFile, RankStatus, check_run_info, parse_coverage, parse_rank_status
+from tensortap.store.run import Run, RunSource, first_few, reading
+from tensortap.store.source import LocalFiles, kept_location, read_json
+
+__all__ = ["RunFolder", "open_run", "open_source", "recognizes"]
+
+_SHOWN = 8
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run's folder. Indexes are mapped when asked for, tensors when loaded.
+
+    >>> run = open_run("runs/a")                                               # doctest: +SKIP
+    >>> for record in run.records(module="layers.0.*", nonfinite=True):        # doctest: +SKIP
+    ...     print(record.key, record.summary.nan)
+    """
+    folder = Path(path)
+    with reading(folder):
+        return Run(open_source(folder))
+
+
+def recognizes(path: Path) -> bool:
+    """Return True: the last reader that is asked explains what the path is not."""
+    return True
+
+
+def open_source(path: Path, summarize: Callable[[Any], Any] | None = None) -> RunFolder:
+    """Open a run's folder. It has its own summaries, so `summarize` is not used."""
+    try:
+        if not path.exists():
+            raise RunNotFound(f"{path} does not exist: no run to open.")
+        if not path.is_dir():
+            raise RunUnreadable(
+                f"{path} is a file of no known format. Open the folder of a run, an .npz or .hdf5 file, or a "
+                "checkpoint (.safetensors, or a state dict of torch)."
+            )
+        ranks = sorted(int(m[1]) for entry in path.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
+        info = _run_info(path, ranks)
+    except PermissionError as error:
+        raise RunUnreadable(f"{error.filename or path} may not be read by you: {error.strerror}.") from error
+    return RunFolder(path, info, ranks)
+
+
+class RunFolder(RunSource):
+    """The folder of a run; store/format.py describes its files."""
+
+    on_disk = True
+
+    def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
+        super().__init__(path, info, ranks)
+        self._files = LocalFiles(path)
+        self._calls: dict[int, Calls | None] = {}
+        self._status = {rank: self._read_status(rank) for rank in self.ranks}
+        self._coverage = {rank: self._read_coverage(rank) for rank in self.ranks}
+
+    def read_index(self, rank: int) -> Index:
+        return read_index(self._files, f"{rank_name(rank)}/{INDEX}", rank)
+
+    def view(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        return self._files.view(self._shard(record.rank, location.file), location.offset, location.nbytes)
+
+    def read(self, record: Record) -> memoryview:
+        location = kept_location(record)
+        return self._files.read(self._shard(record.rank, location.file), location.offset, location.nbytes)
+
+    def address(self, rank: int, file: str) -> str:
+        return self._files.address(self._shard(rank, file))
+
+    def finished(self) -> bool:
+        return bool(self.ranks) and all(status and status.status == "finished" for status in self._status.values())
+
+    def failure(self) -> str:
+        failed = (status for status in self._status.values() if status and status.status == "failed")
+        return next((status.reason or "no reason was given" for status in failed), "")
+
+    def coverage(self) -> dict[int, list[Coverage]]:
+        return {rank: known.modules if known else [] for rank, known in self._coverage.items()}
+
+    def calls(self, rank: int) -> Calls | None:
+        if rank not in self._calls:
+            try:
+                self._calls[rank] = read_calls(self._files, f"{rank_name(rank)}/{CALLS}")
+            except (OSError, ValueError):  # the notices report it
+                self._calls[rank] = None
+        return self._calls[rank]
+
+    def notices(self) -> list[str]:
+        return self._notices
+
+    def close(self) -> None:
+        super().close()
+        self._files.close()
+        self._calls.clear()
+
+    @cached_property
+    def _notices(self) -> list[str]:
+        found = []
+        chosen = (self.info.get("config") or {}).get("ranks") is not None  # the others were not meant to write
+        if not chosen and (missing := _missing_ranks(self.info["world"], self.ranks)):
+            found.append(missing)
+        by_text: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            known = self._coverage[rank]
+            texts = [
+                self._notice_of_status(rank),
+                self._notice_of_index(rank),
+                self._notice_of_columns(rank),
+                self._notice_of_calls(rank),
+                "" if known else f"{COVERAGE_JSON} is damaged: what was seen of each module is not known",
+                *(known.notices if known else ()),
+            ]
+            for text in filter(None, texts):
+                by_text.setdefault(text, []).append(rank)
+        return found + [f"{self._name_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
+
+    def _name_ranks(self, ranks: list[int]) -> str:
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}"
+        return "all ranks" if len(ranks) == len(self.ranks) else f"ranks {first_few(ranks)}"
+
+    def _notice_of_status(self, rank: int) -> str:
+        status = self._status[rank]
+        if status is None:
+            return f"{RANK_JSON} is missing or damaged: whether the rank finished is not known"
+        if status.status == "failed":
+            return f"it failed: {status.reason or 'no reason was given'}"
+        if status.status != "finished":
+            so_far = len(self.index(rank))
+            return f"it was not closed: it is still running, or was killed; {so_far} records so far"
+        return ""
+
+    def _notice_of_index(self, rank: int) -> str:
+        index, status = self.index(rank), self._status[rank]
+        if index.missing:
+            return "it has no index: it was killed as it began, or the copy is not whole"
+        if index.lost:
+            return (
+                f"the last batch of the index was cut off ({index.lost} bytes); "
+                f"{len(index)} records before it are intact"
+            )
+        if status is not None and status.status == "finished" and not index.complete:
+            return f"the index ends early, though the rank finished; {len(index)} records are intact"
+        return ""
+
+    def _notice_of_columns(self, rank: int) -> str:
+        if not (unknown := self.index(rank).unknown):
+            return ""
+        return f"the index has statistics that are not registered here and are left out: {first_few(unknown)}"
+
+    def _notice_of_calls(self, rank: int) -> str:
+        if self.calls(rank) is None and (self.path / rank_name(rank) / CALLS).exists():
+            return f"{CALLS} cannot be read: plain arguments are not known"
+        return ""
+
+    def _shard(self, rank: int, file: str) -> str:
+        """Return the name of a file of tensors. The index may come from anywhere: it must not name other files."""
+        if not SHARD_NAME.fullmatch(file):
+            raise RunUnreadable(f"{self.path}: the index of rank {rank} is damaged; it names a file {file!r}.")
+        return f"{rank_name(rank)}/{file}"
+
+    def _read_status(self, rank: int) -> RankStatus | None:
+        name = f"{rank_name(rank)}/{RANK_JSON}"
+        try:
+            return parse_rank_status(read_json(self._files, name), self._files.address(name))
+        except TensortapError:
+            raise
+        except (OSError, ValueError):
+            return None
+
+    def _read_coverage(self, rank: int) -> CoverageFile | None:
+        """Return what a rank's coverage.json holds: nothing if there is no file, None if it is damaged."""
+        try:
+            return parse_coverage(read_json(self._files, f"{rank_name(rank)}/{COVERAGE_JSON}"))
+        except FileNotFoundError:
+            return CoverageFile()
+        except TensortapError:
+            raise
+        except (OSError, ValueError):
+            return None
+
+
+def _run_info(folder: Path, ranks: list[int]) -> dict[str, Any]:
+    path = folder / RUN_JSON
+    try:
+        value = read_json(LocalFiles(folder), RUN_JSON)
+    except FileNotFoundError:
+        if ranks:
+            raise RunUnreadable(f"{path} is missing: {folder} looks like a run whose copy is not whole.") from None
+        raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_describe(folder)}") from None
+    except TensortapError:
+        raise
+    except ValueError as error:
+        raise RunUnreadable(f"{path} is damaged: {error}") from error
+    return check_run_info(value, str(path))
+
+
+def _describe(folder: Path) -> str:
+    """Return what a folder holds that is not a run."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return "The folder is empty."
+    inside = [name for name in names if (folder / name / RUN_JSON).is_file()]
+    if inside:
+        return f"It has runs in it: {first_few(inside)}. Open one of them."
+    return f"It holds {first_few(names)}."
+
+
+def _missing_ranks(world: int, ranks: Collection[int]) -> str:
+    """Return a notice of ranks without a folder. Its time does not depend on `world`, which a damaged file chooses."""
+    present = {rank for rank in ranks if rank < world}
+    count = world - len(present)
+    if not count:
+        return ""
+    first = list(islice((rank for rank in range(world) if rank not in present), min(count, _SHOWN)))
+    return f"{count} of {world} ranks left nothing: {first_few(first, count)}"
