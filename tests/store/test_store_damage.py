@@ -307,4 +307,6 @@ def test_a_damaged_coverage_file_costs_the_coverage_alone(tmp_path, text):
     write(tmp_path / "a")
     (tmp_path / "a" / "rank_0" / "coverage.json").write_text(text)
     run = open_run(tmp_path / "a")
-    assert len(list(run)) == 3 and run.coverage == {0: []} and run.notices == []
+    assert len(list(run)) == 3 and run.coverage == {0: []}
+    (notice,) = run.notices
+    assert "coverage.json is damaged" in notice
