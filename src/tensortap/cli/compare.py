@@ -151,7 +151,7 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
 
     failed: StoreWriteError | None = None
     for name, path in outputs.items():
-        report: Any = import_module(f"tensortap.report.comparison_{name}")
+        report: Any = import_module(f"tensortap.report.files.comparison_{name}")
         try:
             with output.opened(path) as file:
                 report.write(result, file)
