@@ -9,9 +9,13 @@ from typing import NamedTuple
 from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import unpaired_ranks
 from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
-from tensortap.compare.judge.findings import findings, whatever_is_wrong
+from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement, Pairs, judge
-from tensortap.compare.judge.one_sided import extra, lost_in_free_run, without_gradient
+from tensortap.compare.judge.one_sided import (
+    find_calls_without_gradient,
+    find_extra_gradients,
+    find_missing_gradients,
+)
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
@@ -64,7 +68,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
         noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
         policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
         structure = matched.structure()
-        moved, deprived = moved_in(matched), without_gradient(matched, structure)
+        moved, deprived = moved_in(matched), find_calls_without_gradient(matched, structure)
         judgement, doubts = judge_certain(
             pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, deprived)
         )
@@ -78,11 +82,12 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
-    case = matched.case(judgement, structure)
-    missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
-    born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
+    builder = matched.finding_builder(judgement, structure)
+    missing = find_missing_gradients(matched, structure, judgement.deprived)
+    extra = find_extra_gradients(matched, structure)
+    born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     unpaired = unpaired_ranks(matched, request.ranks)
-    comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired, doubts=doubts)
+    comparison = conclude(matched, judgement, born, policy, renames, missing, extra, unpaired, doubts=doubts)
     comparison = replace(comparison, options=request.options)
     if request.details and len(comparison):
         chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.side import Bools, Scope, Side
-from tensortap.compare.judge.findings import Case
+from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement, Pairs, judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.tolerance import Policy
@@ -104,18 +104,20 @@ class Matched:
         """How the pairs hang together."""
         return Structure(self.reference, self.alignment.reference, self.fusions.renamed)
 
-    def case(self, judgement: Judgement, structure: Structure) -> Case:
-        """What was judged, with what findings tell of a pair."""
+    def finding_builder(self, judgement: Judgement, structure: Structure, isolated: bool = False) -> FindingBuilder:
+        """Return what builds findings from the judged pairs."""
         side, rows = self.reference, self.alignment.reference
-        return Case(
+        return FindingBuilder(
             judgement,
             structure,
-            key=lambda pair: self.fusions.key(side.key(int(rows[pair]))),
-            cls=self._class,
-            difference=self.measures.difference,
-            theirs=self.names,
-            others=self.calls.of,
-            maker=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
+            key_of=lambda pair: self.fusions.key(side.key(int(rows[pair]))),
+            class_of=self._class,
+            difference_of=self.measures.difference,
+            candidate_names=self.names,
+            argument_differences=self.calls.of,
+            maker_of=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
+            isolated=isolated,
+            checkpoints=side.run.is_checkpoint and self.candidate.run.is_checkpoint,
         )
 
 

@@ -12,10 +12,16 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Renames, align
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge.findings import findings, whatever_is_wrong
+from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Isolation, isolated_findings
 from tensortap.compare.judge.judging import Isolated, Pairs, judge
-from tensortap.compare.judge.one_sided import Parameters, extra, lost_in_free_run, lost_in_isolation, without_gradient
+from tensortap.compare.judge.one_sided import (
+    Parameters,
+    find_calls_without_gradient,
+    find_extra_gradients,
+    find_missing_gradients,
+    find_missing_in_isolation,
+)
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.tolerance import Allowed, Policy
 from tensortap.compare.matching import Matched, moved_in, pairs_of
@@ -54,28 +60,28 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
-    deprived = without_gradient(matched, structure, free=isolation is None)
+    deprived = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, request, files)
     if isolation is None:
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
-        born = findings(matched.case(judgement, structure))
-        missing = lost_in_free_run(matched, structure, judgement.deprived, parameters)
+        born = find_births(matched.finding_builder(judgement, structure))
+        missing = find_missing_gradients(matched, structure, judgement.deprived, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
-        missing = lost_in_isolation(matched, structure, isolation, parameters)
+        missing = find_missing_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
-        case = matched.case(judgement, structure)
-        born = isolated_findings(case, isolation, numbers, lost, bool(missing))
-        known = {birth.module for birth in born.values()}
+        builder = matched.finding_builder(judgement, structure, isolated=True)
+        born = isolated_findings(builder, isolation, numbers, lost, bool(missing))
+        known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
-    gained = extra(matched, structure)
+    gained = find_extra_gradients(matched, structure)
     if not (born or missing or gained):
-        born = whatever_is_wrong(matched.case(judgement, structure))
+        born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
     result = conclude(
         matched, judgement, born, policy, renames, missing, gained, UnpairedRanks(), isolated=isolation is not None
     )
