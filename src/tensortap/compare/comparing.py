@@ -10,21 +10,23 @@ from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import unpaired_ranks
 from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
-from tensortap.compare.judge.judging import Judgement, Pairs, judge
+from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.one_sided import (
     find_calls_without_gradient,
     find_extra_gradients,
     find_missing_gradients,
 )
+from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules.by_design import name_rules
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Policy
-from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
+from tensortap.compare.matching import Matched, device_of, match, pairs_of, reference_movement
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.request import Request, open_source
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.map_file import read_map
-from tensortap.compare.translate.mapped import explain, frameworks_differ, plan_of
+from tensortap.compare.translate.mapped import frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison
 from tensortap.errors import UsageError
 from tensortap.mapping.plan import Plan
@@ -68,9 +70,9 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
         noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
         policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
         structure = matched.structure()
-        moved, deprived = moved_in(matched), find_calls_without_gradient(matched, structure)
+        moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
         judgement, doubts = judge_certain(
-            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, deprived)
+            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, without)
         )
         return _Judged(matched, pairs, policy, structure, judgement, doubts)
 
@@ -78,12 +80,12 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     if found.doubts.modules and not found.judgement.born and (known := found.matched.paired_by_state(found.doubts)):
         found = judged(plan_of(reference, candidate, renames, request.mapping, known))
     matched, pairs, policy, structure, judgement, doubts = found
-    explain(judgement, matched.allowed)
+    name_rules(judgement, matched.allowances)
     closeups = Closeups(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
     )
     builder = matched.finding_builder(judgement, structure)
-    missing = find_missing_gradients(matched, structure, judgement.deprived)
+    missing = find_missing_gradients(matched, structure, judgement.affected_calls)
     extra = find_extra_gradients(matched, structure)
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     unpaired = unpaired_ranks(matched, request.ranks)

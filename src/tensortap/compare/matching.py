@@ -14,9 +14,11 @@ from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.side import Bools, Scope, Side
 from tensortap.compare.judge.findings import FindingBuilder
-from tensortap.compare.judge.judging import Judgement, Pairs, judge
+from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
 from tensortap.compare.measure.tensors import Tolerances, measure_tensors
@@ -24,8 +26,6 @@ from tensortap.compare.request import Request
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
 from tensortap.compare.translate.mapped import (
-    Allowance,
-    allowances,
     frameworks_differ,
     other_names,
     reference_name,
@@ -38,7 +38,7 @@ from tensortap.kernels.pairs.device import PairDevice
 from tensortap.mapping.plan import Plan
 from tensortap.store import Run
 
-__all__ = ["Matched", "device_of", "errors_of", "match", "moved_in", "pairs_of"]
+__all__ = ["Matched", "device_of", "errors_of", "match", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
 
@@ -59,11 +59,11 @@ class Matched:
     """Modules of one side that include what the other side has apart."""
 
     @cached_property
-    def allowed(self) -> dict[int, Allowance]:
-        """Pairs that are allowed more than others."""
+    def allowances(self) -> dict[int, Allowance]:
+        """Pairs that are allowed more than others, because the frameworks differ by design."""
         if self.plan is None or not isinstance(self.candidate, Translated):
             return {}
-        return allowances(self.reference, self.candidate, self.alignment, self.plan)
+        return find_allowances(self.reference, self.candidate, self.alignment, self.plan)
 
     @cached_property
     def at_range_ends(self) -> Bools:
@@ -214,7 +214,7 @@ def _parted(matched: Matched, last: int, request: Request) -> bool:
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(request.rtol, request.atol, mapped=mapped)
     known = matched.levels()
-    born = judge(pairs_of(matched), matched.structure(), policy, moved_in(matched)).born
+    born = judge(pairs_of(matched), matched.structure(), policy, reference_movement(matched)).born
     born = [row for row in born if known[row] == CERTAIN]
 
     def when(pair: int) -> tuple[int, int]:
@@ -236,13 +236,15 @@ def pairs_of(matched: Matched) -> Pairs:
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         std=measures.sides["reference"]["std"],
-        apart=measures.l2_difference,
+        distance=measures.l2_difference,
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
         dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
-        base=_more(base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched)
+        base=raise_rounding(
+            base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched.allowances
+        )
         if len(rows)
         else np.empty(0),
         limits=measures.limits,
@@ -257,14 +259,8 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
     return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
-def _more(base: npt.NDArray[np.float64], matched: Matched) -> npt.NDArray[np.float64]:
-    for pair, allowed in matched.allowed.items():
-        base[pair] = max(base[pair] * allowed.times, allowed.at_least)
-    return base
-
-
-def moved_in(matched: Matched) -> Callable[[int, int], float]:
-    """How far apart two records of the reference are, by their sketches."""
+def reference_movement(matched: Matched) -> Callable[[int, int], float]:
+    """Return a function of two pairs: how far apart the reference's records are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
     cache: list[Any] = []
 

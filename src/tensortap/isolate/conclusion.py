@@ -14,7 +14,7 @@ from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Isolation, isolated_findings
-from tensortap.compare.judge.judging import Isolated, Pairs, judge
+from tensortap.compare.judge.judging import judge
 from tensortap.compare.judge.one_sided import (
     Parameters,
     find_calls_without_gradient,
@@ -22,9 +22,10 @@ from tensortap.compare.judge.one_sided import (
     find_missing_gradients,
     find_missing_in_isolation,
 )
+from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Allowed, Policy
-from tensortap.compare.matching import Matched, moved_in, pairs_of
+from tensortap.compare.matching import Matched, pairs_of, reference_movement
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.request import Request
@@ -60,19 +61,19 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
-    deprived = find_calls_without_gradient(matched, structure, free=isolation is None)
+    without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, request, files)
     if isolation is None:
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
-        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
+        judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         born = find_births(matched.finding_builder(judgement, structure))
-        missing = find_missing_gradients(matched, structure, judgement.deprived, parameters)
+        missing = find_missing_gradients(matched, structure, judgement.affected_calls, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
         policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
-        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
+        judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         builder = matched.finding_builder(judgement, structure, isolated=True)
@@ -120,7 +121,7 @@ def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
     return []
 
 
-def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+def _alone(pairs: Pairs, matched: Matched, noise: NoiseAllowance | None, forced: npt.NDArray[np.bool_]) -> Pairs:
     """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
@@ -137,4 +138,4 @@ def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.ND
             error[pair] = max(error[pair], Policy.along(along))
     dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
     cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
-    return replace(pairs, error=error, row_gain=row_gain, isolated=Isolated(forced, cast & forced))
+    return replace(pairs, error=error, row_gain=row_gain, isolated=IsolatedPairs(forced, cast & forced))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import one_module_each
-from tensortap.compare.judge.tolerance import Allowed, Policy
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.matching import Matched, errors_of, match
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.errors import UsageError
@@ -33,7 +33,9 @@ def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
         )
 
 
-def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
+def noise_of(
+    matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None
+) -> NoiseAllowance | None:
     """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
     if not request.noise:
         return None
@@ -57,12 +59,12 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
     return worst, of_rows
 
 
-def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+def as_one(noise: NoiseAllowance | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
     """What noise allows of a pair's error, be it of the whole or of the worst row."""
     return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
 
 
-def _of_steps(noise: Noise, matched: Matched) -> Allowed:
+def _of_steps(noise: Noise, matched: Matched) -> NoiseAllowance:
     side, rows = matched.reference, matched.alignment.reference
     spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
     found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)

@@ -12,8 +12,9 @@ from tensortap.compare.align.calls import remarks
 from tensortap.compare.align.ranks import UnpairedRanks
 from tensortap.compare.align.side import Side
 from tensortap.compare.align.stopped import stopped_recordings
-from tensortap.compare.judge.judging import UNSEEN_PARAMETERS, Judgement
-from tensortap.compare.judge.tolerance import Policy
+from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.rules import UNSEEN_PARAMETERS
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import sentence
