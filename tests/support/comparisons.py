@@ -198,7 +198,7 @@ def incomparable() -> Comparison:
         unmatched=unmatched,
         notes=[
             "names may differ only in their form: try --rename 'decoder\\.blocks\\.(\\d+)\\.attention=layers.\\1.attn'",
-            "--map FILE takes a list of names, one pair a line",
+            "--map FILE takes rules for names and layouts",
         ],
     )
 

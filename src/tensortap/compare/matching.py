@@ -22,7 +22,7 @@ from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
 from tensortap.compare.measure.tensors import Tolerances, measure_tensors
-from tensortap.compare.request import Request
+from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
 from tensortap.compare.translate.mapped import (
@@ -121,42 +121,42 @@ class Matched:
         )
 
 
-def device_of(request: Request) -> PairDevice | None:
+def device_of(options: ComparisonOptions) -> PairDevice | None:
     """Where whole tensors are measured; None is this machine's processor."""
-    if request.device == "cpu":
+    if options.device == "cpu":
         return None
-    if request.workers is not None:
-        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    if options.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={options.device!r}")
     from tensortap.frameworks import pair_device  # may load torch
 
-    return pair_device(request.device)
+    return pair_device(options.device)
 
 
 def match(
     reference: Run,
     candidate: Run,
     renames: Renames,
-    request: Request,
+    options: ComparisonOptions,
     progress: Callable[[int, int], None] | None,
     device: PairDevice | None,
     plan: Plan | None = None,
 ) -> Matched:
     """Align and measure. With `until_first`, whatever comes after the place where they part is left unmeasured."""
-    left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
+    left = Side(reference, _scope(options, None, state_only=candidate.is_checkpoint))
     known = renames if plan is None else partial(reference_name, plan)
-    right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
-    steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
+    right = Side(candidate, _scope(options, known, state_only=reference.is_checkpoint))
+    steps = _mapping(options.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
     fusions = Fusions()
     if plan is not None:
         kinds_known = not (reference.is_checkpoint or candidate.is_checkpoint)
         fusions = find_fusions(plan, left, right)
         right, rename = Translated(right, plan, kinds_known, fusions), None
-    alignment = align(left, right, rename, steps, _mapping(request.ranks))
+    alignment = align(left, right, rename, steps, _mapping(options.ranks))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     measures = prepare(left, right, alignment)
-    tolerances = (request.rtol, request.atol)
+    tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
     for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
         measures.take(pair, measure)
@@ -165,15 +165,15 @@ def match(
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     found = Matched(left, right, alignment, measures, plan, repeated, fusions)
-    stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
+    stops = options.until_first and not options.noise  # with noise, what counts as parted is known only at the end
     if stops:
         progress = None  # nobody knows how far it will go
     for part, last in _parts(found, open_pairs[whole], stops):
-        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        measured = measure_tensors(left, right, alignment, part, tolerances, options.workers, progress, device)
         for pair, measure in measured:
             measures.take(pair, measure)
         _beside_range_ends(found, part, tolerances)
-        if stops and _parted(found, last, request):
+        if stops and _parted(found, last, options):
             break
     return found
 
@@ -208,11 +208,11 @@ def _parts(
         begin, size = begin + size, 2 * size
 
 
-def _parted(matched: Matched, last: int, request: Request) -> bool:
+def _parted(matched: Matched, last: int, options: ComparisonOptions) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
-    policy = Policy(request.rtol, request.atol, mapped=mapped)
+    policy = Policy(options.rtol, options.atol, mapped=mapped)
     known = matched.levels()
     born = judge(pairs_of(matched), matched.structure(), policy, reference_movement(matched)).born
     born = [row for row in born if known[row] == CERTAIN]
@@ -283,7 +283,7 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _scope(request: Request, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
+def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
     """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
@@ -291,7 +291,7 @@ def _scope(request: Request, renames: Callable[[str], str] | None, state_only: b
             return list(value) if renames is None else list(value.values())
         return value
 
-    return Scope(request.modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only, renames)
+    return Scope(options.modules, options.kinds, chosen(options.steps), chosen(options.ranks), state_only, renames)
 
 
 def _mapping(value: Any) -> Mapping[int, int] | None:

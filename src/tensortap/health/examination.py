@@ -31,7 +31,7 @@ from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.details.pairs import damage_in
 from tensortap.compare.details.records import RunCloseups
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.request import Source, open_source
+from tensortap.compare.sources import Source, open_source
 from tensortap.core import dtypes
 from tensortap.core.records import GRADIENT_KINDS, HEALTH_STATUSES, HealthFinding, HealthReport, display_name
 

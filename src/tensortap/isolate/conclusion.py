@@ -28,7 +28,7 @@ from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matching import Matched, pairs_of, reference_movement
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
-from tensortap.compare.request import Request
+from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
@@ -44,14 +44,14 @@ def conclude_live(
     measured: Mapping[int, PairMeasure],
     isolation: Isolation | None,
     parameters: Parameters,
-    request: Request,
+    options: ComparisonOptions,
 ) -> Comparison:
     """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
-    renames = Renames.of(request.rename)
-    right = Side(candidate, Scope(request.modules, rename=renames))
+    renames = Renames.of(options.rename)
+    right = Side(candidate, Scope(options.modules, rename=renames))
     backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
     kinds = None if backward else [kind for kind in KINDS if kind not in GRADIENT_KINDS]
-    left = Side(reference, Scope(request.modules, kinds, candidate.steps, candidate.ranks))
+    left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks))
     alignment = align(left, right, renames if renames else None)
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
@@ -63,16 +63,16 @@ def conclude_live(
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
-        noise = noise_of(matched, request, files)
+        noise = noise_of(matched, options, files)
     if isolation is None:
-        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
+        policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         born = find_births(matched.finding_builder(judgement, structure))
         missing = find_missing_gradients(matched, structure, judgement.affected_calls, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
-        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
+        policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
@@ -88,7 +88,7 @@ def conclude_live(
     )
     unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
-    notes += _other_steps(matched, request.steps or ())
+    notes += _other_steps(matched, options.steps or ())
     unchecked = unchecked_ranks(reference, candidate)
     if unchecked:
         notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")

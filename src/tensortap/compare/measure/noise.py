@@ -11,7 +11,8 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import one_module_each
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.matching import Matched, errors_of, match
-from tensortap.compare.request import Request, Source, open_source
+from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.sources import Source, open_source
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.device import PairDevice
 from tensortap.store import Run
@@ -34,15 +35,15 @@ def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
 
 
 def noise_of(
-    matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None
+    matched: Matched, options: ComparisonOptions, opened: ExitStack, device: PairDevice | None = None
 ) -> NoiseAllowance | None:
     """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
-    if not request.noise:
+    if not options.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     of_rows = worst.copy()
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
-    for source in request.noise:
+    for source in options.noise:
         if not isinstance(source, Run) and is_noise(source):
             noise = read_noise(source)
             check_noise(source, noise, set(matched.reference.module.words))
@@ -51,7 +52,7 @@ def noise_of(
             continue
         _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
         renames = one_module_each(matched.reference.run, noisy)
-        again = match(matched.reference.run, noisy, renames, request, None, device)
+        again = match(matched.reference.run, noisy, renames, options, None, device)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:

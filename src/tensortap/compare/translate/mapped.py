@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +14,11 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.translate.outlines import outline_of
 from tensortap.core.records import display_name
 from tensortap.mapping.plan import Plan, plan
-from tensortap.mapping.rules_file import read_rules
+from tensortap.mapping.rules import Rules
 from tensortap.store import Run
 
 __all__ = [
+    "exact_names",
     "frameworks_differ",
     "other_names",
     "plan_of",
@@ -42,16 +41,31 @@ def plan_of(
     reference: Run,
     candidate: Run,
     renames: Renames,
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
+    rules: Rules | None,
     known: Mapping[str, str] | None = None,
 ) -> Plan | None:
-    """Who belongs to whom; None if both runs speak the same language and nobody says otherwise. `known` is what values
-    have shown of the candidate's modules."""
-    rules = None if mapping is None else read_rules(mapping)
+    """Map the candidate's names and tensor layouts to the reference's; None if both are the same and no rule is given.
+
+    known: pairs of modules that their values have shown, the candidate's name first.
+    """
     if rules is None and not frameworks_differ(reference, candidate):
         return None
     (made, our_values), (given, their_values) = outline_of(reference), outline_of(candidate)
     return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known)
+
+
+def exact_names(rules: Rules) -> dict[str, str] | None:
+    """Return the reference's name by the candidate's, if rules are such names and nothing else; None if not.
+
+    Names alone need no mapping: both sides have the same tensors.
+    """
+    if rules.structure or not rules.modules or rules.classes or rules.tensors or rules.values or rules.ignores:
+        return None
+    if any(rule.regex or set(rule.names) != {"reference", "candidate"} for rule in rules.modules):
+        return None
+    if any("*" in name for rule in rules.modules for name in rule.names.values()):
+        return None
+    return {rule.names["candidate"]: rule.names["reference"] for rule in rules.modules}
 
 
 def reference_name(plan: Plan, module: str) -> str:
