@@ -19,7 +19,7 @@ from support.tapping import tapped
 from tensortap.compare.align.side import Scope
 from tensortap.compare.comparing import open_comparison
 from tensortap.compare.options import ComparisonOptions
-from tensortap.health.examination import open_health_report
+from tensortap.health.diagnosis import open_health_report
 from tensortap.report.facts import RunFacts
 from tensortap.view.answers import Answers, Refused, about_one, about_two
 

@@ -95,13 +95,13 @@ def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answe
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.compare.align.side import Scope
-    from tensortap.health.examination import open_health_report
+    from tensortap.health.diagnosis import open_health_report
     from tensortap.report.wording import clean
     from tensortap.view.answers import about_one
 
     with screen.waiting(f"reading {path}"):
         run = opened.enter_context(tensortap.open(path))
-        examination, closeups = open_health_report(run, Scope(**options_for_one_run(chosen)), opened)
-        answers = about_one(gather.facts_of(run), examination, closeups)
-    typer.echo(clean(examination.sentence))
+        health, closeups = open_health_report(run, Scope(**options_for_one_run(chosen)), opened)
+        answers = about_one(gather.facts_of(run), health, closeups)
+    typer.echo(clean(health.sentence))
     return answers
