@@ -21,7 +21,7 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
-from tensortap.compare.measure.tensors import Tolerances, measure_tensors
+from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
@@ -168,8 +168,11 @@ def match(
     stops = options.until_first and not options.noise  # with noise, what counts as parted is known only at the end
     if stops:
         progress = None  # nobody knows how far it will go
+    little = is_little_work(left, alignment, open_pairs[whole])
     for part, last in _parts(found, open_pairs[whole], stops):
-        measured = measure_tensors(left, right, alignment, part, tolerances, options.workers, progress, device)
+        measured = measure_tensors(
+            left, right, alignment, part, tolerances, options.workers, progress, device, in_numpy=little
+        )
         for pair, measure in measured:
             measures.take(pair, measure)
         _beside_range_ends(found, part, tolerances)

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -189,6 +188,8 @@ class _Datasets(Spans):
 
 
 def _opened(path: Path) -> Any:
+    import h5py  # not before there is a file: every run is asked first whether it is one
+
     try:
         return h5py.File(path, "r")
     except PermissionError as error:
@@ -199,6 +200,8 @@ def _opened(path: Path) -> Any:
 
 def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Found]:
     """Every dataset that stands for a tensor."""
+    import h5py
+
     names: list[str] = []
     file.visit(names.append)  # follows no links into other files
     for place, name in enumerate(names):
