@@ -22,6 +22,7 @@ import pyarrow as pa
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.causes import Cause
 from tensortap.core.records import Comparison, Difference, Finding, Key
 from tensortap.report.html import comparison as comparison_html
 
@@ -168,6 +169,8 @@ def made(pairs: int, modules: Sequence[str]) -> Comparison:
         rank=int(rank[first]),
         cls=cls,
         status="diverged",
+        cause=Cause.OUTPUT,
+        row=first,
         difference=Difference(8 * 1024 * 4096, False, True, float(error[first]), 0.0, 1.0, 1.0),
         tolerance=1e-5,
         rule="rounding of its dtype",

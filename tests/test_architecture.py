@@ -37,7 +37,7 @@ ROOMS = {
     "cli": COMMON
     | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
     "__main__": {"cli"},
-    "__init__": {"capture", "compare", "isolate", "kernels", "store", "errors", "core", "model", "replay"},
+    "__init__": {"capture", "compare", "health", "isolate", "kernels", "store", "errors", "core", "model", "replay"},
 }
 
 

@@ -47,7 +47,8 @@ def test_a_divergence_fails_in_the_manner_of_assert_close() -> None:
         f"Allowed: {comparisons.POLICY}",
         "Note: --noise runs/a2, a second run of the reference, measures what differs without any cause",
         "",
-        "To see more: tensortap compare runs/a runs/b --rtol 0.001 --rename 'a b=c' --module 'layers.*' -v",
+        "To see more: tensortap compare runs/a runs/b --rename 'a b=c' --module 'layers.*' --rtol 0.001 "
+        "--until-first -v",
     ]
 
 

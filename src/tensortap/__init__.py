@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.errors import TensortapError
+from tensortap.health import health
 from tensortap.isolate import check, noise
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
@@ -27,6 +28,7 @@ __all__ = [
     "capture",
     "check",
     "compare",
+    "health",
     "inspect",
     "module_times",
     "noise",

@@ -16,7 +16,7 @@ pytest loads this module at every start, in projects that may never use it: noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from tensortap.store import Run
 
 __all__ = ["assert_runs_match", "tensortap_capture"]
-
-_FLAGS = {"rtol": "--rtol", "atol": "--atol", "map_file": "--map", "mapping": "--map", "device": "--device"}
-_REPEATED = {"rename": "--rename", "noise": "--noise", "kinds": "--kind", "modules": "--module", "ranks": "--rank"}
 
 
 class Capture(Protocol):
@@ -51,7 +48,7 @@ def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, 
     """
     __tracebackhide__ = True
     import tensortap
-    from tensortap.compare.request import noise_sources
+    from tensortap.compare.sources import noise_sources
     from tensortap.report.terminal.assertion import message
 
     result: Comparison = tensortap.compare(reference, candidate, **options)
@@ -91,13 +88,10 @@ def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
 
 
 def _as_arguments(options: dict[str, Any]) -> list[str]:
-    """The options as the command line takes them, as far as it does."""
-    arguments = []
-    for name, flag in _FLAGS.items():
-        if isinstance(options.get(name), (str, Path, int, float)):  # rules that are in no file cannot be said there
-            arguments += [flag, str(options[name])]
-    for name, flag in _REPEATED.items():
-        given = options.get(name) or ()
-        for each in (given,) if isinstance(given, str) else given:
-            arguments += [flag, str(getattr(each, "path", each))]  # an open run is named by its path
-    return arguments
+    """Return the options as the command line takes them, as far as it does."""
+    from tensortap.compare.options import ComparisonOptions
+
+    if isinstance(options.get("mapping"), Mapping):  # rules that are in no file
+        options = options | {"mapping": None}
+    rename = tuple(options.get("rename", ()))
+    return ComparisonOptions(**options | {"rename": rename}).as_arguments() or []

@@ -13,7 +13,7 @@ import tensortap
 from tensortap.cli import show
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ("show", "demo", "times")
+VERBS = ("show", "demo", "health", "times")
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
 
@@ -39,7 +39,7 @@ def test_help_says_of_every_verb_what_it_does(capsys: Capsys, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     listed = call(capsys, "--help").out.partition("Commands:\n")[2].splitlines()
-    assert len(listed) == 10
+    assert len(listed) == 11
     assert [line for line in listed if not line.endswith(".") or line.endswith("...") or len(line) > 80] == []
 
 

@@ -19,7 +19,7 @@ from showing import Said, call
 
 import tensortap as tt
 from support import comparisons
-from tensortap.cli.pairing import steps_meant
+from tensortap.cli.pairing import parse_steps
 from tensortap.errors import RunNotFound, UsageError
 
 Capsys = pytest.CaptureFixture[str]
@@ -56,14 +56,14 @@ def compare(capsys: Capsys, *args: object) -> Said:
 # --- what it asks for ----------------------------------------------------------------------------------------------
 def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: Asked) -> None:
     compare(capsys, "matching", "b")
-    nothing = dict.fromkeys(("map_file", "mapping", "steps", "ranks", "rtol", "atol", "kinds", "workers", "progress"))
-    asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": (), "modules": "*"}
+    nothing = dict.fromkeys(("mapping", "steps", "ranks", "modules", "rtol", "atol", "kinds", "workers", "progress"))
+    asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": ()}
     assert asked.options == {**asked_for, "until_first": False, "device": "cpu", "details": 0, **nothing}
 
 
 def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
     said = compare(
-        *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "names.txt", "--step", "0,3:4"),
+        *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "rules.toml", "--step", "0,3:4"),
         *("--rank", 0, "--rank", 2, "--module", "layers.*", "--module", "(root)", "--kind", "output", "--rtol", "1e-3"),
         *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3, "--device", "cuda"),
     )
@@ -72,8 +72,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "reference": "matching",
         "candidate": "b",
         "rename": ("(?=a)b=c", "x="),
-        "map_file": "names.txt",
-        "mapping": None,
+        "mapping": "rules.toml",
         "steps": {0: 0, 3: 4},
         "ranks": [0, 2],
         "modules": ["layers.*", ""],
@@ -100,21 +99,21 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
     ],
 )
 def test_steps(text: str, meant: dict[int, int]) -> None:
-    assert steps_meant(text) == meant
+    assert parse_steps(text) == meant
 
 
 @pytest.mark.parametrize("text", ["x", "", "3-", "-3", "5-3", "3:", ":3", "0-3:7", "1,,2", "0-99999999", "3:4:5", "½"])
 def test_steps_that_cannot_be_meant(text: str) -> None:
     with pytest.raises(UsageError, match="--step"):
-        steps_meant(text)
+        parse_steps(text)
 
 
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (["--step", "x"], "--step x: 'x' is no step"),
+        (["--step", "x"], "--step x: 'x' is not a step"),
         (["--kind", "outptu"], "did you mean output?"),
-        (["--rtol", "-1"], "--rtol -1.0: say zero or more"),
+        (["--rtol", "-1"], "--rtol -1.0: give zero or more"),
         (["--atol", "nan"], "--atol nan"),
         (["--workers", "0"], "at least one"),
         (["--json", "-", "--csv", "-"], "--csv and --json cannot both go to stdout"),

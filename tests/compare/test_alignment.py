@@ -140,42 +140,60 @@ def test_renames_that_cannot_be_meant(tmp_path: Path, rule: str, said: str) -> N
     assert repr(rule) in str(raised.value)
 
 
-def test_a_map_file(tmp_path: Path) -> None:
-    file = tmp_path / "names.txt"
-    file.write_text("# theirs = ours\n\n first = fc1\nsecond=fc2  \nlayers.(3) = fc3\n")
+def names(*pairs: tuple[str, str]) -> dict[str, object]:
+    """Rules that say names and nothing else."""
+    modules = [{"candidate": theirs, "reference": ours} for theirs, ours in pairs]
+    return {"structure": False, "module": modules}
+
+
+def test_rules_of_exact_names(tmp_path: Path) -> None:
     theirs = chain(("first", "second", "layers.(3)"))
-    assert compared(tmp_path, chain(), theirs, map_file=file).counts == {"equal": 6}
+    rules = names(("first", "fc1"), ("second", "fc2"), ("layers.(3)", "fc3"))
+    result = compared(tmp_path, chain(), theirs, mapping=rules)
+    assert result.counts == {"equal": 6}
+    assert result.mapping is None, "names alone need no mapping"
 
 
-def test_a_map_file_goes_before_renames(tmp_path: Path) -> None:
-    file = tmp_path / "names.txt"
-    file.write_text("m.head = fc3\n")
-    result = compared(tmp_path, chain(), chain(("m.fc1", "m.fc2", "m.head")), map_file=file, rename=[r"^m\.="])
+def test_exact_names_go_before_renames(tmp_path: Path) -> None:
+    theirs = chain(("m.fc1", "m.fc2", "m.head"))
+    result = compared(tmp_path, chain(), theirs, mapping=names(("m.head", "fc3")), rename=[r"^m\.="])
     assert result.counts == {"equal": 6}
 
 
 @pytest.mark.parametrize("root", ["(root)", ""])
-def test_a_map_file_may_name_the_root(tmp_path: Path, root: str) -> None:
+def test_exact_names_may_name_the_root(tmp_path: Path, root: str) -> None:
+    rules = names(("net", root))
+    assert compared(tmp_path, chain(("", "fc")), chain(("net", "fc")), mapping=rules).counts == {"equal": 4}
+
+
+@pytest.mark.parametrize(
+    "text", ["# theirs = ours\n\n first = fc1\nsecond=fc2  \n", "first = fc1", " first = fc1\nnet = \n"]
+)
+def test_a_list_of_names_is_shown_as_toml(tmp_path: Path, text: str) -> None:
     file = tmp_path / "names.txt"
-    file.write_text(f"net = {root}\n")
-    assert compared(tmp_path, chain(("", "fc")), chain(("net", "fc")), map_file=file).counts == {"equal": 4}
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"names\.txt is a list of names.*TOML") as raised:
+        compared(tmp_path, chain(), chain(), mapping=file)
+    shown = str(raised.value).partition("a line of its own: ")[2]
+    rules = shown.replace(", then for each name ", "\n").replace(", ", "\n")
+    file.write_text(rules)
+    theirs = chain(("first", "fc2", "fc3"))
+    write(tmp_path / "c", theirs)
+    assert tt.compare(tmp_path / "a", tmp_path / "c", mapping=file).counts == {"equal": 6}
 
 
-def test_a_map_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match="no map file"):
-        compared(tmp_path, chain(), chain(), map_file=tmp_path / "gone.txt")
-
-
-def test_map_files_that_cannot_be_read(tmp_path: Path) -> None:
-    file = tmp_path / "names.txt"
+def test_rules_files_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "names.toml"
     file.write_text("fc1 = fc1\nfc2 -> fc2\n")
-    with pytest.raises(UsageError, match=r"line 2.*'fc2 -> fc2'"):
-        compared(tmp_path, chain(), chain(), map_file=file)
+    with pytest.raises(UsageError, match=r"names\.toml is no TOML"):
+        compared(tmp_path, chain(), chain(), mapping=file)
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RunUnreadable, match=r"names\.txt cannot be read"):
-        tt.compare(tmp_path / "a", tmp_path / "b", map_file=file)
+    with pytest.raises(RunUnreadable, match=r"names\.toml cannot be read"):
+        tt.compare(tmp_path / "a", tmp_path / "b", mapping=file)
     with pytest.raises(RunUnreadable, match="cannot be read"):
-        tt.compare(tmp_path / "a", tmp_path / "b", map_file=tmp_path)
+        tt.compare(tmp_path / "a", tmp_path / "b", mapping=tmp_path)
+    with pytest.raises(RunNotFound, match="no rules file"):
+        tt.compare(tmp_path / "a", tmp_path / "b", mapping=tmp_path / "gone.toml")
 
 
 # --- suggestions ---------------------------------------------------------------------------------------------------

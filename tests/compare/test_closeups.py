@@ -14,7 +14,7 @@ import tensortap as tt
 from tensortap.compare.comparing import open_comparison
 from tensortap.compare.details import pairs as closeups_module
 from tensortap.compare.details.pairs import Closeups, worth_a_look
-from tensortap.compare.request import Request
+from tensortap.compare.options import ComparisonOptions
 from tensortap.core.details import Window
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
@@ -27,7 +27,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc2": 0.5}))
     with ExitStack() as stack:
-        yield open_comparison(Request(tmp_path / "a", tmp_path / "b"), stack)
+        yield open_comparison(tmp_path / "a", tmp_path / "b", ComparisonOptions(), stack)
 
 
 def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     def never(*_: object) -> None:
         raise AssertionError("somebody looked")
 
-    monkeypatch.setattr(closeups_module, "look", never)
+    monkeypatch.setattr(closeups_module, "inspect_pair", never)
     assert tt.compare(tmp_path / "a", tmp_path / "b").details == ()
 
 
@@ -74,7 +74,7 @@ def test_from_summaries_there_are_both_summaries(tmp_path: Path) -> None:
     for name, off in (("a", 0.0), ("b", 0.5)):
         write(tmp_path / name, [Seen("fc", values(1) + np.float32(off), keep=name == "a")])
     with ExitStack() as stack:
-        result, looks = open_comparison(Request(tmp_path / "a", tmp_path / "b", details=1), stack)
+        result, looks = open_comparison(tmp_path / "a", tmp_path / "b", ComparisonOptions(details=1), stack)
         found = result.details[0]
         assert not found.whole
         assert found.histogram is found.map is found.worst is None
@@ -151,7 +151,7 @@ def test_a_comparison_knows_the_options_it_was_made_with(tmp_path: Path) -> None
     assert tt.compare(tmp_path / "a", tmp_path / "b", steps=[0]).options == []
     asked = {"rename": ["x=y"], "rtol": 0.5, "noise": [tmp_path / "a2"], "steps": {0: 1}}
     told = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
-    assert told == ["--rename", "x=y", "--noise", str(tmp_path / "a2"), "--rtol", "0.5", "--step", "0:1"]
+    assert told == ["--rename", "x=y", "--step", "0:1", "--rtol", "0.5", "--noise", str(tmp_path / "a2")]
 
 
 def test_what_is_worth_a_look() -> None:

@@ -104,12 +104,13 @@ def test_names_that_differ_lead_to_a_rename_that_can_be_pasted(capsys: Capsys, r
     assert compare(capsys, runs / "reference", runs / "wrapped", "--rename", r"^net\.=").code == 0
 
 
-def test_a_map_file(capsys: Capsys, runs: Path) -> None:
+def test_rules_of_names(capsys: Capsys, runs: Path) -> None:
     write(runs / "renamed", chain(("first", "fc2", "fc3")))
-    (runs / "names").write_text("first = fc1\n")
+    (runs / "names").write_text('structure = false\n[[module]]\ncandidate = "first"\nreference = "fc1"\n')
     assert compare(capsys, runs / "reference", runs / "renamed", "--map", runs / "names").code == 0
+    (runs / "old").write_text("first = fc1\n")
     (runs / "names").write_text("first -> fc1\n")
-    for bad in (runs / "names", runs / "gone", runs):
+    for bad in (runs / "old", runs / "names", runs / "gone", runs):
         said = compare(capsys, runs / "reference", runs / "renamed", "--map", bad)
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
 
@@ -165,7 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "run.json of bytes": (lambda path: (path / "run.json").write_bytes(b"\xff\xfe{}"), "run.json is damaged"),
     "tensors cut": (_cut("rank_0/*.safetensors", 5000), "is cut off"),
     "tensors gone": (_gone("rank_0/*.safetensors"), "is missing: the tensors in it cannot be loaded"),
-    "not an index": (_not_an_index, "it has not the columns of an index"),
+    "not an index": (_not_an_index, "its columns are not those of an index"),
     "not there": (lambda path: (_emptied(path), path.rmdir()), "does not exist: no run to open."),
     "a file": (lambda path: (_emptied(path), path.rmdir(), path.write_text("")), "is a file of no known format"),
 }

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from made_runs import Seen, values, write
 
+import tensortap as tt
 from tensortap.compare.details import records as run_closeups
 from tensortap.core.records import HealthReport
-from tensortap.health.examination import examine
 
 
 def run(path: Path, seen: list[Seen], **options: Any) -> HealthReport:
-    return examine(write(path, seen), **options)
+    return tt.health(write(path, seen), **options)
 
 
 def statuses(found: HealthReport) -> list[str]:
@@ -133,9 +133,9 @@ def test_parameter_gradients_are_judged_by_each_other(tmp_path: Path) -> None:
 
 def test_only_what_was_asked_for_is_examined(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [Seen(n, values(1), step=s) for s in (0, 1) for n in ("a.x", "a.y", "b")])
-    assert len(examine(path, modules="a.*", steps=[1])) == 2
-    assert len(examine(path, kinds="param")) == 0
-    nothing = examine(path, kinds="param", details=4)
+    assert len(tt.health(path, modules="a.*", steps=[1])) == 2
+    assert len(tt.health(path, kinds="param")) == 0
+    nothing = tt.health(path, kinds="param", details=4)
     assert nothing.verdict == "empty"
     assert nothing.sentence.startswith("There is nothing to look at")
 
@@ -155,7 +155,7 @@ def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> 
     path = write(tmp_path / "run", [Seen("a", values(1)), Seen("b", values(2), step=1)])
     lost = sorted(path.rglob("*.safetensors"))[0]
     lost.unlink()
-    found = examine(path, details=5)
+    found = tt.health(path, details=5)
     assert [(detail.whole, detail.damaged) for detail in found.details] == [(False, True), (True, False)]
     assert len(found.notes) == 1
     assert lost.name in found.notes[0]

@@ -167,7 +167,7 @@ def test_what_is_alike_is_not_spoken_of(ours: Mapping[str, Any], theirs: Mapping
         ({"n": 3}, {}, "n=3 in the reference alone"),
         ({"n": object()}, {"n": None}, "n=an object object in the reference and None in the candidate"),
         ({"n": "a\n\udc80"}, {"n": ""}, r"n='a\n\udc80' in the reference and '' in the candidate"),
-        ({"n": "x" * 1000}, {"n": "x" * 999}, "a str object (1000 letters"),
+        ({"n": "x" * 1000}, {"n": "x" * 999}, "a str object (1000 characters"),
     ],
     ids=str,
 )

@@ -149,7 +149,7 @@ def test_junit_has_an_error_and_a_skipped_case_for_the_rank(tmp_path: Path) -> N
         cases = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
         assert cases["rank 1 of the reference"] == ["skipped"]
         assert [int(suite.get(name, "")) for name in ("tests", "errors", "skipped")] == [len(cases), errors, 1]
-        assert cases["fc2"] == ([] if errors else ["failure"])
+        assert cases["fc2"] == ([] if errors else ["properties", "failure"])
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------

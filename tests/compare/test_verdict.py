@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,7 +18,10 @@ from trained_runs import KINDS, Change, Net, does, train
 
 import tensortap as tt
 from tensortap.compare import matching
-from tensortap.core.records import Comparison
+from tensortap.core.causes import CAUSES, Cause
+from tensortap.core.records import Comparison, Key
+from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
+from tensortap.report.html.data.pairs import PairsData
 
 INTERNALS = re.compile(r"_|None|nan|Key\(|dtype|\b(pair|row|seq|kind|sketch|birth|container|call)\b")
 
@@ -151,6 +157,54 @@ def test_a_mistake_is_named_where_it_was_made(runs: Runs, mistake: str, keep: st
     assert (result.verdict, first.module, first.key.kind, first.key.step) == ("diverged", module, kind, step)
     assert said.format(about="about " if keep == "summary" else "") in str(result)
     assert result.births[0] is first
+
+
+CAUSE_OF = {
+    "output": Cause.OUTPUT,
+    "later": Cause.OUTPUT,
+    "glue": Cause.CONTAINER_CODE,
+    "backward": Cause.SENT_GRADIENT,
+    "parameter's gradient": Cause.PARAMETER_GRADIENT,
+    "optimizer": Cause.OPTIMIZER,
+    "parameters": Cause.PARAMETER_AT_START,
+    "data": Cause.INPUT,
+    "loss": Cause.LOSS,
+    "nan": Cause.OUTPUT,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_finding_has_its_cause_and_its_row(runs: Runs, mistake: str) -> None:
+    result = runs.compared(mistake)
+    assert result.first is not None and result.first.row is not None
+    assert result.first.cause is CAUSE_OF[mistake]
+    row = result.table.slice(result.first.row, 1).to_pylist()[0]
+    assert tuple(row[name] for name in Key._fields) == result.first.key
+    assert (row["birth"], row["cause"], row["rank"]) == (True, CAUSE_OF[mistake].value, result.first.rank)
+    without = [row for row in result.rows if row["cause"] is None]
+    assert len(without) == len(result) - len(result.births)
+    assert not any(row["birth"] for row in without)
+
+
+def written(report: Any, result: Comparison) -> bytes:
+    file = io.BytesIO()
+    report.write(result, file)
+    return file.getvalue()
+
+
+def test_the_cause_is_in_every_report(runs: Runs) -> None:
+    result = runs.compared("glue")
+    assert json.loads(written(comparison_json, result))["first"]["cause"] == "container_code"
+    properties = ElementTree.fromstring(written(comparison_junit, result)).iterfind(".//testcase/properties/property")
+    assert [(each.get("name"), each.get("value")) for each in properties] == [("cause", "container_code")]
+    assert "Cause: wrong value between modules" in comparison_markdown.text(result)
+    assert PairsData(result).head().births[0]["cause"] == "container_code"
+    assert PairsData(result).head().births[0]["text"].startswith("wrong value between modules; ")
+
+
+def test_every_cause_has_its_wording() -> None:
+    assert set(CAUSES) == set(Cause)
+    assert len({wording.label for wording in CAUSES.values()}) == len(CAUSES)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

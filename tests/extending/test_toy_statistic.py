@@ -26,7 +26,7 @@ from tensortap.core import statistics
 from tensortap.core.records import Statistics, Summary
 from tensortap.core.statistics import Display, Statistic, register
 from tensortap.errors import RunUnreadable, UsageError
-from tensortap.health.examination import examine
+from tensortap.health import health as examine
 from tensortap.kernels import summarize
 from tensortap.kernels.summary import reference
 from tensortap.report.files import comparison_csv, comparison_json
@@ -205,7 +205,7 @@ def test_another_extra_column_is_damage(tmp_path: Path) -> None:
     table = table.append_column("more_text", pa.array(["x"] * table.num_rows))
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(RunUnreadable, match="has not the columns of an index"):
+    with pytest.raises(RunUnreadable, match="its columns are not those of an index"):
         tt.open(tmp_path / "a").to_arrow()
 
 

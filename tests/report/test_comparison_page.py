@@ -95,7 +95,7 @@ def test_neighbours_are_of_the_same_rank() -> None:
 
 
 def test_a_finding_without_a_row_is_no_obstacle() -> None:
-    lost = comparisons.finding(wrong("elsewhere"))
+    lost = comparisons.finding(wrong("elsewhere"), row=None)
     text = page_text(comparison(decoder(), first=lost, verdict="diverged"))
     assert BORN in text
     assert "went" in page_text(comparison([], first=lost, verdict="diverged", sentence="It went wrong."))
@@ -146,7 +146,7 @@ def test_what_is_left_finite_is_no_error_of_zero() -> None:
 
 
 def test_other_births_name_the_module_to_look_at() -> None:
-    rows = [wrong("a", birth=True), wrong("b.c", birth=True, container="b")]
+    rows = [wrong("a", birth=True), wrong("b.c", birth=True, container="b", cause="container_code")]
     assert "also born  b's code · output 0 · step 3 · off by 4.1e-3\n" in page_text(comparison(rows))
     assert "off by 4.1e-3 · seen at b.c\n" in page_text(comparison(rows), 120, 1)
 
@@ -155,23 +155,24 @@ def test_details_of_the_first() -> None:
     assert pairs.detail(wrong("a")) == "1.262 instead of 1.25 at index 0,3,17; 6.3% of elements off; 50 ULP"
     shapes = row("a", status="shape", shape_candidate=[2, 8], max_abs=None, max_abs_index=None, max_ulp=None)
     assert pairs.detail(shapes) == "2×16×64 in the reference, 2×8 in the candidate"
-    within = wrong("a", container="", max_abs_index=None, mismatched=None, max_ulp=None)
+    within = wrong("a", container="", cause="container_code", max_abs_index=None, mismatched=None, max_ulp=None)
     assert pairs.detail(within) == "in the code of (root), between the modules it calls"
 
 
 @pytest.mark.parametrize(
-    ("container", "kind", "words"),
+    ("container", "cause", "words"),
     [
-        ("layer3.1", "input", "in the code of layer3.1, between the modules it calls"),
-        ("layer3.1", "grad_output", "in the backward of the code of layer3.1, between the modules it calls"),
-        ("", "grad_output", "in the backward of the code of (root), between the modules it calls"),
-        ("layer3.1.relu", "grad_output", "in the backward of layer3.1.relu"),
-        ("layer3.1", "param_grad", "in the backward of layer3.1"),  # it reads the weights of a part it does not call
+        ("layer3.1", "container_code", "in the code of layer3.1, between the modules it calls"),
+        ("layer3.1", "container_backward", "in the backward of the code of layer3.1, between the modules it calls"),
+        ("", "container_backward", "in the backward of the code of (root), between the modules it calls"),
+        ("layer3.1.relu", "sent_gradient", "in the backward of layer3.1.relu"),
+        ("layer3.1", "parameter_gradient", "in the backward of layer3.1"),  # it reads the weights of a part
+        ("layer3.1", "loss", "outside the model, at the output of layer3.1"),
     ],
 )
-def test_only_a_module_that_calls_others_has_code_between_them(container: str, kind: str, words: str) -> None:
+def test_where_a_value_was_born_follows_from_the_cause(container: str, cause: str, words: str) -> None:
     known = {"max_abs_index": None, "mismatched": None, "max_ulp": None, "phase": "backward"}
-    one = wrong("layer3.1.bn1", container=container, kind=kind, birth=True, **known)
+    one = wrong("layer3.1.bn1", container=container, cause=cause, birth=True, **known)
     assert pairs.detail(one) == words
     result = comparison([wrong("a", birth=True), one])
     assert f"Born {words}" in explained(one) and f", {words}" in comparison_markdown.text(result)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.causes import Cause
 from tensortap.core.records import Comparison, Difference, Finding, Key, Unmatched
 
 POLICY = "relative L2 error up to 32 × eps of the coarser dtype (float32: 3.8e-6), times √depth of the path"
@@ -66,14 +67,24 @@ def finding(values: dict[str, Any], **changes: Any) -> Finding:
             max_abs_index=None if index is None else tuple(index),
             **numbers,
         )
-    given: dict[str, Any] = {"inputs_matched": True, "container": values["container"], "inputs_rel_l2": 3.2e-6}
+    given: dict[str, Any] = {"cause": Cause(values["cause"] or "output"), "row": values["seq"]}
+    given |= {"inputs_matched": True, "container": values["container"], "inputs_rel_l2": 3.2e-6}
     names = ("rank", "cls", "status", "tolerance", "rule")
     return Finding(key=key, difference=difference, **{n: values[n] for n in names}, **(given | changes))
+
+
+def _cause(values: dict[str, Any]) -> str | None:
+    """The cause of a birth whose inputs are right, by its kind."""
+    if not values["birth"]:
+        return None
+    between = "container_code" if values["container"] is not None else "input"
+    return {"input": between, "output": "output", "grad_output": "sent_gradient"}[values["kind"]]
 
 
 def comparison(rows: Sequence[dict[str, Any]], **changes: Any) -> Comparison:
     """From rows: their order is their seq, births are findings, the first of them the first."""
     rows = [{**each, "seq": seq} for seq, each in enumerate(rows)]
+    rows = [{**each, "cause": each["cause"] or _cause(each)} for each in rows]
     births = [finding(each) for each in rows if each["birth"]]
     unmatched = changes.get("unmatched", ())
     values: dict[str, Any] = {
@@ -187,7 +198,7 @@ def incomparable() -> Comparison:
         unmatched=unmatched,
         notes=[
             "names may differ only in their form: try --rename 'decoder\\.blocks\\.(\\d+)\\.attention=layers.\\1.attn'",
-            "--map FILE takes a list of names, one pair a line",
+            "--map FILE takes rules for names and layouts",
         ],
     )
 

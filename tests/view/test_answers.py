@@ -18,8 +18,8 @@ from support.read_page import Parsed, column, number
 from support.tapping import tapped
 from tensortap.compare.align.side import Scope
 from tensortap.compare.comparing import open_comparison
-from tensortap.compare.request import Request
-from tensortap.health.examination import open_health_report
+from tensortap.compare.options import ComparisonOptions
+from tensortap.health.diagnosis import open_health_report
 from tensortap.report.facts import RunFacts
 from tensortap.view.answers import Answers, Refused, about_one, about_two
 
@@ -37,7 +37,7 @@ def captured(path: Path, scale: float = 1.0, **options: Any) -> Path:
 def two(tmp_path: Path) -> Iterator[Answers]:
     reference, candidate = captured(tmp_path / "a"), captured(tmp_path / "b", 1.5)
     with ExitStack() as opened:
-        yield about_two(*open_comparison(Request(reference, candidate), opened))
+        yield about_two(*open_comparison(reference, candidate, ComparisonOptions(), opened))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_what_cannot_be_answered_is_refused(two: Answers, path: str, query: dict
 def test_without_bytes_there_are_no_elements(tmp_path: Path) -> None:
     paths = captured(tmp_path / "a", keep="summary"), captured(tmp_path / "b", 1.5, keep="summary")
     with ExitStack() as opened:
-        answers = about_two(*open_comparison(Request(*paths), opened))
+        answers = about_two(*open_comparison(*paths, ComparisonOptions(), opened))
         found = asked(answers, "detail", row=0)
         assert (found["source"], found["histogram"], found["map"]) == ("summaries", None, None)
         for path in ("slice", "map"):
@@ -164,7 +164,7 @@ def test_where_shapes_differ_each_side_has_its_own_elements(tmp_path: Path) -> N
         torch.manual_seed(0)
         tapped(torch.nn.Sequential(torch.nn.Linear(20, wide)), tmp_path / name, torch.ones(100, 20))
     with ExitStack() as opened:
-        answers = about_two(*open_comparison(Request(tmp_path / "a", tmp_path / "b"), opened))
+        answers = about_two(*open_comparison(tmp_path / "a", tmp_path / "b", ComparisonOptions(), opened))
         row = row_of(answers, "0", "output")
         assert "shapes differ" in asked(answers, "detail", row=row)["why"]
         for side, wide in (("reference", 24), ("candidate", 30)):

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import bench, check_hooks, compare, demo, export, replay, report, show, times, view
+from tensortap.cli import bench, check_hooks, compare, demo, export, health, replay, report, show, times, view
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -52,6 +52,7 @@ app.command()(export.export)
 app.command()(compare.compare)
 app.command()(report.report)
 app.command()(view.view)
+app.command()(health.health)
 app.command()(replay.replay)
 app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,8 +23,9 @@ from tensortap.cli.pairing import (
     Rename,
     Rtol,
     Steps,
+    UntilFirst,
     Workers,
-    options,
+    parse_options,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def compare(
     rtol: Rtol = None,
     atol: Atol = None,
     noise: Noise = None,
-    until_first: Annotated[bool, typer.Option("--until-first", help="Stop at the first divergence.")] = False,
+    until_first: UntilFirst = False,
     workers: Workers = None,
     device: Device = "cpu",
     csv: Csv = None,
@@ -81,7 +82,7 @@ def compare(
     outputs = outputs_meant(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     chosen |= {"until_first": until_first, "details": details_meant(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
@@ -151,8 +152,8 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
 
     failed: StoreWriteError | None = None
     for name, path in outputs.items():
-        home = "html.comparison" if name == "html" else f"files.comparison_{name}"
-        report: Any = import_module(f"tensortap.report.{home}")
+        module = "html.comparison" if name == "html" else f"files.comparison_{name}"
+        report: Any = import_module(f"tensortap.report.{module}")
         try:
             with output.opened(path) as file:
                 report.write(result, file)

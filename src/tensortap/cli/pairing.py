@@ -1,4 +1,4 @@
-"""What `compare`, `report` and `view` ask alike: which records belong together, and how far they may be apart."""
+"""Options that `compare`, `report` and `view` share, as the command line takes them. `compare.options` defines them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+
+from tensortap.compare.options import option_info
 
 __all__ = [
     "Atol",
@@ -22,14 +24,22 @@ __all__ = [
     "Rename",
     "Rtol",
     "Steps",
+    "UntilFirst",
     "Workers",
-    "one_run",
-    "options",
-    "steps_meant",
-    "tolerance",
+    "options_for_one_run",
+    "parse_options",
+    "parse_steps",
+    "parse_tolerance",
 ]
 
 _MOST_STEPS = 1_000_000
+
+
+def _flag(name: str) -> Any:
+    """Return the command line's form of an option."""
+    info = option_info(name)
+    return typer.Option(info.flag, metavar=info.metavar, help=info.help)
+
 
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help="The run to trust.", show_default=False)]
 Candidate = Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)]
@@ -39,32 +49,21 @@ OnlyOrReference = Annotated[
 MaybeCandidate = Annotated[
     str | None, typer.Argument(metavar="CANDIDATE", help="The run to judge.", show_default=False)
 ]
-Rename = Annotated[
-    list[str] | None,
-    typer.Option(metavar="'PATTERN=REPLACEMENT'", help="Rename the candidate's modules; a regular expression."),
-]
-MapFile = Annotated[
-    str | None, typer.Option("--map", metavar="FILE", help="Rules for names and layouts (.toml), or a list of names.")
-]
-Steps = Annotated[
-    str, typer.Option(metavar="STEPS", help="Only 3 or 0,5 or 10-20; 3:4 is step 3 against the candidate's 4.")
-]
-Ranks = Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")]
-Modules = Annotated[list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')]
-Kinds = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")]
-Rtol = Annotated[
-    float | None, typer.Option(metavar="X", help="Relative error to allow, instead of what the dtype suggests.")
-]
-Atol = Annotated[float | None, typer.Option(metavar="X", help="Absolute error to allow.")]
-Noise = Annotated[
-    list[str] | None,
-    typer.Option(metavar="RUN", help="Another run of the reference, or what tensortap.noise wrote: allow that."),
-]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes.  [default: by the machine]")]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cuda measures whole tensors on the GPU, through torch.")]
+Rename = Annotated[list[str] | None, _flag("rename")]
+MapFile = Annotated[str | None, _flag("mapping")]
+Steps = Annotated[str, _flag("steps")]
+Ranks = Annotated[list[int] | None, _flag("ranks")]
+Modules = Annotated[list[str] | None, _flag("modules")]
+Kinds = Annotated[list[str] | None, _flag("kinds")]
+Rtol = Annotated[float | None, _flag("rtol")]
+Atol = Annotated[float | None, _flag("atol")]
+Noise = Annotated[list[str] | None, _flag("noise")]
+UntilFirst = Annotated[bool, _flag("until_first")]
+Workers = Annotated[int | None, _flag("workers")]
+Device = Annotated[str, _flag("device")]
 
 
-def options(
+def parse_options(
     rename: Sequence[str] | None,
     map_file: str | None,
     step: str,
@@ -77,40 +76,36 @@ def options(
     workers: int | None,
     device: str,
 ) -> dict[str, Any]:
-    """What was given, checked, as `tensortap.compare` takes it."""
-    rules = map_file is not None and map_file.endswith(".toml")
+    """Check the arguments, and return them as `tensortap.compare` takes them."""
     return {
         "rename": tuple(rename or ()),
-        "map_file": None if rules else map_file,
-        "mapping": map_file if rules else None,
-        "steps": steps_meant(step) if step else None,
+        "mapping": map_file,
+        "steps": parse_steps(step) if step else None,
         "ranks": rank or None,
-        "rtol": tolerance("--rtol", rtol),
-        "atol": tolerance("--atol", atol),
+        "rtol": parse_tolerance("--rtol", rtol),
+        "atol": parse_tolerance("--atol", atol),
         "noise": tuple(noise or ()),
         "kinds": _kinds(kind or ()),
-        "modules": ["" if name == "(root)" else name for name in module or ()] or "*",
+        "modules": ["" if name == "(root)" else name for name in module or ()] or None,
         "workers": _workers(workers),
         "device": device,
     }
 
 
-def one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the options means something where there is nothing to compare with; the others must not be given."""
+def options_for_one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that apply to a single run. Raise UsageError if one of the others was given."""
     from tensortap.errors import UsageError
 
-    for name in ("rename", "map_file", "mapping", "rtol", "atol", "noise", "workers", "device"):
+    for name in ("rename", "mapping", "rtol", "atol", "noise", "workers", "device"):
         if chosen[name] not in (None, (), "cpu"):
-            option = "map" if name in ("map_file", "mapping") else name
-            raise UsageError(f"--{option} needs two runs: say which candidate to compare")
+            raise UsageError(f"{option_info(name).flag} needs two runs: say which candidate to compare")
     if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):
         raise UsageError("--step 3:4 needs two runs: say which candidate to compare")
-    names = ("steps", "ranks", "modules", "kinds")
-    return {name: None if chosen[name] == "*" else chosen[name] for name in names}
+    return {name: chosen[name] for name in ("steps", "ranks", "modules", "kinds")}
 
 
-def steps_meant(text: str) -> dict[int, int]:
-    """The reference's steps behind "3", "0,5", "10-20", "3:4" or "0-9:100-109", each with the candidate's."""
+def parse_steps(text: str) -> dict[int, int]:
+    """Return the reference's steps in "3", "0,5", "10-20", "3:4" or "0-9:100-109", each with the candidate's."""
     from tensortap.errors import UsageError
 
     meant: dict[int, int] = {}
@@ -118,7 +113,7 @@ def steps_meant(text: str) -> dict[int, int]:
         ours, _, theirs = part.partition(":")
         spans = [_span(side) for side in (ours, theirs or ours)]
         if spans[0] is None or spans[1] is None or part.endswith(":"):
-            raise UsageError(f"--step {text}: {part or 'nothing'!r} is no step; say 3, 0,5, 10-20 or 3:4")
+            raise UsageError(f"--step {text}: {part or 'nothing'!r} is not a step; write 3, 0,5, 10-20 or 3:4")
         if len(spans[0]) != len(spans[1]):
             raise UsageError(f"--step {text}: {part!r} has {len(spans[0])} steps against {len(spans[1])}")
         if len(meant) + len(spans[0]) > _MOST_STEPS:
@@ -149,12 +144,12 @@ def _kinds(given: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(given) or None
 
 
-def tolerance(option: str, given: float | None) -> float | None:
-    """What was given, if it is one."""
+def parse_tolerance(option: str, given: float | None) -> float | None:
+    """Return a tolerance. Raise UsageError if it is negative or infinite."""
     from tensortap.errors import UsageError
 
     if given is not None and not 0 <= given < float("inf"):
-        raise UsageError(f"{option} {given}: say zero or more")
+        raise UsageError(f"{option} {given}: give zero or more")
     return given
 
 
@@ -162,5 +157,5 @@ def _workers(given: int | None) -> int | None:
     from tensortap.errors import UsageError
 
     if given is not None and given < 1:
-        raise UsageError(f"--workers {given}: it takes at least one")
+        raise UsageError(f"--workers {given}: give at least one")
     return given

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tensortap.cli.outputs import Csv, ExitZero, Html, Json, Junit, Markdown, Parquet, Quiet, Verbose
-from tensortap.cli.pairing import Atol, Rtol, tolerance
+from tensortap.cli.pairing import Atol, Rtol, parse_tolerance
 
 __all__ = ["replay"]
 
@@ -90,8 +90,8 @@ def replay(
             device=device,
             evaluate=eval_,
             arguments=dict(map(_argument, arg or ())),
-            rtol=tolerance("--rtol", rtol),
-            atol=tolerance("--atol", atol),
+            rtol=parse_tolerance("--rtol", rtol),
+            atol=parse_tolerance("--atol", atol),
             repro=repro,
             details=details_meant(outputs),
         )

@@ -22,8 +22,8 @@ from tensortap.cli.pairing import (
     Rtol,
     Steps,
     Workers,
-    one_run,
-    options,
+    options_for_one_run,
+    parse_options,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def report(
     from tensortap.report.files import output
 
     output.check(out)
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     if candidate is None:
         sentence, code = _about_one(reference, chosen, out)
     else:
@@ -100,15 +100,14 @@ def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> tuple[str, int
     """The same of one run: what is suspicious is no failure, but having nothing to look at is."""
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.health.examination import examine
     from tensortap.report.files import output
     from tensortap.report.html import run as run_html
     from tensortap.report.wording import clean
 
     with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
-        scope = one_run(chosen)
-        examination = examine(run, **scope, details=run_html.DETAILS)
+        scope = options_for_one_run(chosen)
+        health = tensortap.health(run, **scope, details=run_html.DETAILS)
         facts = gather.facts_of(run)
     with screen.waiting(f"writing {out}"), output.opened(out) as file:
-        run_html.write(facts, examination, file)
-    return clean(examination.sentence), _NOTHING if examination.verdict == "empty" else 0
+        run_html.write(facts, health, file)
+    return clean(health.sentence), _NOTHING if health.verdict == "empty" else 0

@@ -22,8 +22,8 @@ from tensortap.cli.pairing import (
     Rtol,
     Steps,
     Workers,
-    one_run,
-    options,
+    options_for_one_run,
+    parse_options,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def view(
 
     from tensortap.view.server import PageServer
 
-    chosen = options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
     with ExitStack() as opened:
         if candidate is None:
             answers = _about_one(reference, chosen, opened)
@@ -79,12 +79,13 @@ def view(
 def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
     from tensortap.cli import screen
     from tensortap.compare.comparing import open_comparison
-    from tensortap.compare.request import Request
+    from tensortap.compare.options import ComparisonOptions
     from tensortap.report.wording import clean
     from tensortap.view.answers import about_two
 
     with screen.comparing(True) as progress:
-        comparison, closeups = open_comparison(Request(reference, candidate, **chosen, progress=progress), opened)
+        options = ComparisonOptions(**chosen, progress=progress)
+        comparison, closeups = open_comparison(reference, candidate, options, opened)
     typer.echo(clean(comparison.sentence))
     with screen.waiting("making the page"):
         return about_two(comparison, closeups)
@@ -94,13 +95,13 @@ def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answe
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.compare.align.side import Scope
-    from tensortap.health.examination import open_health_report
+    from tensortap.health.diagnosis import open_health_report
     from tensortap.report.wording import clean
     from tensortap.view.answers import about_one
 
     with screen.waiting(f"reading {path}"):
         run = opened.enter_context(tensortap.open(path))
-        examination, closeups = open_health_report(run, Scope(**one_run(chosen)), opened)
-        answers = about_one(gather.facts_of(run), examination, closeups)
-    typer.echo(clean(examination.sentence))
+        health, closeups = open_health_report(run, Scope(**options_for_one_run(chosen)), opened)
+        answers = about_one(gather.facts_of(run), health, closeups)
+    typer.echo(clean(health.sentence))
     return answers

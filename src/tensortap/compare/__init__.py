@@ -1,4 +1,13 @@
-"""The third phase: align two runs, measure how far each pair is apart, judge, and name the first place they part."""
+"""The third phase: align two runs, measure the difference of each pair, judge it, and name the first divergence.
+
+options.py    all options; comparing.py runs a comparison from end to end, over
+align/        which records are pairs
+translate/    pairs under different names and tensor layouts
+measure/      the difference of each pair
+judge/        status, tolerance and cause; judge/rules has all tolerances
+say/          verdict, sentence and table
+details/      single pairs and records, element by element
+"""
 
 from __future__ import annotations
 
@@ -19,7 +28,6 @@ def compare(
     candidate: str | os.PathLike[str] | Run,
     *,
     rename: Sequence[str] = (),
-    map_file: str | os.PathLike[str] | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     steps: Collection[int] | Mapping[int, int] | None = None,
     ranks: Collection[int] | Mapping[int, int] | None = None,
@@ -34,40 +42,40 @@ def compare(
     details: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Compare two runs, and name the first place where the candidate parts from the reference.
+    """Compare two runs, and name the first record at which the candidate diverges from the reference.
 
-    reference, candidate: paths of runs, or runs that are open already, also in memory (`tensortap.capture` without a
-        path).
+    reference, candidate: paths of runs, or open runs, also in memory (`tensortap.capture` without a path).
     rename: 'PATTERN=REPLACEMENT' regular expressions that turn the candidate's module names into the reference's.
-    map_file: a file with a line 'candidate name = reference name' for each module that is called differently.
-    mapping: rules for names and layouts, as a TOML file or a mapping of the same form; where one run is of torch and
-        the other of paddle, what is known of the two is added.
+    mapping: rules for names and tensor layouts, as a TOML file or a mapping of the same form. Between a run of torch
+        and a run of paddle, the rules that ship with tensortap apply as well.
     steps, ranks: the ones to compare; a mapping pairs the reference's number with another of the candidate. Runs in
         which a rank has no counterpart do not match: select the ranks that both have to judge only these.
     modules, kinds: name patterns and kinds to compare.
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    noise: a further run of the reference, a file that `tensortap.noise` wrote, or a sequence of these. What differs
-        there is no difference.
+    noise: a further run of the reference, a file that `tensortap.noise` wrote, or a sequence of these. Differences as
+        large as this noise are allowed.
     until_first: stop measuring at the first birth.
-    workers: processes that measure; None chooses.
+    workers: number of processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
         numbers are the same but for the order of summation. Tensors in memory are measured on the CPU.
-    details: how many tensors to look at closely, for `Comparison.details`: births, the worst, and a sample.
+    details: number of tensors to inspect element by element, for `Comparison.details`: births, the worst, and a sample.
     progress: called with bytes done and bytes in all.
+
+    `tensortap.compare.options.ComparisonOptions` holds these options; docs/compare-options.md lists them.
 
     >>> result = tensortap.compare("runs/a", "runs/b")
     >>> print(result)
     The runs match: all 1,204 pairs are equal bit for bit.
     """
-    from tensortap.compare.comparing import run_comparison  # loads pyarrow and numba: not before it is needed
-    from tensortap.compare.request import Request, noise_sources
+    from tensortap.compare.comparing import run_comparison  # loads pyarrow: not before it is needed
+    from tensortap.compare.options import ComparisonOptions
+    from tensortap.compare.sources import noise_sources
 
     return run_comparison(
-        Request(
-            reference=reference,
-            candidate=candidate,
+        reference,
+        candidate,
+        ComparisonOptions(
             rename=tuple(rename),
-            map_file=map_file,
             mapping=mapping,
             steps=steps,
             ranks=ranks,
@@ -81,5 +89,5 @@ def compare(
             device=device,
             details=details,
             progress=progress,
-        )
+        ),
     )

@@ -9,21 +9,30 @@ from typing import NamedTuple
 from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import unpaired_ranks
 from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
-from tensortap.compare.judge.findings import findings, whatever_is_wrong
-from tensortap.compare.judge.judging import Judgement, Pairs, judge
-from tensortap.compare.judge.one_sided import extra, guessed_modules, lost_in_free_run, without_gradient
+from tensortap.compare.judge.findings import find_births, first_wrong_pair
+from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.one_sided import (
+    find_calls_without_gradient,
+    find_extra_gradients,
+    find_missing_gradients,
+    find_uncertain_modules,
+)
+from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules.by_design import name_rules
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Policy
-from tensortap.compare.matching import Matched, device_of, match, moved_in, pairs_of
+from tensortap.compare.matching import Matched, device_of, match, pairs_of, reference_movement
 from tensortap.compare.measure.noise import as_one, noise_of
-from tensortap.compare.request import Request, open_source
+from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
+from tensortap.compare.sources import Source, open_source
 from tensortap.compare.translate.certainty import Doubts, judge_certain
-from tensortap.compare.translate.map_file import read_map
-from tensortap.compare.translate.mapped import explain, frameworks_differ, plan_of
+from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison
 from tensortap.errors import UsageError
 from tensortap.mapping.plan import Plan
+from tensortap.mapping.rules_file import read_rules
+from tensortap.store import Run
 from tensortap.store.formats.npy.tree import with_common_names
 
 __all__ = ["open_comparison", "run_comparison"]
@@ -40,54 +49,62 @@ class _Judged(NamedTuple):
     doubts: Doubts
 
 
-def run_comparison(request: Request) -> Comparison:
+def run_comparison(reference: Source, candidate: Source, options: ComparisonOptions) -> Comparison:
     with ExitStack() as opened:
-        return open_comparison(request, opened)[0]
+        return open_comparison(reference, candidate, options, opened)[0]
 
 
-def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Closeups]:
-    """The comparison, and what looks at its pairs closely for as long as the runs are open."""
-    renames = Renames.of(request.rename, read_map(request.map_file))
-    kinds = (request.kinds,) if isinstance(request.kinds, str) else request.kinds or ()
+def open_comparison(
+    reference_source: Source, candidate_source: Source, options: ComparisonOptions, opened: ExitStack
+) -> tuple[Comparison, Closeups]:
+    """Return the comparison, and what inspects its pairs element by element for as long as the runs are open."""
+    kinds = (options.kinds,) if isinstance(options.kinds, str) else options.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-    device = device_of(request)
-    reference, candidate = open_source(request.reference, opened), open_source(request.candidate, opened)
-    if not renames and request.mapping is None:
+    device = device_of(options)
+    reference, candidate = open_source(reference_source, opened), open_source(candidate_source, opened)
+    rules = None if options.mapping is None else read_rules(options.mapping)
+    names = None if rules is None or frameworks_differ(reference, candidate) else exact_names(rules)
+    if names is not None:
+        rules = None
+    renames = Renames.of(options.rename, names)
+    if not renames and rules is None:
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
-    plan = plan_of(reference, candidate, renames, request.mapping)
+    plan = plan_of(reference, candidate, renames, rules)
 
     def judged(plan: Plan | None) -> _Judged:
-        matched = match(reference, candidate, renames, request, request.progress, device, plan)
+        matched = match(reference, candidate, renames, options, options.progress, device, plan)
         pairs = pairs_of(matched)
-        noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)
-        policy = Policy(request.rtol, request.atol, noise, mapped=frameworks_differ(reference, candidate))
+        noise = as_one(noise_of(matched, options, opened, device), pairs.row_gain)
+        policy = Policy(options.rtol, options.atol, noise, mapped=frameworks_differ(reference, candidate))
         structure = matched.structure()
-        moved, deprived = moved_in(matched), without_gradient(matched, structure)
+        moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
         judgement, doubts = judge_certain(
-            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, deprived)
+            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, without)
         )
         return _Judged(matched, pairs, policy, structure, judgement, doubts)
 
     found = judged(plan)
     if found.doubts.modules and not found.judgement.born and (known := found.matched.paired_by_state(found.doubts)):
-        found = judged(plan_of(reference, candidate, renames, request.mapping, known))
+        found = judged(plan_of(reference, candidate, renames, rules, known))
     matched, pairs, policy, structure, judgement, doubts = found
-    explain(judgement, matched.allowed)
+    name_rules(judgement, matched.allowances)
     closeups = Closeups(
-        matched.reference, matched.candidate, matched.alignment, matched.measures, (request.rtol, request.atol)
+        matched.reference, matched.candidate, matched.alignment, matched.measures, (options.rtol, options.atol)
     )
-    case = matched.case(judgement, structure)
-    missing, gained = lost_in_free_run(matched, structure, judgement.deprived), extra(matched, structure)
-    born = findings(case) or ({} if missing or gained else whatever_is_wrong(case))
-    if not (born or missing or gained) and (guessed := guessed_modules(matched, structure)):
+    builder = matched.finding_builder(judgement, structure)
+    missing = find_missing_gradients(matched, structure, judgement.affected_calls)
+    extra = find_extra_gradients(matched, structure)
+    born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
+    if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
-    unpaired = unpaired_ranks(matched, request.ranks)
-    comparison = conclude(matched, judgement, born, policy, renames, missing, gained, unpaired, doubts=doubts)
-    comparison = replace(comparison, options=request.options)
-    if request.details and len(comparison):
-        chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, request.details)
-        details = list(closeups.details(chosen, request.details, request.progress))
+    unpaired = unpaired_ranks(matched, options.ranks)
+    comparison = conclude(matched, judgement, born, policy, renames, missing, extra, unpaired, doubts=doubts)
+    in_memory = any(isinstance(s, Run) and s.in_memory for s in (reference_source, candidate_source, *options.noise))
+    comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))
+    if options.details and len(comparison):
+        chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, options.details)
+        details = list(closeups.details(chosen, options.details, options.progress))
         comparison = replace(comparison, details=details, notes=[*comparison.notes, *damage_in(details)])
     return comparison, closeups

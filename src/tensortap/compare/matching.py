@@ -13,19 +13,19 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.side import Bools, Scope, Side
-from tensortap.compare.judge.findings import Case
-from tensortap.compare.judge.judging import Judgement, Pairs, judge
+from tensortap.compare.judge.findings import FindingBuilder
+from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Policy
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
-from tensortap.compare.measure.tensors import Tolerances, measure_tensors
-from tensortap.compare.request import Request
+from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
+from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
 from tensortap.compare.translate.mapped import (
-    Allowance,
-    allowances,
     frameworks_differ,
     other_names,
     reference_name,
@@ -38,7 +38,7 @@ from tensortap.kernels.pairs.device import PairDevice
 from tensortap.mapping.plan import Plan
 from tensortap.store import Run
 
-__all__ = ["Matched", "device_of", "errors_of", "match", "moved_in", "pairs_of"]
+__all__ = ["Matched", "device_of", "errors_of", "match", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
 
@@ -59,11 +59,11 @@ class Matched:
     """Modules of one side that include what the other side has apart."""
 
     @cached_property
-    def allowed(self) -> dict[int, Allowance]:
-        """Pairs that are allowed more than others."""
+    def allowances(self) -> dict[int, Allowance]:
+        """Pairs that are allowed more than others, because the frameworks differ by design."""
         if self.plan is None or not isinstance(self.candidate, Translated):
             return {}
-        return allowances(self.reference, self.candidate, self.alignment, self.plan)
+        return find_allowances(self.reference, self.candidate, self.alignment, self.plan)
 
     @cached_property
     def at_range_ends(self) -> Bools:
@@ -111,57 +111,59 @@ class Matched:
         """How the pairs hang together."""
         return Structure(self.reference, self.alignment.reference, self.fusions.renamed)
 
-    def case(self, judgement: Judgement, structure: Structure) -> Case:
-        """What was judged, with what findings tell of a pair."""
+    def finding_builder(self, judgement: Judgement, structure: Structure, isolated: bool = False) -> FindingBuilder:
+        """Return what builds findings from the judged pairs."""
         side, rows = self.reference, self.alignment.reference
-        return Case(
+        return FindingBuilder(
             judgement,
             structure,
-            key=lambda pair: self.fusions.key(side.key(int(rows[pair]))),
-            cls=self._class,
-            difference=self.measures.difference,
-            theirs=self.names,
-            others=self.calls.of,
-            maker=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
+            key_of=lambda pair: self.fusions.key(side.key(int(rows[pair]))),
+            class_of=self._class,
+            difference_of=self.measures.difference,
+            candidate_names=self.names,
+            argument_differences=self.calls.of,
+            maker_of=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
+            isolated=isolated,
+            checkpoints=side.run.is_checkpoint and self.candidate.run.is_checkpoint,
         )
 
 
-def device_of(request: Request) -> PairDevice | None:
+def device_of(options: ComparisonOptions) -> PairDevice | None:
     """Where whole tensors are measured; None is this machine's processor."""
-    if request.device == "cpu":
+    if options.device == "cpu":
         return None
-    if request.workers is not None:
-        raise UsageError(f"workers measure on the CPU: leave them out with device={request.device!r}")
+    if options.workers is not None:
+        raise UsageError(f"workers measure on the CPU: leave them out with device={options.device!r}")
     from tensortap.frameworks import pair_device  # may load torch
 
-    return pair_device(request.device)
+    return pair_device(options.device)
 
 
 def match(
     reference: Run,
     candidate: Run,
     renames: Renames,
-    request: Request,
+    options: ComparisonOptions,
     progress: Callable[[int, int], None] | None,
     device: PairDevice | None,
     plan: Plan | None = None,
 ) -> Matched:
     """Align and measure. With `until_first`, whatever comes after the place where they part is left unmeasured."""
-    left = Side(reference, _scope(request, None, state_only=candidate.is_checkpoint))
+    left = Side(reference, _scope(options, None, state_only=candidate.is_checkpoint))
     known = renames if plan is None else partial(reference_name, plan)
-    right = Side(candidate, _scope(request, known, state_only=reference.is_checkpoint))
-    steps = _mapping(request.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
+    right = Side(candidate, _scope(options, known, state_only=reference.is_checkpoint))
+    steps = _mapping(options.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
     fusions = Fusions()
     if plan is not None:
         kinds_known = not (reference.is_checkpoint or candidate.is_checkpoint)
         fusions = find_fusions(plan, left, right)
         right, rename = Translated(right, plan, kinds_known, fusions), None
-    alignment = align(left, right, rename, steps, _mapping(request.ranks))
+    alignment = align(left, right, rename, steps, _mapping(options.ranks))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     measures = prepare(left, right, alignment)
-    tolerances = (request.rtol, request.atol)
+    tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
     for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
         measures.take(pair, measure)
@@ -170,15 +172,18 @@ def match(
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     found = Matched(left, right, alignment, measures, plan, repeated, fusions)
-    stops = request.until_first and not request.noise  # with noise, what counts as parted is known only at the end
+    stops = options.until_first and not options.noise  # with noise, what counts as parted is known only at the end
     if stops:
         progress = None  # nobody knows how far it will go
+    little = is_little_work(left, alignment, open_pairs[whole])
     for part, last in _parts(found, open_pairs[whole], stops):
-        measured = measure_tensors(left, right, alignment, part, tolerances, request.workers, progress, device)
+        measured = measure_tensors(
+            left, right, alignment, part, tolerances, options.workers, progress, device, in_numpy=little
+        )
         for pair, measure in measured:
             measures.take(pair, measure)
         _beside_range_ends(found, part, tolerances)
-        if stops and _parted(found, last, request):
+        if stops and _parted(found, last, options):
             break
     return found
 
@@ -213,13 +218,13 @@ def _parts(
         begin, size = begin + size, 2 * size
 
 
-def _parted(matched: Matched, last: int, request: Request) -> bool:
+def _parted(matched: Matched, last: int, options: ComparisonOptions) -> bool:
     """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
-    policy = Policy(request.rtol, request.atol, mapped=mapped)
+    policy = Policy(options.rtol, options.atol, mapped=mapped)
     known = matched.levels()
-    born = judge(pairs_of(matched), matched.structure(), policy, moved_in(matched)).born
+    born = judge(pairs_of(matched), matched.structure(), policy, reference_movement(matched)).born
     born = [row for row in born if known[row] == CERTAIN]
 
     def when(pair: int) -> tuple[int, int]:
@@ -241,13 +246,15 @@ def pairs_of(matched: Matched) -> Pairs:
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
         std=measures.sides["reference"]["std"],
-        apart=measures.l2_difference,
+        distance=measures.l2_difference,
         elements=measures.sides["reference"]["elements"],
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
         dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
-        base=_more(base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched)
+        base=raise_rounding(
+            base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched.allowances
+        )
         if len(rows)
         else np.empty(0),
         limits=measures.limits,
@@ -262,14 +269,8 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
     return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
-def _more(base: npt.NDArray[np.float64], matched: Matched) -> npt.NDArray[np.float64]:
-    for pair, allowed in matched.allowed.items():
-        base[pair] = max(base[pair] * allowed.times, allowed.at_least)
-    return base
-
-
-def moved_in(matched: Matched) -> Callable[[int, int], float]:
-    """How far apart two records of the reference are, by their sketches."""
+def reference_movement(matched: Matched) -> Callable[[int, int], float]:
+    """Return a function of two pairs: how far apart the reference's records are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
     cache: list[Any] = []
 
@@ -292,7 +293,7 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _scope(request: Request, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
+def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
     """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
@@ -300,7 +301,7 @@ def _scope(request: Request, renames: Callable[[str], str] | None, state_only: b
             return list(value) if renames is None else list(value.values())
         return value
 
-    return Scope(request.modules, request.kinds, chosen(request.steps), chosen(request.ranks), state_only, renames)
+    return Scope(options.modules, options.kinds, chosen(options.steps), chosen(options.ranks), state_only, renames)
 
 
 def _mapping(value: Any) -> Mapping[int, int] | None:

@@ -13,6 +13,7 @@ from tensortap.core.statistics import STORED
 
 if TYPE_CHECKING:
     from tensortap.core.arguments import ArgumentDifference
+    from tensortap.core.causes import Cause
     from tensortap.core.details import Detail
     from tensortap.core.name_mapping import NameMapping
 
@@ -239,14 +240,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A place where the candidate went wrong by its own doing: its inputs were still right."""
+    """A record that is wrong although its sources are right, with the cause and the module to inspect."""
 
     key: Key
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape; of gradients also missing, if one never comes though the reference has it, and
-    extra, if one comes that the reference does not have"""
+    """diverged | nonfinite | shape; for gradients also missing (only the reference has it) and extra (only the
+    candidate has it)"""
+    cause: Cause
+    """The code that made it wrong."""
     difference: Difference | None
     tolerance: float
     rule: str
@@ -265,8 +268,8 @@ class Finding:
     """The plain arguments in which its call differs."""
     unjudged: tuple[Key, ...] = ()
     """What it was made from and could not be judged, as inputs whose summaries tell too little."""
-    enters: bool = False
-    """Whether it is a gradient that the code outside the model has made, as the loss does."""
+    row: int | None = None
+    """Its row in `Comparison.table`; None if only one side has the record."""
 
     @property
     def module(self) -> str:

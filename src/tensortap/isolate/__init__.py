@@ -58,7 +58,7 @@ def check(
     >>> print(check.result)
     layers.2.norm2 (Norm) is wrong on the reference's own inputs: in step 0, its output 0 is off by 0.15 (relative L2).
     """
-    from tensortap.compare.request import noise_sources
+    from tensortap.compare.sources import noise_sources
     from tensortap.isolate.check import Check, Options  # loads the reader: not before it is needed
 
     options = Options(

@@ -14,7 +14,8 @@ from tensortap.capture.watcher import Watcher
 from tensortap.compare.align.alignment import Renames
 from tensortap.compare.judge.isolated import Isolation
 from tensortap.compare.measure.noise import check_noise
-from tensortap.compare.request import Request, Source, open_source
+from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.sources import Source, open_source
 from tensortap.core.records import Comparison, Key
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
@@ -166,9 +167,7 @@ class Check(Observer):
         rename = self._reference.rename
         isolation = self._isolation(comparator) if options.isolate else None
         some = callable(options.modules) or self._unkept
-        request = Request(
-            reference=self._reference.run,
-            candidate=comparator.run,
+        asked = ComparisonOptions(
             rename=options.rename,
             modules=[rename(name) for name in self._chosen] if some else options.modules,
             steps=self._selection.steps,
@@ -178,7 +177,12 @@ class Check(Observer):
         )
         with self._files:
             self._result = conclude_live(
-                self._reference.run, comparator.run, comparator.measured, isolation, self._parameters(), request
+                self._reference.run,
+                comparator.run,
+                comparator.measured,
+                isolation,
+                self._parameters(),
+                asked,
             )
 
     def _parameters(self) -> set[tuple[str, str]]:

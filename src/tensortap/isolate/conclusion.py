@@ -12,16 +12,23 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Renames, align
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge.findings import findings, whatever_is_wrong
+from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Isolation, isolated_findings
-from tensortap.compare.judge.judging import Isolated, Pairs, judge
-from tensortap.compare.judge.one_sided import Parameters, extra, lost_in_free_run, lost_in_isolation, without_gradient
+from tensortap.compare.judge.judging import judge
+from tensortap.compare.judge.one_sided import (
+    Parameters,
+    find_calls_without_gradient,
+    find_extra_gradients,
+    find_missing_gradients,
+    find_missing_in_isolation,
+)
+from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Allowed, Policy
-from tensortap.compare.matching import Matched, moved_in, pairs_of
+from tensortap.compare.matching import Matched, pairs_of, reference_movement
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
-from tensortap.compare.request import Request
+from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
@@ -37,14 +44,14 @@ def conclude_live(
     measured: Mapping[int, PairMeasure],
     isolation: Isolation | None,
     parameters: Parameters,
-    request: Request,
+    options: ComparisonOptions,
 ) -> Comparison:
     """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
-    renames = Renames.of(request.rename)
-    right = Side(candidate, Scope(request.modules, rename=renames))
+    renames = Renames.of(options.rename)
+    right = Side(candidate, Scope(options.modules, rename=renames))
     backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
     kinds = None if backward else [kind for kind in KINDS if kind not in GRADIENT_KINDS]
-    left = Side(reference, Scope(request.modules, kinds, candidate.steps, candidate.ranks))
+    left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks))
     alignment = align(left, right, renames if renames else None)
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
@@ -54,34 +61,34 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
-    deprived = without_gradient(matched, structure, free=isolation is None)
+    without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
-        noise = noise_of(matched, request, files)
+        noise = noise_of(matched, options, files)
     if isolation is None:
-        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain))
-        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
-        born = findings(matched.case(judgement, structure))
-        missing = lost_in_free_run(matched, structure, judgement.deprived, parameters)
+        policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain))
+        judgement = judge(pairs, structure, policy, reference_movement(matched), without)
+        born = find_births(matched.finding_builder(judgement, structure))
+        missing = find_missing_gradients(matched, structure, judgement.affected_calls, parameters)
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
-        policy = Policy(request.rtol, request.atol, as_one(noise, pairs.row_gain), alone=True)
-        judgement = judge(pairs, structure, policy, moved_in(matched), deprived)
-        missing = lost_in_isolation(matched, structure, isolation, parameters)
+        policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
+        judgement = judge(pairs, structure, policy, reference_movement(matched), without)
+        missing = find_missing_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
-        case = matched.case(judgement, structure)
-        born = isolated_findings(case, isolation, numbers, lost, bool(missing))
-        known = {birth.module for birth in born.values()}
+        builder = matched.finding_builder(judgement, structure, isolated=True)
+        born = isolated_findings(builder, isolation, numbers, lost, bool(missing))
+        known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
-    gained = extra(matched, structure)
+    gained = find_extra_gradients(matched, structure)
     if not (born or missing or gained):
-        born = whatever_is_wrong(matched.case(judgement, structure))
+        born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
     result = conclude(
         matched, judgement, born, policy, renames, missing, gained, UnpairedRanks(), isolated=isolation is not None
     )
     unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
-    notes += _other_steps(matched, request.steps or ())
+    notes += _other_steps(matched, options.steps or ())
     unchecked = unchecked_ranks(reference, candidate)
     if unchecked:
         notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")
@@ -114,7 +121,7 @@ def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
     return []
 
 
-def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+def _alone(pairs: Pairs, matched: Matched, noise: NoiseAllowance | None, forced: npt.NDArray[np.bool_]) -> Pairs:
     """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
@@ -131,4 +138,4 @@ def _alone(pairs: Pairs, matched: Matched, noise: Allowed | None, forced: npt.ND
             error[pair] = max(error[pair], Policy.along(along))
     dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
     cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
-    return replace(pairs, error=error, row_gain=row_gain, isolated=Isolated(forced, cast & forced))
+    return replace(pairs, error=error, row_gain=row_gain, isolated=IsolatedPairs(forced, cast & forced))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
-from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import KINDS
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core import dtypes
 from tensortap.core.records import Key
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.compare.judge.tolerance import EPSILON
+from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import KINDS, Key, Location, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -60,15 +61,30 @@ def read_rules(source: str | os.PathLike[str] | Mapping[str, Any]) -> Rules:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
+    text = ""
     try:
-        found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found: Mapping[str, Any] = tomllib.loads(text)
     except FileNotFoundError as error:
         raise RunNotFound(f"there is no rules file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RunUnreadable(f"the rules file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
+        _refuse_list_of_names(path, text)
         raise UsageError(f"{path} is no TOML: {error}") from error
     return found
+
+
+def _refuse_list_of_names(path: Path, text: str) -> None:
+    """Raise UsageError for a file of lines 'candidate name = reference name', and show the same as TOML."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not lines or any("=" not in line or line.lstrip().startswith("[") for line in lines):
+        return
+    candidate, _, reference = (part.strip() for part in lines[0].partition("="))
+    raise UsageError(
+        f"{path} is a list of names, which is no longer read. As TOML, each on a line of its own: structure = false, "
+        f"then for each name [[module]], candidate = {json.dumps(candidate)}, reference = {json.dumps(reference)}"
+    )
 
 
 class _Entry:

@@ -31,6 +31,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "container": finding.container,
         "counterpart": finding.counterpart,
         "status": finding.status,
+        "cause": finding.cause.value,
         "inputs_matched": finding.inputs_matched,
         "inputs_rel_l2": finding.inputs_rel_l2,
         "unjudged": [key._asdict() for key in finding.unjudged],
@@ -49,7 +50,7 @@ def first_row(comparison: Comparison) -> dict[str, Any] | None:
     """The first divergence as a row of the table, and what only the finding knows."""
     if comparison.first is None:
         return None
-    at = pairs.place(comparison, comparison.first)
+    at = comparison.first.row
     row = pairs.row_at(comparison, at) if at is not None else {}
     return {**finding_object(comparison.first), **row}
 

@@ -55,21 +55,12 @@ _WORDS = {"nonfinite": "NaN or Inf", "shape": "of another shape", "unjudged": "n
 _BIRTHS = {"nonfinite": "NaN born here", "shape": "shape born here"}
 _SHAPES = ("shape_reference", "shape_candidate")
 _JUDGED = (("rel_l2", "tolerance"), ("row_rel_l2", "row_tolerance"))
-_IDENTITY = ("step", "micro", "phase", "module", "call", "kind", "path")
 
 
 # --- which rows ----------------------------------------------------------------------------------------------------
 def place(comparison: Comparison, finding: Finding | None) -> int | None:
-    """The number of a finding's row in the table."""
-    if finding is None:
-        return None
-    table, mask = comparison.table, None
-    for name, wanted in [("rank", finding.rank), *zip(_IDENTITY, finding.key, strict=True)]:
-        column = table.column(name)
-        same = pc.equal(column, pa.scalar(wanted, column.type))
-        mask = same if mask is None else pc.and_(mask, same)
-    at = pc.index(mask, True).as_py()
-    return at if at >= 0 else None
+    """Return the number of a finding's row in the table; None if only one side has the record."""
+    return None if finding is None else finding.row
 
 
 def around(comparison: Comparison, at: int, before: int, after: int) -> list[int]:
@@ -162,7 +153,7 @@ def detail(row: Row) -> str:
     """What is worth knowing of one pair beside its relative error."""
     parts = []
     if row.get("container") is not None:
-        parts.append(born_in(row["container"], row["module"], row["kind"]))
+        parts.append(born_in(row["cause"], row["container"]))
     if row["status"] == "shape":
         sizes = ["unknown" if row.get(name) is None else shape(row[name]) for name in _SHAPES]
         parts.append("{} in the reference, {} in the candidate".format(*sizes))

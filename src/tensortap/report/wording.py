@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from tensortap.core.records import GRADIENT_KINDS, display_name
+from tensortap.core.causes import CAUSES, Cause
+from tensortap.core.records import display_name
 
 __all__ = [
     "apart",
@@ -185,23 +186,15 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
 
 
-def born_in(container: str, module: str, kind: str) -> str:
-    """Where a value of `module` was born that is due to `container`. Only a module that calls others has code between
-    them: one that was given the value alone is at fault as a whole, as a ReLU is.
+def born_in(cause: str, container: str) -> str:
+    """Say where a value was born for which `container` is to blame, by its cause.
 
-    >>> born_in("block", "block.fc", "input")
+    >>> born_in("container_code", "block")
     'in the code of block, between the modules it calls'
-    >>> born_in("block", "block.fc", "grad_output")
-    'in the backward of the code of block, between the modules it calls'
-    >>> born_in("block.relu", "block.fc", "grad_output")
+    >>> born_in("sent_gradient", "block.relu")
     'in the backward of block.relu'
     """
-    around = not container or module.startswith(f"{container}.")
-    backward = "backward of " * (kind in GRADIENT_KINDS)
-    if kind == "input" or (around and kind != "param_grad"):
-        the = "the " * bool(backward)
-        return f"in the {backward}{the}code of {clean(display_name(container))}, between the modules it calls"
-    return f"in {'the ' * bool(backward)}{backward}{clean(display_name(container))}"
+    return CAUSES[Cause(cause)].born_in.format(container=clean(display_name(container)))
 
 
 def command_line(words: Sequence[str]) -> str:

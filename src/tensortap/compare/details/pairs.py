@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.tolerance import Policy
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.tensors import Tolerances
 from tensortap.core import statistics

@@ -1,4 +1,4 @@
-"""Findings of a run whose modules were all fed from the reference: nothing is handed on, so each fault is its own."""
+"""Findings of a run whose modules all ran on the reference's own inputs: no error propagates from one to the next."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.judge.findings import Case, Place, place_of
+from tensortap.compare.judge.attribution import Attribution, attribute
+from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.structure import Call, Structure
+from tensortap.compare.judge.structure import ModuleCall, Structure
 from tensortap.core.records import WRONG_STATUSES, Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
@@ -19,47 +20,47 @@ __all__ = ["Isolation", "isolated_findings"]
 
 @dataclass(frozen=True)
 class Isolation:
-    """What is known of a run whose modules were fed from the reference. Names are the reference's."""
+    """How a run with modules fed from the reference went. Names are the reference's."""
 
     forced: Collection[int] = ()
-    """The candidate's rows that the reference's values took the place of, once they were measured."""
+    """The candidate's rows that were replaced by the reference's values after they were measured."""
     used_inside: Collection[int] = ()
-    """Its rows of gradients at an output that the module itself uses further: a part of them is its own."""
+    """Rows of gradients at an output that the module itself uses again: a part of such a gradient is its own."""
     same: Collection[Sequence[int]] = ()
-    """Its rows of one gradient at an output that several calls return as it is, the innermost first."""
+    """Groups of rows that are one gradient, at an output that several calls return unchanged; innermost first."""
     callers: Mapping[tuple[int, int, str, int], str | None] = field(default_factory=dict)
-    """By step, micro step, module and number: whose code made the call; None if it came from outside the model."""
+    """By step, micro step, module and number: the module that made the call; None for code outside the model."""
     cut_off: Collection[Key] = ()
-    """Inputs that took no part in autograd; and outputs that did not, though something they were made from did."""
+    """Inputs outside the autograd graph; and outputs outside it although one of their sources is inside."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Modules whose parameters a module uses too."""
+    """By module: other modules whose parameters it uses as well."""
 
-    def caller(self, call: Call) -> str | None:
+    def caller(self, call: ModuleCall) -> str | None:
         _, step, micro = call.scope
         return self.callers.get((step, micro, call.module, call.number))
 
-    def is_cut_off(self, call: Call, kind: str, path: str) -> bool:
+    def is_cut_off(self, call: ModuleCall, kind: str, path: str) -> bool:
         _, step, micro = call.scope
         return Key(step, micro, "forward", call.module, call.number, kind, path) in self.cut_off
 
-    def cutter(self, call: Call, path: str, structure: Structure) -> str | None:
-        """Whose code took the past from an input: the module that returned it so, or whoever made the call with it."""
+    def cutter(self, call: ModuleCall, path: str, structure: Structure) -> str | None:
+        """Return the module that detached an input: the one that returned it detached, or the caller."""
         tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
         makers = [
             (maker, structure.path[row])
             for tensor in tensors
             for maker, row in structure.makers.get(tensor, ())
-            if maker.end < call.begin  # one that ran inside only hands it on
+            if maker.end < call.begin  # one that ran inside only passes it through
         ]
         for maker, output in reversed(makers):
             if self.is_cut_off(maker, "output", output):
                 return maker.module
         for maker, _ in makers[:1]:
             paths = [structure.path[row] for row in maker.of("input")]
-            # Some inputs take no part by right, such as tables of angles; if none does, the past ended further back.
+            # Some inputs never need a gradient, such as tables of angles. If none does, the graph ends further back.
             if paths and all(self.is_cut_off(maker, "input", each) for each in paths):
                 return self.cutter(maker, paths[0], structure)
-        # Whoever made the call may itself have been given the value without a past; what the model is given has none.
+        # The caller itself may have been given a detached value. The model's own inputs are always detached.
         around = call.parent
         if around is not None and around.parent is not None and around.module == self.caller(call):
             for row in around.of("input"):
@@ -69,53 +70,53 @@ class Isolation:
 
 
 @dataclass(frozen=True)
-class _Faults:
-    """Lays wrong rows to modules."""
+class _Attributor:
+    """Attributes wrong rows to modules."""
 
     judgement: Judgement
     structure: Structure
     isolation: Isolation
     forced: npt.NDArray[np.bool_]
     own: Collection[int]
-    """Rows that `used_inside` means."""
-    same: Mapping[int, Sequence[int]]
-    """By row: all those that `same` has together with it."""
-    lost: Collection[Key]
-    """What only the reference has."""
+    """The pairs of `Isolation.used_inside`."""
+    one_gradient: Mapping[int, Sequence[int]]
+    """By pair: all pairs of the same gradient, the innermost call's first."""
+    only_reference: Collection[Key]
+    """Records that only the reference has."""
     explained: bool
-    """Whether it is told where these end."""
+    """Whether a finding reports where the gradients among these end."""
 
-    def place(self, row: int) -> Place:
-        """Whose doing a wrong row is. What goes into a module, or comes back to it, was made by the code that calls."""
+    def attribute(self, row: int) -> Attribution:
+        """Attribute a wrong row. The caller makes the inputs of a module, and the gradients at its outputs."""
         kind, call = self.structure.kind[row], self.structure.call_of(row)
         if kind == "param_grad" and (reader := self._reader(row)) is not None:
-            return Place(reader, True)
+            return Attribution(reader, True)
         if call is None or kind not in ("input", "grad_output"):
-            return place_of(row, self.structure, self.judgement)
+            return attribute(row, self.structure, self.judgement)
         if kind == "input":
             caller = self.isolation.caller(call)
-            return Place(caller, None if caller is None else True)
+            return Attribution(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
-        if (culprit := self._loser(tensors, users) or self._changer(users)) is not None:
-            return Place(culprit, True)
-        rows = self.same.get(row, (row,))
+        if (blamed := self._find_detacher(tensors, users) or self._find_changer(users)) is not None:
+            return Attribution(blamed, True)
+        rows = self.one_gradient.get(row, (row,))
         outermost = self.structure.call_of(rows[-1]) or call
         caller = self.isolation.caller(outermost)
         own = next((each for each in rows if each in self.own), None)
         if own is not None and (caller is not None or own != rows[-1]):
-            return Place(self.structure.module[own], True)
+            return Attribution(self.structure.module[own], True)
         if caller is None:
-            return Place(outermost.module, None, enters=True)
+            return Attribution(outermost.module, None, from_outside=True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
         unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
         if any(user in unforced for user in self.structure.users(row, call)):
-            return place_of(row, self.structure, self.judgement)
-        return Place(caller, True)
+            return attribute(row, self.structure, self.judgement)
+        return Attribution(caller, True)
 
-    def follows(self, row: int) -> bool:
-        """Whether a wrong row only follows from what is not among the pairs: a gradient that never came, or parameters
-        that are recorded with another module."""
+    def is_consequence(self, row: int) -> bool:
+        """Whether a wrong row follows from records outside the pairs: from a missing gradient, or from parameters that
+        are recorded with another module."""
         kind, module, (rank, step, _) = (
             self.structure.kind[row],
             self.structure.module[row],
@@ -126,11 +127,13 @@ class _Faults:
             reached = any(call.of("grad_output") for call in calls)
             return not reached and any(
                 (key.step, key.module, key.kind, key.path) == (step, module, "param_grad", self.structure.path[row])
-                for key in self.lost
+                for key in self.only_reference
             )
         if kind == "param_grad" and self.explained:
             users = {module, *(user for user, owners in self.isolation.tied.items() if module in owners)}
-            return any((key.step, key.kind) == (step, "grad_output") and key.module in users for key in self.lost)
+            return any(
+                (key.step, key.kind) == (step, "grad_output") and key.module in users for key in self.only_reference
+            )
         tied = [
             state
             for owner in self.isolation.tied.get(module, ())
@@ -139,7 +142,7 @@ class _Faults:
         return any(self._wrong(state) for state in tied)
 
     def lacks_a_call(self, row: int) -> bool:
-        """Whether a gradient is that of a parameter which the reference has used in further calls."""
+        """Whether a row is the gradient of a parameter that the reference uses in further calls."""
         if self.structure.kind[row] != "param_grad":
             return False
         scope, module = self.structure.scope[row], self.structure.module[row]
@@ -147,25 +150,25 @@ class _Faults:
         return any(
             (scope, user, number) not in self.structure.calls
             for user in users
-            for number in self._lost_calls.get((*scope[1:], user), ())
+            for number in self._missing_calls.get((*scope[1:], user), ())
         )
 
     @cached_property
-    def _lost_calls(self) -> dict[tuple[int, int, str], set[int]]:
-        """Numbers of the calls whose outputs only the reference has, by step, micro step and module."""
+    def _missing_calls(self) -> dict[tuple[int, int, str], set[int]]:
+        """By step, micro step and module: numbers of the calls whose outputs only the reference has."""
         found: dict[tuple[int, int, str], set[int]] = {}
-        for key in self.lost:
+        for key in self.only_reference:
             if key.kind == "output":
                 found.setdefault((key.step, key.micro, key.module), set()).add(key.call)
         return found
 
     def _reader(self, row: int) -> str | None:
-        """The module that uses the parameters of one which is never called itself."""
+        """Return the module that uses the parameters of one that is never called itself."""
         calls = self.structure.users_of_own(row)
         return calls[0].module if calls and calls[0].module != self.structure.module[row] else None
 
-    def _loser(self, tensors: Collection[int], users: Collection[Call]) -> str | None:
-        """A user that sent no gradient back where the reference's did; or whoever gave it a value without a past."""
+    def _find_detacher(self, tensors: Collection[int], users: Collection[ModuleCall]) -> str | None:
+        """Return a user that sent no gradient back where the reference's did, or the module that detached its input."""
         for user in users:
             _, step, micro = user.scope
             for given in user.of("input"):
@@ -173,15 +176,15 @@ class _Faults:
                     continue
                 path = self.structure.path[given]
                 key = Key(step, micro, "forward", user.module, user.number, "input", path)
-                if key._replace(phase="backward", kind="grad_input") in self.lost:
+                if key._replace(phase="backward", kind="grad_input") in self.only_reference:
                     cut_off = key in self.isolation.cut_off
                     return self.isolation.cutter(user, path, self.structure) if cut_off else user.module
         return None
 
-    def _changer(self, users: Collection[Call]) -> str | None:
-        """A user that should hand its input on as it is, and does not."""
+    def _find_changer(self, users: Collection[ModuleCall]) -> str | None:
+        """Return a user that should pass its input through unchanged and does not."""
         for user in users:
-            if self.structure.hands_on(user) and any(self._wrong(row) for row in user.of("output")):
+            if self.structure.passes_through(user) and any(self._wrong(row) for row in user.of("output")):
                 return user.module
         return None
 
@@ -190,78 +193,87 @@ class _Faults:
 
 
 def isolated_findings(
-    case: Case,
+    builder: FindingBuilder,
     isolation: Isolation,
     rows: npt.NDArray[np.int64],
-    lost: Collection[Key],
+    only_reference: Collection[Key],
     explained: bool,
-) -> dict[int, Finding]:
-    """For each module at fault, on each rank, the earliest pair that shows it.
+) -> list[Finding]:
+    """Return, for each module at fault on each rank, the earliest pair that shows it.
 
-    `rows` are the candidate's rows of the pairs, `lost` what only the reference has, `explained` whether it is told
-    where the gradients among these end.
+    rows: the candidate's rows of the pairs.
+    only_reference: records that only the reference has.
+    explained: whether another finding reports where the gradients among these end.
     """
     numbers = rows.tolist()
     forced = np.array([row in isolation.forced for row in numbers], bool)
     own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
-    structure = case.structure
-    faults = _Faults(case.judgement, structure, isolation, forced, own, _same(isolation, numbers), lost, explained)
-    found: dict[int, Finding] = {}
+    structure, groups = builder.structure, _pairs_of_one_gradient(isolation, numbers)
+    attributor = _Attributor(builder.judgement, structure, isolation, forced, own, groups, only_reference, explained)
+    found: list[Finding] = []
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
-    misled = _misled(case, lost if explained else ())
-    # Without the gradients at inputs, what a module at fault sends back reaches the code around it as it is.
+    first_wrong_gradient = _first_wrong_gradients(builder, only_reference if explained else ())
+    # Without gradients at inputs, the gradient of a module at fault reaches the container's code unreplaced.
     feeds_back = "grad_input" in set(structure.kind)
-    births = [row for row in case.births() if not faults.follows(row)]
-    births = [row for row in births if not _stepped(row, structure) or not _is_misled(row, structure, misled)]
-    # Whoever left out a call is found by what it made instead; only if there is nothing of that, this tells of it.
-    births = [row for row in births if not faults.lacks_a_call(row)] or births
+    births = [row for row in builder.births() if not attributor.is_consequence(row)]
+    births = [
+        row
+        for row in births
+        if not _is_after_step(row, structure) or not _is_misled(row, structure, first_wrong_gradient)
+    ]
+    # A module that left out a call is found by its other values; these gradients count only if there are none.
+    births = [row for row in births if not attributor.lacks_a_call(row)] or births
     for row in births:
-        place = faults.place(row)
-        module, rank = case.blamed(row, place), structure.scope[row][0]
-        stepped = _stepped(row, structure)
-        if (rank, module) in known or (stepped and rank in optimizers):
+        attribution = attributor.attribute(row)
+        module, rank = builder.module_to_blame(row, attribution), structure.scope[row][0]
+        after_step = _is_after_step(row, structure)
+        if (rank, module) in known or (after_step and rank in optimizers):
             continue
         if structure.kind[row] == "grad_output" and not feeds_back and _inside(module, rank, known):
             continue
-        if stepped:  # the optimizer is one thing, whichever parameters it moves wrongly
+        if after_step:  # one finding for the optimizer, however many parameters it moves wrongly
             optimizers.add(rank)
         known.add((rank, module))
-        found[row] = case.finding(row, place, row)
+        found.append(builder.build(row, attribution, row))
     return found
 
 
-def _stepped(row: int, structure: Structure) -> bool:
-    """Whether it is a parameter as an optimizer has left it."""
+def _is_after_step(row: int, structure: Structure) -> bool:
+    """Whether a row is a parameter after an optimizer step."""
     return structure.kind[row] == "param" and structure.number[row] > 0
 
 
-def _is_misled(row: int, structure: Structure, misled: Mapping[int, int]) -> bool:
+def _is_misled(row: int, structure: Structure, first_wrong_gradient: Mapping[int, int]) -> bool:
+    """Whether the optimizer worked on wrong gradients in this step or an earlier one."""
     rank, step, _ = structure.scope[row]
-    return step >= misled.get(rank, step + 1)
+    return step >= first_wrong_gradient.get(rank, step + 1)
 
 
-def _misled(case: Case, lost: Collection[Key]) -> dict[int, int]:
-    """By rank, the first step in which the optimizer was given a wrong gradient, or not all of them. If their norm is
-    clipped, that moves every parameter, and what it remembers moves them in later steps, too: it may well be right."""
-    structure, status = case.structure, case.judgement.status
+def _first_wrong_gradients(builder: FindingBuilder, missing: Collection[Key]) -> dict[int, int]:
+    """Return by rank the first step in which the optimizer was given a wrong gradient, or not all of them.
+
+    If the norm of the gradients is clipped, that moves every parameter; the optimizer's state moves them in later
+    steps, too. The optimizer itself may be right.
+    """
+    structure, status = builder.structure, builder.judgement.status
     wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in WRONG_STATUSES]
     spots = [structure.scope[row][:2] for row in wrong]
-    ranks = {structure.scope[row][0] for row in case.judgement.born}
-    spots += [(rank, key.step) for key in lost if key.kind == "param_grad" for rank in ranks]
+    ranks = {structure.scope[row][0] for row in builder.judgement.born}
+    spots += [(rank, key.step) for key in missing if key.kind == "param_grad" for rank in ranks]
     first: dict[int, int] = {}
     for rank, step in spots:
         first[rank] = min(step, first.get(rank, step))
     return first
 
 
-def _same(isolation: Isolation, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
-    """By pair, the pairs of the very same gradient, the innermost call's first."""
+def _pairs_of_one_gradient(isolation: Isolation, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
+    """Return by pair all pairs of the very same gradient, the innermost call's first."""
     pair_of = {row: pair for pair, row in enumerate(numbers)} if isolation.same else {}
     groups = [[pair_of[row] for row in rows if row in pair_of] for rows in isolation.same]
     return {pair: group for group in groups for pair in group}
 
 
 def _inside(module: str, rank: int, known: Collection[tuple[int, str]]) -> bool:
-    """Whether one of the modules that are known to be at fault is a part of this one."""
+    """Whether a module that is known to be at fault is a part of this one."""
     return any(r == rank and (not module or name.startswith(f"{module}.")) for r, name in known)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tensortap.compare.align.side import Side
 from tensortap.core.records import STATE_KINDS
 
-__all__ = ["Call", "Spot", "Structure"]
+__all__ = ["ModuleCall", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
 Spot = tuple[tuple[int, int, int], str, int]
@@ -27,7 +27,7 @@ Spot = tuple[tuple[int, int, int], str, int]
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ModuleCall:
     """One call of one module: its rows by kind, in execution order."""
 
     module: str
@@ -37,8 +37,8 @@ class Call:
     begin: int
     end: int
     rows: dict[str, list[int]] = field(default_factory=dict)
-    parent: Call | None = None
-    children: list[Call] = field(default_factory=list)
+    parent: ModuleCall | None = None
+    children: list[ModuleCall] = field(default_factory=list)
 
     def of(self, *kinds: str) -> list[int]:
         return [row for kind in kinds for row in self.rows.get(kind, ())]
@@ -58,7 +58,7 @@ class Structure:
         self._side = side
         self._renamed = renamed or {}
         self._rows = rows
-        self._call_of: dict[int, Call] = {}
+        self._call_of: dict[int, ModuleCall] = {}
 
     # Columns as lists, and only once somebody asks: a comparison in which all is right needs none of them.
     @cached_property
@@ -109,15 +109,15 @@ class Structure:
         return found
 
     @cached_property
-    def calls(self) -> dict[Spot, Call]:
-        found: dict[Spot, Call] = {}
+    def calls(self) -> dict[Spot, ModuleCall]:
+        found: dict[Spot, ModuleCall] = {}
         for row, kind in enumerate(self.kind):
             if kind in STATE_KINDS:
                 continue
             spot = (self.scope[row], self.module[row], self.number[row])
             call = found.get(spot)
             if call is None:
-                call = found[spot] = Call(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
+                call = found[spot] = ModuleCall(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
             call.rows.setdefault(kind, []).append(row)
             self._call_of[row] = call
             if kind in ("input", "output"):
@@ -125,8 +125,8 @@ class Structure:
         self._nest(found.values())
         return found
 
-    def _nest(self, calls: Iterable[Call]) -> None:
-        by_place: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+    def _nest(self, calls: Iterable[ModuleCall]) -> None:
+        by_place: dict[tuple[tuple[int, int, int], str], list[ModuleCall]] = defaultdict(list)
         for call in calls:
             by_place[call.scope, call.module].append(call)
         for call in calls:
@@ -140,22 +140,22 @@ class Structure:
                     call.parent.children.append(call)
                     break
 
-    def call_of(self, row: int) -> Call | None:
+    def call_of(self, row: int) -> ModuleCall | None:
         return self._call_of.get(row) if self.calls else None
 
     @cached_property
-    def consumers(self) -> dict[int, list[Call]]:
+    def consumers(self) -> dict[int, list[ModuleCall]]:
         """Calls by the number of a tensor that they were given."""
-        found: dict[int, list[Call]] = defaultdict(list)
+        found: dict[int, list[ModuleCall]] = defaultdict(list)
         for call in self.calls.values():
             for row in call.of("input"):
                 found[self.tensor[row]].append(call)
         return found
 
     @cached_property
-    def makers(self) -> dict[int, list[tuple[Call, int]]]:
+    def makers(self) -> dict[int, list[tuple[ModuleCall, int]]]:
         """Calls that returned a tensor, by its number, with the row; the innermost first."""
-        found: dict[int, list[tuple[Call, int]]] = defaultdict(list)
+        found: dict[int, list[tuple[ModuleCall, int]]] = defaultdict(list)
         for call in self.calls.values():
             for row in call.of("output"):
                 found[self.tensor[row]].append((call, row))
@@ -164,15 +164,15 @@ class Structure:
         return found
 
     @cached_property
-    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[Call]]:
-        found: dict[tuple[tuple[int, int, int], str], list[Call]] = defaultdict(list)
+    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[ModuleCall]]:
+        found: dict[tuple[tuple[int, int, int], str], list[ModuleCall]] = defaultdict(list)
         for call in self.calls.values():
             found[call.scope, call.module].append(call)
         return found
 
     @cached_property
-    def calls_in_step(self) -> dict[tuple[int, int, str], list[Call]]:
-        found: dict[tuple[int, int, str], list[Call]] = defaultdict(list)
+    def calls_in_step(self) -> dict[tuple[int, int, str], list[ModuleCall]]:
+        found: dict[tuple[int, int, str], list[ModuleCall]] = defaultdict(list)
         for call in self.calls.values():
             found[call.scope[0], call.scope[1], call.module].append(call)
         return found
@@ -214,6 +214,23 @@ class Structure:
                 found[self.scope[row], self.module[row]].append(row)
         return found
 
+    @cached_property
+    def _first_step(self) -> int:
+        return int(self._side.step.min())
+
+    def is_at_start(self, row: int) -> bool:
+        """Whether a row is of the first step that the reference has."""
+        return self.scope[row][1] == self._first_step
+
+    @cached_property
+    def _forward_steps(self) -> set[tuple[int, int]]:
+        rows = self._rows[self._side.phase.among(("forward",))[self._rows]]
+        return set(zip(self._side.rank[rows].tolist(), self._side.step[rows].tolist(), strict=True))
+
+    def has_forward(self, row: int) -> bool:
+        """Whether anything of a forward pass was paired in a row's step, on its rank."""
+        return self.scope[row][:2] in self._forward_steps
+
     @property
     def frozen(self) -> set[str]:
         return self._side.frozen
@@ -250,7 +267,7 @@ class Structure:
             ]
         return self._behind(row, call)
 
-    def made_in(self, row: int) -> list[Call]:
+    def made_in(self, row: int) -> list[ModuleCall]:
         """The calls whose backward made a gradient."""
         kind, call = self.kind[row], self.call_of(row)
         if kind == "param_grad":
@@ -263,7 +280,7 @@ class Structure:
             call = self.outermost(row, call).parent
         return [] if call is None else [call, *call.children]
 
-    def users_of_own(self, row: int) -> list[Call]:
+    def users_of_own(self, row: int) -> list[ModuleCall]:
         """The calls that used a module's own parameters: its own. A module that only keeps weights, as the `out_proj`
         of an attention does, is never called itself; then it is whoever is around it."""
         name = self.module[row]
@@ -276,19 +293,19 @@ class Structure:
         before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
         return [] if before is None else [before]
 
-    def _before_in(self, call: Call | None, seq: int) -> list[int]:
+    def _before_in(self, call: ModuleCall | None, seq: int) -> list[int]:
         """What the code of a call had at hand at a moment: its inputs, and what its children had returned."""
         if call is None:
             return []
         returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
         return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
 
-    def _backward_of(self, call: Call) -> list[int]:
+    def _backward_of(self, call: ModuleCall) -> list[int]:
         """What the backward of a call worked with."""
         parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
         return call.of("grad_output", "input", "output") + parameters
 
-    def _behind(self, row: int, call: Call) -> list[int]:
+    def _behind(self, row: int, call: ModuleCall) -> list[int]:
         """A gradient at a call's output: made by the backward of whoever used that output."""
         users = self.users(row, call)
         if users:
@@ -299,19 +316,19 @@ class Structure:
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
-    def returned(self, row: int, call: Call) -> set[int]:
+    def returned(self, row: int, call: ModuleCall) -> set[int]:
         """The tensors, by number, whose gradient a row is."""
         path = self.path[row].partition("~")[0]
         return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
-    def outermost(self, row: int, call: Call) -> Call:
+    def outermost(self, row: int, call: ModuleCall) -> ModuleCall:
         """The call around that returns the very same tensor: the gradient there is this one."""
         tensors = self.returned(row, call)
         while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
-    def hands_on(self, call: Call) -> bool:
+    def passes_through(self, call: ModuleCall) -> bool:
         """Whether a call returns an input as it is: its users are that input's users, and counted there."""
         given = {self.tensor[row] for row in call.of("input")}
         return any(self.tensor[row] in given for row in call.of("output"))
@@ -322,15 +339,17 @@ class Structure:
         same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
         return same[0] if same else None
 
-    def users(self, row: int, call: Call) -> list[Call]:
+    def users(self, row: int, call: ModuleCall) -> list[ModuleCall]:
         """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
         found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
-        found = [user for user in found if user is not call and not _inside(call, user) and not self.hands_on(user)]
+        found = [
+            user for user in found if user is not call and not _inside(call, user) and not self.passes_through(user)
+        ]
         outer = {id(user.parent) for user in found}
         return [user for user in found if id(user) not in outer]
 
 
-def _inside(call: Call, other: Call) -> bool:
+def _inside(call: ModuleCall, other: ModuleCall) -> bool:
     """Whether a call ran inside another."""
     around = call.parent
     while around is not None:

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import one_module_each
-from tensortap.compare.judge.tolerance import Allowed, Policy
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.matching import Matched, errors_of, match
-from tensortap.compare.request import Request, Source, open_source
+from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.sources import Source, open_source
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.device import PairDevice
 from tensortap.store import Run
@@ -33,14 +34,16 @@ def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
         )
 
 
-def noise_of(matched: Matched, request: Request, opened: ExitStack, device: PairDevice | None = None) -> Allowed | None:
+def noise_of(
+    matched: Matched, options: ComparisonOptions, opened: ExitStack, device: PairDevice | None = None
+) -> NoiseAllowance | None:
     """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
-    if not request.noise:
+    if not options.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
     of_rows = worst.copy()
     place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
-    for source in request.noise:
+    for source in options.noise:
         if not isinstance(source, Run) and is_noise(source):
             noise = read_noise(source)
             check_noise(source, noise, set(matched.reference.module.words))
@@ -49,7 +52,7 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
             continue
         _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
         renames = one_module_each(matched.reference.run, noisy)
-        again = match(matched.reference.run, noisy, renames, request, None, device)
+        again = match(matched.reference.run, noisy, renames, options, None, device)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:
@@ -57,12 +60,12 @@ def noise_of(matched: Matched, request: Request, opened: ExitStack, device: Pair
     return worst, of_rows
 
 
-def as_one(noise: Allowed | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+def as_one(noise: NoiseAllowance | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
     """What noise allows of a pair's error, be it of the whole or of the worst row."""
     return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
 
 
-def _of_steps(noise: Noise, matched: Matched) -> Allowed:
+def _of_steps(noise: Noise, matched: Matched) -> NoiseAllowance:
     side, rows = matched.reference, matched.alignment.reference
     spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
     found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)

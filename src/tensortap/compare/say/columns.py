@@ -33,8 +33,9 @@ SCHEMA = pa.schema(
         ("shape_candidate", pa.list_(pa.int64())),
         # the judgement
         ("status", pa.string()),  # equal | close | diverged | nonfinite | shape | unjudged
-        ("birth", pa.bool_()),  # wrong although its inputs were right
-        ("container", pa.string()),  # whose own code it was born in, if that is another module
+        ("birth", pa.bool_()),  # wrong although its sources are right
+        ("cause", pa.string()),  # of a birth: the code that made it wrong, see core.causes
+        ("container", pa.string()),  # the module in whose own code it was born, if that is another module
         ("tolerance", pa.float64()),  # the relative L2 error that was allowed
         ("rule", pa.string()),  # which rule allowed it
         # how far apart; null where it is not known

@@ -12,8 +12,9 @@ from tensortap.compare.align.calls import remarks
 from tensortap.compare.align.ranks import UnpairedRanks
 from tensortap.compare.align.side import Side
 from tensortap.compare.align.stopped import stopped_recordings
-from tensortap.compare.judge.judging import UNSEEN_PARAMETERS, Judgement
-from tensortap.compare.judge.tolerance import Policy
+from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.rules import UNSEEN_PARAMETERS
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import sentence
@@ -21,6 +22,7 @@ from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
 from tensortap.compare.translate.fused import Fusion
 from tensortap.compare.translate.mapped import frameworks_differ, words_of
+from tensortap.core.causes import Cause
 from tensortap.core.records import Comparison, Finding, Unmatched, Verdict, display_name
 
 __all__ = ["conclude"]
@@ -33,7 +35,7 @@ _FEW = 3
 def conclude(
     matched: Matched,
     judgement: Judgement,
-    born: Mapping[int, Finding],
+    born: Sequence[Finding],
     policy: Policy,
     renames: Renames,
     missing: Mapping[int, Finding],
@@ -50,7 +52,7 @@ def conclude(
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
-    known = {int(rows[pair]): finding for pair, finding in born.items()} | dict(missing)
+    known = {int(rows[finding.row]): finding for finding in born if finding.row is not None} | dict(missing)
     placed = [((int(left.step[row]), float(left.seq[row])), finding) for row, finding in known.items()]
     births = [finding for _, finding in sorted([*placed, *extra.items()], key=lambda each: each[0])]
     counts = Counter(judgement.status)
@@ -71,7 +73,7 @@ def conclude(
     elif not judged:
         said = sentence.none_judged(pairs)
     else:
-        said = _sentence(births, born, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
+        said = _sentence(births, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
     if verdict == "match" and doubts.undecided:
         verdict, said = "incomparable", sentence.undecided(guessed[0])
         guessed = []
@@ -98,7 +100,6 @@ def conclude(
 
 def _sentence(
     births: Sequence[Finding],
-    born: Mapping[int, Finding],
     matched: Matched,
     judgement: Judgement,
     counts: Mapping[str, int],
@@ -109,27 +110,15 @@ def _sentence(
     if not births:
         return _agreement(matched, judgement, counts, left_out, isolated)
     first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
-    pair = next((pair for pair, finding in born.items() if finding is first), None)
-    tensors = None if pair is None else _tensors(matched, pair)
+    tensors = None if first.row is None else _compared_tensors(matched, first.row)
     if isolated:
         return sentence.isolated(births, tensors, several) + sentence.called(first)
     forward = _forward(matched, judgement, first)
     candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
-    if tensors is None:
-        return sentence.lost(first, several, forward, candidate)
-    if left.run.is_checkpoint and right.run.is_checkpoint:
-        return sentence.checkpoints(first, len(born), tensors)
-    at_start = first.key.step == int(left.step.min())
-    changed = sum(f.key[:1] == first.key[:1] and f.key.kind == "param" and f.key.call == 0 for f in born.values())
-    parted = sentence.parted(
-        first,
-        changed if at_start else 0,
-        tensors,
-        several,
-        forward,
-        candidate,
-        ran_alike=not (steps := _other_steps(matched, first.key.step)),
-    )
+    steps = _other_steps(matched, first.key.step)
+    parted = sentence.parted(births, tensors, several, forward, candidate, ran_alike=not steps)
+    if first.row is None or first.cause is Cause.CHECKPOINT:
+        return parted
     if _parameters_unseen(left, first):
         unseen = sentence.unseen_parameters()
     else:
@@ -209,11 +198,13 @@ def _parameters_unseen(side: Side, first: Finding) -> bool:
     return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
-def _tensors(matched: Matched, pair: int) -> tuple[sentence.Tensor, sentence.Tensor]:
-    """What is said of the reference's tensor, and of the candidate's."""
+def _compared_tensors(matched: Matched, pair: int) -> tuple[sentence.ComparedTensor, sentence.ComparedTensor]:
+    """Return what a sentence needs to know about the reference's tensor and the candidate's."""
     rows = matched.alignment.reference[pair], matched.alignment.candidate[pair]
     ours, theirs = (
-        sentence.Tensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair]))
+        sentence.ComparedTensor(
+            side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair])
+        )
         for side, row, counts in zip(
             (matched.reference, matched.candidate),
             rows,

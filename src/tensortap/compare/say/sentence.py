@@ -1,4 +1,4 @@
-"""The verdict in words that need no explaining."""
+"""The verdict as a sentence. `core.causes` has the wording by cause."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from math import isfinite
 from typing import NamedTuple
 
 from tensortap.core.arguments import ABSENT, ArgumentDifference, in_words
+from tensortap.core.causes import CAUSES, PARAMETER_CAUSES, Cause, CauseWording
 from tensortap.core.records import Finding, Key, display_name
 
 __all__ = [
-    "Tensor",
+    "ComparedTensor",
     "called",
-    "checkpoints",
     "forward_agrees",
     "hidden_optimizer",
     "isolated",
     "listed",
-    "lost",
     "matched",
     "other_arguments",
     "other_steps",
@@ -31,93 +30,113 @@ _MOST_NAMED = 8
 _MOST_ARGUMENTS = 3
 _MOST_STEPS = 4
 _MOST_UNJUDGED = 2
+_PARTS = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}
 
 
-class Tensor(NamedTuple):
-    """What a sentence says of one side's tensor."""
+class ComparedTensor(NamedTuple):
+    """What a sentence needs to know about one side's tensor."""
 
     shape: tuple[int, ...]
     nonfinite: int
-    """How many of its elements are NaN or Inf."""
+    """Number of NaN and Inf among its elements."""
     l2: float = float("nan")
     """The norm of its finite elements."""
 
 
 def parted(
-    first: Finding,
-    changed_parameters: int,
-    tensors: tuple[Tensor, Tensor],
+    births: Sequence[Finding],
+    tensors: tuple[ComparedTensor, ComparedTensor] | None,
     several: bool,
     forward: str,
     candidate: str = "the candidate",
     ran_alike: bool = True,
 ) -> str:
-    """Say where the runs part.
+    """Say where the runs part, by the cause of the first birth.
 
+    tensors: the two tensors of the first birth; None if only one side has it.
     several: whether several ranks took part.
-    forward: what `forward_agrees` says of the forward pass; empty if nothing of it was recorded.
-    candidate: what the other side is called where its names differ.
+    forward: what `forward_agrees` says about the forward pass; empty if nothing of it was recorded.
+    candidate: the name of the other side where its names differ.
     ran_alike: whether both ran the steps so far equally often.
     """
-    key = first.key
-    where = _where(first, several)
+    first = births[0]
+    wording, where = CAUSES[first.cause], _where(first, several)
     known = [first.cls] if first.cls and first.container is None else []
     known += [f"{first.counterpart} in {candidate}"] if first.counterpart is not None else []
-    name = display_name(first.module) + (f" ({'; '.join(known)})" if known else "")
-    full = _full(first) + (f" ({known[-1]})" if first.counterpart is not None else "")
-    off = _off(first, tensors)
-    agrees = f"{forward}; the" if forward else "The"
-    if key.kind == "param" and key.call == 0 and changed_parameters:
-        others = f" and {changed_parameters - 1} more" if changed_parameters > 1 else ""
-        return f"The parameters already differed before the first step: {full}{others}; it {off}."
-    if key.kind in ("param", "buffer") and key.call == 0:
-        return f"{full} differs before step {key.step}: it {off}. What changed it was not recorded."
-    if key.kind == "param":
-        alike = "although its gradient matches" if ran_alike else "and the gradients that both have match"
-        made_from = _made_from(first, alike, "and its gradient was not recorded")
-        return f"The runs part in the optimizer: after {where}, {full} {off}, {made_from}."
-    if key.kind == "buffer":
-        made_from = _made_from(first, "while its inputs match", "and its inputs were not recorded")
-        return f"The runs part in {name}: after {where}, its buffer {key.path} {off}, {made_from}."
-    if key.kind == "input" and first.container is None and key.module:
-        return f"In {where}, input {key.path} of {name} {off} already; what made it was not recorded."
-    if key.kind == "input" and first.container is None:
-        return f"The runs were not given the same input: in {where}, input {key.path} of {name} {off}."
-    unknown = "and what it was made from was not recorded"
-    if key.kind == "input":
-        made_from = _made_from(first, "while all that it was made from matches", unknown)
-        return (
-            f"The runs part in the own code of {name}: in {where}, what it hands to {display_name(key.module)} "
-            f"(input {key.path}) {off}, {made_from}."
-        )
-    if key.kind == "output":
-        made_from = _made_from(first, "while its inputs match", "and its inputs were not recorded")
-        return f"The runs part in {name}: in {where}, its output {key.path} {off}, {made_from}."
-    if key.kind == "param_grad":
-        unknown = "and the gradient at its output was not recorded"
-        made_from = _made_from(first, "while the gradient at its output matches", unknown)
-        what = f"the gradient of its {key.path}"
-        return f"{agrees} runs part in the backward of {name}: in {where}, {what} {off}, {made_from}."
-    if first.enters:
-        return _entered(first, name, where, off, forward)
-    target = f"{display_name(key.module)}'s output" if key.kind == "grad_output" else f"its input {key.path}"
-    unknown = "and what it was given was not recorded"
-    made_from = _made_from(first, "while the gradient that it was given matches", unknown)
-    return (
-        f"{agrees} runs part in the backward of {name}: in {where}, the gradient that it sends back to {target} {off}, "
-        f"{made_from}."
-    )
+    others = sum(birth.cause is first.cause for birth in births) - 1
+    elsewhere = f" ({display_name(first.module)} is {first.counterpart} in {candidate})"
+    slots = _slots(first, where, tensors) | {
+        "name": display_name(first.module) + (f" ({'; '.join(known)})" if known else ""),
+        "full": _full(first) + (f" ({known[-1]})" if first.counterpart is not None else ""),
+        "agrees": f"{forward}; the" if forward else "The",
+        "forward": forward,
+        "but_in": f"{forward}, but in {where}" if forward else f"In {where}",
+        "more": f" and {others:,} more" if others else "",
+        "elsewhere": elsewhere if first.counterpart is not None else "",
+        "sources": _sources(first, wording, ran_alike),
+    }
+    return wording.sentence.format(**slots)
 
 
-def _entered(first: Finding, name: str, where: str, off: str, forward: str) -> str:
-    """Say that a gradient is wrong where backward begins."""
-    if not forward:
-        return f"In {where}, the gradient at the output of {name} {off} already; what made it was not recorded."
-    entered = "the model" if not first.module else display_name(first.module)
-    return (
-        f"{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
-        "look at the loss and at how it is scaled."
-    )
+def isolated(births: Sequence[Finding], tensors: tuple[ComparedTensor, ComparedTensor] | None, several: bool) -> str:
+    """Say which modules are wrong on the reference's own inputs, and what shows the first of them."""
+    first = births[0]
+    wording, where = CAUSES[first.cause], _where(first, several)
+    slots = _slots(first, where, tensors)
+    slots["name"] = display_name(first.module) + (f" ({first.cls})" if first.cls and first.container is None else "")
+    slots["full"] = _full(first)
+    slots["sent"] = f"the gradient at its input {first.key.path}"
+    if first.key.kind == "grad_output":
+        slots["sent"] = f"the gradient that {slots['name']} sends back to {slots['target']}"
+    slots["clause"] = wording.isolated.format(**slots)
+    slots["more"] = _more_modules(births)
+    verdict = wording.isolated_verdict.format(**slots)
+    about_parameters = first.cause in PARAMETER_CAUSES
+    other_cause = first.cause if first.cause is Cause.EXTRA_GRADIENT else None
+    modules = _modules(b for b in births if b.cause not in PARAMETER_CAUSES and b.cause is not other_cause)
+    named = listed(modules, _MOST_NAMED)
+    if about_parameters or other_cause is not None:
+        return verdict + (f" Wrong on the reference's own inputs: {named}." if modules else "")
+    too = " The optimizer is wrong, too." if any(birth.cause is Cause.OPTIMIZER for birth in births) else ""
+    if len(modules) == 1:
+        return verdict + too
+    about = "{} modules are wrong on the reference's own inputs: {}. In {}, {}."
+    return about.format(len(modules), named, slots["name"], slots["clause"]) + too
+
+
+def _slots(first: Finding, where: str, tensors: tuple[ComparedTensor, ComparedTensor] | None) -> dict[str, str]:
+    """Return what the wording of every cause may name."""
+    key = first.key
+    module = display_name(key.module)
+    return {
+        "where": where,
+        "step": str(key.step),
+        "module": module,
+        "path": key.path,
+        "off": "" if tensors is None else _off(first, tensors),
+        "entered": "the model" if not first.module else display_name(first.module),
+        "target": f"{module}'s output" if key.kind == "grad_output" else f"its input {key.path}",
+        "part": _PARTS.get(key.kind, ""),
+    }
+
+
+def _more_modules(births: Sequence[Finding]) -> str:
+    """Say how many more modules the cause of the first birth is found at."""
+    cause = births[0].cause
+    if cause is Cause.EXTRA_GRADIENT:
+        others = len(_modules(birth for birth in births if birth.cause is cause)) - 1
+        return f"; so it is with {others} more module{'s' * (others > 1)}" if others else ""
+    if cause in PARAMETER_CAUSES and cause is not Cause.OPTIMIZER:
+        before = PARAMETER_CAUSES - {Cause.OPTIMIZER}
+        others = len({_full(birth) for birth in births if birth.cause in before}) - 1
+        return f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 else ""
+    return ""
+
+
+def _where(first: Finding, several: bool) -> str:
+    key = first.key
+    rank, micro = f", rank {first.rank}" * several, f", micro step {key.micro}" * bool(key.micro)
+    return f"step {key.step}{rank}{micro}"
 
 
 def forward_agrees(unjudged: bool) -> str:
@@ -125,10 +144,11 @@ def forward_agrees(unjudged: bool) -> str:
     return "The forward pass agrees" + " as far as it could be judged" * unjudged
 
 
-def _made_from(first: Finding, matches: str, unrecorded: str) -> str:
-    """Say whether what a value was made from matches. What could not be judged is never called a match."""
+def _sources(first: Finding, wording: CauseWording, ran_alike: bool) -> str:
+    """Say whether the sources of a value match. Sources that could not be judged are never called a match."""
+    matches = wording.sources_match if ran_alike else wording.sources_match_so_far or wording.sources_match
     if not first.unjudged:
-        return matches if first.inputs_matched else unrecorded
+        return matches if first.inputs_matched else wording.sources_unrecorded
     unjudged = listed([_source(first, key) for key in first.unjudged], _MOST_UNJUDGED)
     if first.inputs_matched is None:
         return f"and {unjudged} could not be judged"
@@ -140,84 +160,6 @@ def _source(first: Finding, key: Key) -> str:
     words |= {"param": "parameter", "param_grad": "the gradient of"}
     of = f" of {display_name(key.module)}" if key.module != first.key.module else ""
     return f"{words.get(key.kind, key.kind)} {key.path}{of}"
-
-
-def lost(first: Finding, several: bool, forward: str, candidate: str = "the candidate") -> str:
-    """Say that only one side has a gradient, in a run that is right up to there; arguments as in `parted`."""
-    key = first.key
-    where = _where(first, several)
-    begin = f"{forward}, but in {where}" if forward else f"In {where}"
-    other = (
-        f" ({display_name(first.module)} is {first.counterpart} in {candidate})"
-        if first.counterpart is not None
-        else ""
-    )
-    if first.status == "extra":
-        return f"{begin} {_comes(key)}, which it does not in the reference{other}."
-    return f"{begin} {_never_comes(key)}, though the reference has it{other}."
-
-
-def _where(first: Finding, several: bool) -> str:
-    key = first.key
-    rank, micro = f", rank {first.rank}" * several, f", micro step {key.micro}" * bool(key.micro)
-    return f"step {key.step}{rank}{micro}"
-
-
-def _comes(key: Key) -> str:
-    return f"a gradient comes to {display_name(key.module)}'s parameter {key.path}"
-
-
-def _never_comes(key: Key) -> str:
-    of = {"grad_input": "input", "grad_output": "output", "param_grad": "parameter"}[key.kind]
-    return f"the gradient of {display_name(key.module)}'s {of} {key.path} never comes"
-
-
-def isolated(births: Sequence[Finding], tensors: tuple[Tensor, Tensor] | None, several: bool) -> str:
-    """Which modules are wrong though they worked on the reference's own inputs, and how the first of them shows."""
-    first = births[0]
-    key = first.key
-    where = _where(first, several)
-    if first.status == "extra":
-        return _gained(births, where)
-    off = "" if tensors is None else _off(first, tensors)
-    name = display_name(first.module) + (f" ({first.cls})" if first.cls and first.container is None else "")
-    if first.status == "missing":
-        how = f"in {where}, {_never_comes(key)}"
-    elif key.kind == "input" and first.container is None:
-        how = f"in {where}, input {key.path} of {name} {off}: the model was not given what the reference was"
-    elif key.kind == "input":
-        how = f"in {where}, what the own code of {name} hands to {display_name(key.module)} (input {key.path}) {off}"
-    elif first.enters:
-        how = f"in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled"
-    elif key.kind == "grad_output":
-        how = f"in {where}, the gradient that {name} sends back to {display_name(key.module)}'s output {off}"
-    elif key.kind in ("param", "buffer") and not key.call:
-        how = f"before {where}, {_full(first)} {off}"
-    elif key.kind in ("param", "buffer"):
-        how = f"after {where}, {_full(first)} {off}"
-    else:
-        what = {"output": "its output", "grad_input": "the gradient at its input", "param_grad": "the gradient of its"}
-        how = f"in {where}, {what[key.kind]} {key.path} {off}"
-    modules = _modules(birth for birth in births if birth.key.kind != "param")
-    named = listed(modules, _MOST_NAMED)
-    if key.kind == "param":
-        others = len({_full(birth) for birth in births if birth.key.kind == "param" and not birth.key.call}) - 1
-        more = f"; so do parameters of {others} more module{'s' * (others > 1)}" if others > 0 and not key.call else ""
-        text = f"The optimizer is wrong: {how}." if key.call else f"The parameters already differed: {how}{more}."
-        return text + (f" Wrong on the reference's own inputs: {named}." if modules else "")
-    too = " The optimizer is wrong, too." if any(b.key.kind == "param" and b.key.call for b in births) else ""
-    if len(modules) == 1:
-        return f"{name} is wrong on the reference's own inputs: {how}.{too}"
-    return f"{len(modules)} modules are wrong on the reference's own inputs: {named}. In {name}, {how}.{too}"
-
-
-def _gained(births: Sequence[Finding], where: str) -> str:
-    """That gradients come to modules that get none in the reference; and who is wrong beside them."""
-    others = len(_modules(birth for birth in births if birth.status == "extra")) - 1
-    more = f"; so it is with {others} more module{'s' * (others > 1)}" if others else ""
-    wrong = _modules(birth for birth in births if birth.status != "extra" and birth.key.kind != "param")
-    text = f"In {where}, {_comes(births[0].key)}, which it does not in the reference{more}."
-    return text + (f" Wrong on the reference's own inputs: {listed(wrong, _MOST_NAMED)}." if wrong else "")
 
 
 def _modules(births: Iterable[Finding]) -> list[str]:
@@ -291,12 +233,6 @@ def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
     return few + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def checkpoints(first: Finding, differing: int, tensors: tuple[Tensor, Tensor]) -> str:
-    """That two checkpoints are not the same."""
-    others = f" and {differing - 1:,} more" if differing > 1 else ""
-    return f"The checkpoints differ in {_full(first)}{others}; it {_off(first, tensors)}."
-
-
 def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
     """That they do not."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
@@ -354,7 +290,7 @@ def _full(finding: Finding) -> str:
     return f"{name}.{finding.key.path}" if name else finding.key.path
 
 
-def _off(finding: Finding, tensors: tuple[Tensor, Tensor]) -> str:
+def _off(finding: Finding, tensors: tuple[ComparedTensor, ComparedTensor]) -> str:
     ours, theirs = tensors
     if finding.status == "shape":
         before, now = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)

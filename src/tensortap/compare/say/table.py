@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def table_of(
     alignment: Alignment,
     measures: Measures,
     judgement: Judgement,
-    births: Mapping[int, Finding],
+    births: Sequence[Finding],
 ) -> Any:
     left, right = alignment.reference, alignment.candidate
     count = len(left)
@@ -48,8 +48,9 @@ def table_of(
         "shape_reference": reference.shapes.take(pa.array(left)),
         "shape_candidate": candidate.shapes.take(pa.array(right)),
         "status": judgement.status,
-        "birth": _marks(count, list(births)),
-        "container": _containers(count, births),
+        "birth": _marks(count, births),
+        "cause": _texts(count, births, lambda birth: birth.cause.value),
+        "container": _texts(count, births, lambda birth: birth.container),
         "tolerance": judgement.tolerance,
         "row_tolerance": judgement.row_tolerance,
         "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),
@@ -97,16 +98,18 @@ def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str,
     return found | {"layout": pa.array(layouts, pa.string())}
 
 
-def _marks(count: int, rows: Sequence[int]) -> Any:
+def _marks(count: int, births: Sequence[Finding]) -> Any:
     marks = np.zeros(count, bool)
-    marks[list(rows)] = True
+    marks[[birth.row for birth in births if birth.row is not None]] = True
     return marks
 
 
-def _containers(count: int, births: Mapping[int, Finding]) -> Any:
+def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], str | None]) -> Any:
+    """Return a column that is null but for the rows of births."""
     found: list[str | None] = [None] * count
-    for row, birth in births.items():
-        found[row] = birth.container
+    for birth in births:
+        if birth.row is not None:
+            found[birth.row] = text_of(birth)
     return pa.array(found, pa.string())
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement, Pairs
+from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, display_name

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensortap.compare.align.alignment import Alignment, Renames
-from tensortap.compare.align.side import Ints, Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.align.side import Side
 from tensortap.compare.translate.outlines import outline_of
-from tensortap.compare.translate.translated import Translated
 from tensortap.core.records import display_name
-from tensortap.mapping.outline import full_name
 from tensortap.mapping.plan import Plan, plan
-from tensortap.mapping.rules_file import read_rules
+from tensortap.mapping.rules import Rules
 from tensortap.store import Run
 
 __all__ = [
-    "Allowance",
-    "allowances",
-    "explain",
+    "exact_names",
     "frameworks_differ",
     "other_names",
     "plan_of",
@@ -48,16 +41,31 @@ def plan_of(
     reference: Run,
     candidate: Run,
     renames: Renames,
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
+    rules: Rules | None,
     known: Mapping[str, str] | None = None,
 ) -> Plan | None:
-    """Who belongs to whom; None if both runs speak the same language and nobody says otherwise. `known` is what values
-    have shown of the candidate's modules."""
-    rules = None if mapping is None else read_rules(mapping)
+    """Map the candidate's names and tensor layouts to the reference's; None if both are the same and no rule is given.
+
+    known: pairs of modules that their values have shown, the candidate's name first.
+    """
     if rules is None and not frameworks_differ(reference, candidate):
         return None
     (made, our_values), (given, their_values) = outline_of(reference), outline_of(candidate)
     return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known)
+
+
+def exact_names(rules: Rules) -> dict[str, str] | None:
+    """Return the reference's name by the candidate's, if rules are such names and nothing else; None if not.
+
+    Names alone need no mapping: both sides have the same tensors.
+    """
+    if rules.structure or not rules.modules or rules.classes or rules.tensors or rules.values or rules.ignores:
+        return None
+    if any(rule.regex or set(rule.names) != {"reference", "candidate"} for rule in rules.modules):
+        return None
+    if any("*" in name for rule in rules.modules for name in rule.names.values()):
+        return None
+    return {rule.names["candidate"]: rule.names["reference"] for rule in rules.modules}
 
 
 def reference_name(plan: Plan, module: str) -> str:
@@ -79,64 +87,6 @@ def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignm
     spots = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
     kept = [not plan.ignored(0, module, kind, path.partition("~")[0]) for module, kind, path in spots]
     return replace(alignment, only_reference=rows[np.array(kept, bool)])
-
-
-class Allowance(NamedTuple):
-    """What one pair is allowed beside the rounding of its dtype, because of how the sides differ by design."""
-
-    at_least: float
-    times: float
-    """Of the usual."""
-    why: str
-
-
-def allowances(reference: Side, candidate: Translated, alignment: Alignment, plan: Plan) -> dict[int, Allowance]:
-    """Pairs that are allowed more than others."""
-    return _variances(reference, alignment.reference, plan) | _parts(reference, candidate, alignment)
-
-
-def _variances(reference: Side, rows: Ints, plan: Plan) -> dict[int, Allowance]:
-    """A running variance whose batches had n numbers a channel differs by at most 1 / (n - 1), once a batch has gone
-    into it."""
-    if not plan.tensors.bessel:
-        return {}
-    names = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
-    flagged = [
-        pair
-        for pair, (module, kind, path) in enumerate(names)
-        if kind == "buffer" and full_name(module, path) in plan.tensors.bessel
-    ]
-    inputs = np.flatnonzero(np.array([word == "input" for word in reference.kind.words], bool)[reference.kind.codes])
-    numbers = dict(zip(reference.module.at(inputs), reference.elements[inputs].tolist(), strict=True))
-    found = {}
-    for pair in flagged:
-        row = int(rows[pair])
-        if reference.step[row] > reference.step.min() or reference.call[row]:
-            a_channel = numbers.get(reference.module[row], 0) / max(1, int(reference.elements[row]))
-            off = 1 / (a_channel - 1) if a_channel > 1 else np.inf
-            found[pair] = Allowance(off, 1.0, "torch divides a variance by n - 1, paddle by n")
-    return found
-
-
-def _parts(reference: Side, candidate: Translated, alignment: Alignment) -> dict[int, Allowance]:
-    """A part that cancels out, as the gradient of a key's bias does, is as rough as the whole that it was cut from."""
-    cut = np.flatnonzero(candidate.cut[alignment.candidate])
-    whole = candidate.own.l2[candidate.origin[alignment.candidate[cut]]]
-    part = reference.l2[alignment.reference[cut]]
-    times = np.divide(whole, part, out=np.full(len(cut), np.inf), where=part > 0)
-    gradient = [kind == "param_grad" for kind in reference.kind.at(alignment.reference[cut])]
-    return {
-        int(pair): Allowance(0.0, max(1.0, float(much)), "rounding of the whole that it is a part of")
-        for pair, much, counts in zip(cut, times, gradient, strict=True)
-        if counts
-    }
-
-
-def explain(judgement: Judgement, allowed: Mapping[int, Allowance]) -> None:
-    """Where more was allowed than usual, name the reason as the rule."""
-    for pair, more in allowed.items():
-        if judgement.status[pair] == "close":
-            judgement.rule[pair] = more.why
 
 
 def words_of(plan: Plan) -> list[str]:

@@ -10,6 +10,8 @@
                 container       the module in whose own code the value was born, if it appeared between two modules
                 counterpart     what the candidate calls the module to look at, if it has another name there
                 rank, cls, status                              where, of what class, diverged | nonfinite | shape
+                cause           the code that made it wrong, one of the values of `core.causes.Cause`: output,
+                                container_code, optimizer, missing_gradient, ...
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
                                                                or none of them could be judged)
                 unjudged        what it was made from and could not be judged: the seven keys of each

@@ -1,7 +1,8 @@
 """A comparison as JUnit XML, for CI: one case a module, since one a tensor would be a hundred times as many.
 
 A case fails if any pair of its module failed, and says what is wrong with the first of them. It is skipped if none of
-its pairs could be judged, or if only one side has the module. A rank without a counterpart is one more skipped case.
+its pairs could be judged, or if only one side has the module. A case whose first failure is a birth has the property
+"cause", a value of `core.causes.Cause`. A rank without a counterpart is one more skipped case.
 Runs with too little in common are one more error: nothing but skipped cases would look like success.
 """
 
@@ -95,6 +96,9 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 
 
 def _fail(element: ElementTree.Element, case: Case, row: Mapping[str, Any]) -> None:
+    if row["cause"] is not None:
+        properties = ElementTree.SubElement(element, "properties")
+        ElementTree.SubElement(properties, "property", {"name": "cause", "value": row["cause"]})
     key = Key(*(row[name] for name in Key._fields))
     how = "born here" if row["birth"] else "passed on from before"
     message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
+from tensortap.core.causes import CAUSES, Cause
 from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.files.output import encoded
@@ -77,8 +78,10 @@ def _first(comparison: Comparison) -> str:
     if at is None:
         return ""
     rows = pairs.rows_of(comparison, pairs.around(comparison, at, _ROWS_AROUND, _ROWS_AROUND))
-    detail = pairs.detail(pairs.row_at(comparison, at))
-    return "\n" + _table(rows) + (f"\nThere: {plain(detail)}\n" if detail else "")
+    row = pairs.row_at(comparison, at)
+    cause = f"\nCause: {CAUSES[Cause(row['cause'])].label}\n" if row["cause"] is not None else ""
+    detail = pairs.detail(row)
+    return "\n" + _table(rows) + cause + (f"\nThere: {plain(detail)}\n" if detail else "")
 
 
 def _notes(comparison: Comparison) -> str:
@@ -92,13 +95,13 @@ def _births(comparison: Comparison) -> str:
 
 
 def _birth(birth: Finding) -> str:
-    key = birth.key
+    key, cause = birth.key, CAUSES[birth.cause].label
     where = f"{code(display_name(key.module))} {code(f'{key.kind} {key.path}')} {key.phase}, step {key.step}"
     if birth.container is not None:
-        where += f", {plain(born_in(birth.container, key.module, key.kind))}"
+        where += f", {plain(born_in(birth.cause, birth.container))}"
     if birth.difference is None or birth.status != "diverged":
-        return f"{where}: {plain(birth.status)}"
-    return f"{where}: relative error {'' if birth.difference.exact else 'about '}{rough(birth.rel_l2)}"
+        return f"{where}: {cause}, {plain(birth.status)}"
+    return f"{where}: {cause}, relative error {'' if birth.difference.exact else 'about '}{rough(birth.rel_l2)}"
 
 
 def _unmatched(comparison: Comparison) -> str:

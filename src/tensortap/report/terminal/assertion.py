@@ -49,7 +49,7 @@ def explained(row: Row) -> list[str]:
     if status in ("shape", "nonfinite"):
         lines.append(f"{'Shapes' if status == 'shape' else 'Not finite'}: {pairs.detail(row)}")
     elif row.get("container") is not None:
-        lines.append(f"Born {born_in(row['container'], row['module'], row['kind'])}")
+        lines.append(f"Born {born_in(row['cause'], row['container'])}")
     if not math.isnan(mismatched) and elements:
         lines.append(f"Mismatched elements: {_of(round(mismatched * elements), elements)}")
     if not math.isnan(pairs.value(row, "max_abs")) and status != "nonfinite":

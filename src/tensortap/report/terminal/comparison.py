@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.text import Text
 
+from tensortap.core.causes import CONTAINER_CAUSES
 from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.terminal import table
 from tensortap.report.terminal.pairs_table import STYLES, columns_of
 from tensortap.report.unmatched import UnmatchedGroup
-from tensortap.report.wording import born_in, clean, count, plural, rough, wrap
+from tensortap.report.wording import clean, count, plural, rough, wrap
 
 __all__ = ["ComparisonPage", "build", "headline", "render"]
 
@@ -219,7 +220,7 @@ def _tally(page: ComparisonPage) -> Text:
 def _birth(birth: Finding, page: ComparisonPage) -> str:
     key = birth.key
     place = clean(display_name(birth.module))
-    if birth.container is not None and "the code of" in born_in(birth.container, key.module, key.kind):
+    if birth.cause in CONTAINER_CAUSES:
         place += "'s code"
     parts = [place, clean(f"{key.kind} {key.path}"), f"step {key.step}"]
     parts += [f"{name} {n}" for name, n in (("micro", key.micro), ("call", key.call)) if n]

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import statistics
-from tensortap.core.records import STATUSES, Comparison, Finding, Key, display_name
+from tensortap.core.causes import CAUSES
+from tensortap.core.records import STATUSES, Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import inputs_in_words
 from tensortap.report.html.data.columns import Column, bits_for
@@ -172,11 +173,12 @@ class PairsData:
         return [
             {
                 "row": None,
+                "cause": birth.cause.value,
                 "title": clean(birth.key),
                 "text": f"{_ONE_SIDED[birth.status]}; look at {clean(display_name(birth.module))}",
             }
             for birth in self.comparison.births
-            if birth.status in _ONE_SIDED
+            if birth.row is None
         ]
 
     def _birth(self, birth: Finding, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class PairsData:
             "step": birth.key.step,
             "rank": birth.rank,
             "status": birth.status,
+            "cause": birth.cause.value,
             "title": clean(birth.key),
             "text": birth_text(birth, row),
             "command": command(self.comparison, birth),
@@ -226,8 +229,8 @@ class PairsData:
 
 
 def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
-    """What is known of a birth beside its name."""
-    parts = []
+    """What is known of a birth beside its name, its cause first."""
+    parts = [CAUSES[birth.cause].label]
     if birth.inputs_matched is not None or birth.unjudged:
         came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 and birth.inputs_matched else ""
         parts.append(f"inputs {inputs_in_words(birth)}{came_in}")
@@ -251,18 +254,13 @@ def command(comparison: Comparison, birth: Finding) -> str:
 
 
 def _places(comparison: Comparison) -> list[int]:
-    """The rows of the births. They are marked in the table; identities tell which is which."""
-    table = comparison.table
-    marked = np.flatnonzero(_flags(table, "birth"))
-    taken = pairs.rows_of(comparison, marked.tolist()) if len(marked) else []
-    keys = [(row["rank"], Key(*(row[name] for name in Key._fields))) for row in taken]
-    at = dict(zip(keys, marked.tolist(), strict=True))
-    return [at[birth.rank, birth.key] for birth in _seen(comparison)]
+    """The rows of the births."""
+    return [birth.row for birth in comparison.births if birth.row is not None]
 
 
 def _seen(comparison: Comparison) -> list[Finding]:
     """The births that the table has a row of: what one side alone has, has none."""
-    return [birth for birth in comparison.births if birth.status not in _ONE_SIDED]
+    return [birth for birth in comparison.births if birth.row is not None]
 
 
 def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:

@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -172,6 +171,8 @@ class Hdf5File(RunSource):
 
 
 def _opened(path: Path) -> Any:
+    import h5py  # not before there is a file: every run is asked first whether it is one
+
     # The library reads the file itself. It must not wait for a FIFO.
     SingleFile(path).size("")
     try:
@@ -184,6 +185,8 @@ def _opened(path: Path) -> Any:
 
 def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Dataset]:
     """Every dataset that stands for a tensor."""
+    import h5py
+
     names: list[str] = []
     file.visit(names.append)  # follows no links into other files
     for place, name in enumerate(names):

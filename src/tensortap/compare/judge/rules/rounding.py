@@ -1,8 +1,8 @@
-"""How much difference is no difference: from the dtype, from the error that came in, or measured.
+"""Amounts of rounding: by dtype, by incoming error, for single rows, and as measured noise.
 
-The default knows two things about rounding. A module whose inputs are right may still differ by a few epsilons of the
-coarser dtype, since sums may be taken in another order. And a module hands on what it is given, somewhat magnified. So
-a record may be off by some epsilons, or by some times the worst error among what it was made from.
+A module whose inputs are right may still differ by a few epsilons of the coarser dtype, since sums may be taken in
+another order. And a module propagates its incoming error, somewhat magnified. So a record may be off by some epsilons,
+or by some times the worst error among its sources.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPSILON", "Allowed", "Policy"]
+__all__ = ["EPSILON", "NoiseAllowance", "Policy"]
 
 EPSILON = {
     "float64": 2.0**-52,
@@ -31,31 +31,32 @@ EPSILON = {
 _BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
 _BASE_OF_SHORT = 1.0
 _GAIN = 16.0
-# Rounding moves a number by a quarter of an epsilon or so: whole epsilons everywhere do several times as much, and need
-# no margin. The worst of many rows is another one each time, and does.
+# Rounding moves a number by about a quarter of an epsilon: whole epsilons everywhere do several times as much, and need
+# no margin. The worst of many rows is another one each time, and needs one.
 _RUNS, _STEPS, _STEPS_OF_ROWS = 3.0, 1.0, 4.0
-# One row may be that much further off than the whole tensor may be. In 72,000 pairs of right runs the worst row was off
-# by up to 15 times what was allowed of the whole; a short row, which has few elements to even out, by up to 30 times if
-# it had 8 elements, and 45 times if it had 3.
+# One row may be further off than the whole tensor, by this factor. In 72,000 pairs of right runs the worst row was off
+# by up to 15 times the tolerance of the whole. Short rows have few elements to even out: with 8 elements, up to 30
+# times; with 3 elements, up to 45 times.
 _ROW_GAIN = 32.0
 _SHORT_ROW = 32
-# Where every module stands for itself there is less noise. In long dtypes a row that matters shows in the whole tensor,
-# too, while the worst of many is off by thousands of epsilons where numbers cancel out. Rounding goes to all sides, so
-# that hardly any of it is along the tensor itself: what is, counts double.
+# On the reference's own inputs there is less noise. In long dtypes a row that matters shows in the whole tensor, too,
+# while the worst of many is off by thousands of epsilons where numbers cancel out. Rounding goes in all directions, so
+# hardly any of it is along the tensor itself: an error along it counts double.
 _ROW_GAIN_ALONE, _LEAST_ROW_ERROR, _LEAST_ROW = 4.0, 2.0**-12, 16
 _ALONG, _LEAST_TENSOR = 2.0, 64
 
-Allowed = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+NoiseAllowance = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 """By pair: the error of the whole tensor that measured noise allows, and that of its worst row."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The tolerance for every pair, as a relative L2 error, and the words for the rule that gave it.
+    """What the user asked for, and the arithmetic of relative L2 errors that rules use.
 
-    rtol, atol: the user's own, for all alike: |candidate - reference| <= atol * sqrt(elements) + rtol * |reference|.
+    rtol, atol: the user's own, for all pairs alike: |candidate - reference| <= atol * sqrt(elements) + rtol *
+        |reference|.
     noise: what measured noise allows, by pair.
-    alone: every module stands for itself, and no error comes in.
+    alone: every module ran on the reference's own inputs, and no error comes in.
     mapped: the sides are of two frameworks, whose kernels round differently everywhere.
     """
 
@@ -70,45 +71,45 @@ class Policy:
         return self.rtol is not None or self.atol is not None
 
     def fixed_tolerance(self, l2: float, elements: int) -> float:
-        """The user's own tolerance as a relative error."""
+        """Return the user's own tolerance as a relative error."""
         absolute = (self.atol or 0.0) * elements**0.5
         return (self.rtol or 0.0) + (absolute / l2 if l2 > 0 else (np.inf if absolute > 0 else 0.0))
 
     @staticmethod
     def base(left: str, right: str) -> float:
-        """For a record whose inputs are right, from the coarser of its two dtypes."""
+        """Return the tolerance of a record with right sources, from the coarser of its two dtypes."""
         return max(EPSILON.get(name, 0.0) * _BASE.get(name, _BASE_OF_SHORT) for name in (left, right))
 
     @staticmethod
     def lengthening(kind: str) -> float:
-        """A parameter's gradient is a sum over all positions of the batch, much longer than a layer's own sums."""
+        """Return how much longer a record's sums are than a layer's: a parameter's gradient sums over all positions."""
         return 4.0 if kind == "param_grad" else 1.0
 
     @staticmethod
     def row_gain(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """How many times the tolerance of the whole the worst row may be off, for rows of so many elements."""
+        """Return how many times the tolerance of the whole the worst row may be off, by the length of rows."""
         return np.asarray(_ROW_GAIN * np.sqrt(np.maximum(_SHORT_ROW / np.maximum(lengths, 1), 1.0)))
 
     @staticmethod
     def passed_on(error: float) -> float:
-        """For a record that was made from others with this error."""
+        """Return the tolerance of a record whose sources have this error."""
         return _GAIN * error
 
     @staticmethod
     def of_runs(error: float) -> float:
-        """What a further run of the reference allows that differs by so much."""
+        """Return what a further run of the reference allows that differs by this error."""
         return _RUNS * error
 
     @staticmethod
     def of_steps(error: float, row_error: float) -> tuple[float, float]:
-        """What random steps of one epsilon allow that move a record, and its worst row, by so much."""
+        """Return what random steps of one epsilon allow that move a record, and its worst row, by these errors."""
         return _STEPS * error, _STEPS_OF_ROWS * row_error
 
     @staticmethod
     def row_gain_alone(
-        base: npt.NDArray[np.float64], counts: npt.NDArray[np.bool_], noise: Allowed | None
+        base: npt.NDArray[np.float64], counts: npt.NDArray[np.bool_], noise: NoiseAllowance | None
     ) -> npt.NDArray[np.float64]:
-        """The same where every module stands for itself, by pair; rows that do not count may be off by anything."""
+        """Return `row_gain` on the reference's own inputs, by pair. Rows that do not count may be off by anything."""
         gain = np.maximum(_ROW_GAIN_ALONE, _LEAST_ROW_ERROR / np.maximum(base, 1e-300))
         if noise is not None:
             gain = np.maximum(gain, noise[1] / np.maximum(np.maximum(base, noise[0]), 1e-300))
@@ -116,7 +117,7 @@ class Policy:
 
     @staticmethod
     def along(share: float) -> float:
-        """How an error counts that is along the tensor itself: as if the tensor were scaled by 1 + `share`."""
+        """Return how an error along the tensor itself counts, as if the tensor were scaled by 1 + `share`."""
         return _ALONG * abs(share)
 
     @staticmethod
@@ -126,7 +127,7 @@ class Policy:
 
     @staticmethod
     def has_rows(kind: str, length: int) -> bool:
-        """Whether rows say something: those of parameters are no samples, and short ones are all noise."""
+        """Whether rows are meaningful: those of parameters are no samples, and short ones are all noise."""
         return length >= _LEAST_ROW and kind not in ("param", "buffer")
 
     def described(self) -> str:

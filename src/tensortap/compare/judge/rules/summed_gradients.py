@@ -1,9 +1,9 @@
-"""Gradients of parameters: what they sum, and how roughly.
+"""The sums behind parameter gradients, and how roughly they are rounded.
 
-The gradient of a bias is a sum over all positions. Before a norm or a softmax it cancels out, and what is left is the
-rounding of what it sums, in the coarser of both dtypes: under autocast a float32 gradient sums bfloat16 numbers. How
-large these are is known from the gradient at the module's output. Where that was not recorded, it is estimated from the
-gradient of the module's weight, which sums the same numbers, each times an input.
+The gradient of a bias is a sum over all positions. Before a norm or a softmax it cancels out; the rounding of its
+summands remains, in the coarser of both dtypes: under autocast a float32 gradient sums bfloat16 numbers. The gradient
+at the module's output gives the size of the summands. If it was not recorded, the gradient of the module's weight gives
+an estimate: it sums the same numbers, each times an input.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.judge.pairs import Floats
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.tolerance import Policy
 
 __all__ = ["SummedGradients"]
 
-Floats = npt.NDArray[np.float64]
-
 
 class SummedGradients:
-    """What is known of the gradients that a module's bias sums. All columns are the reference's, by pair."""
+    """What is known about the gradients that a module's bias sums. All columns are the reference's, by pair."""
 
     def __init__(
         self,
@@ -39,49 +38,48 @@ class SummedGradients:
         self._base = base
         self._elements = elements
         self._dimensions = dimensions
+        self._worst_right: dict[tuple[int, int, int], float] = {}
 
-        self._arrived: dict[tuple[int, int, int], float] = {}
-
-    def arrived(self, row: int, error: float) -> None:
-        """A gradient of a weight is right though it is off by so much: what flows on to earlier modules may be, too."""
+    def add_right_gradient(self, row: int, error: float) -> None:
+        """Note the error of a weight's gradient that is right: gradients of earlier modules may be as far off."""
         if self._dimensions[row] > 1:
             scope = self._structure.scope[row]
-            self._arrived[scope] = max(self._arrived.get(scope, 0.0), error)
+            self._worst_right[scope] = max(self._worst_right.get(scope, 0.0), error)
 
     def rounding(self, row: int, sources: Sequence[int], error: Sequence[float], wrong: Sequence[bool]) -> float:
-        """The absolute error that rounding may make in the sum of a bias's gradient; 0 if its summands are unknown.
+        """Return the absolute error that rounding may make in a bias's gradient; 0 if its summands are unknown.
 
-        `sources` are what the gradient was made from, `error` and `wrong` what is known of all pairs so far.
+        `error` and `wrong` are what is known about all pairs so far.
         """
         summed = self._gradients(sources)
         if not summed:
-            return self.unseen(row, sources) * self._estimated(row)
+            return self.unrecorded_error(row, sources) * self._estimate_size(row)
         size = float(np.sqrt(sum(self._l2[source] ** 2 for source in summed)))
-        came_in = max((error[s] for s in summed if not wrong[s] and error[s] < float("inf")), default=0.0)
-        return max(self._coarsest(row, summed), Policy.passed_on(came_in)) * size
+        incoming = max((error[s] for s in summed if not wrong[s] and error[s] < float("inf")), default=0.0)
+        return max(self._coarsest(row, summed), Policy.passed_on(incoming)) * size
 
-    def unseen(self, row: int, sources: Sequence[int]) -> float:
-        """The relative error of gradients that a module was given and that were not recorded; 0 if they were. They are
-        of the dtypes that the module works with, and as far off as the gradients of weights were before."""
+    def unrecorded_error(self, row: int, sources: Sequence[int]) -> float:
+        """Return the relative error of gradients that a module was given and that were not recorded; 0 if they were.
+        They have the dtypes that the module works with, and are as far off as the gradients of weights before."""
         if self._gradients(sources):
             return 0.0
-        came_in = self._arrived.get(self._structure.scope[row], 0.0)
-        return max(self._coarsest(row, self._flowing(row)), Policy.passed_on(came_in))
+        incoming = self._worst_right.get(self._structure.scope[row], 0.0)
+        return max(self._coarsest(row, self._flowing(row)), Policy.passed_on(incoming))
 
     def _gradients(self, sources: Sequence[int]) -> list[int]:
         return [source for source in sources if self._structure.kind[source] == "grad_output"]
 
     def _coarsest(self, row: int, others: Sequence[int]) -> float:
-        """The relative rounding of a sum in the coarsest dtype among its own and those of others."""
+        """Return the relative rounding of a sum in the coarsest dtype among its own and those of other rows."""
         longest = Policy.lengthening("param_grad") * max((self._base[other] for other in others), default=0.0)
         return max(self._base[row], longest)
 
     def _flowing(self, row: int) -> list[int]:
         return [r for call in self._structure.users_of_own(row) for r in call.of("input", "output")]
 
-    def _estimated(self, row: int) -> float:
-        """The size of the summands, from a weight's gradient. That is a sum of as many products with inputs as there
-        are positions: of numbers that have nothing to do with each other, it is as large as the square root says."""
+    def _estimate_size(self, row: int) -> float:
+        """Estimate the size of the summands from a weight's gradient, a sum of products with inputs over all positions.
+        For independent numbers, it grows with the square root of their count."""
         structure = self._structure
         own = structure.own_gradients.get((structure.scope[row], structure.module[row]), ())
         weights = [r for r in own if self._dimensions[r] > 1]

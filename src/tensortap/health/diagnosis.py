@@ -1,23 +1,23 @@
-"""One run by itself: where NaN is born, and layers that are dead, explode or vanish.
+"""Find where NaN is born in a run, and layers that are dead, explode or vanish.
 
 A record is
 
-    nonfinite   if it has a NaN or +Inf, or, being no activation, -Inf: masks are written as -Inf;
+    nonfinite   if it has a NaN or +Inf, or -Inf outside activations, where masks are written as -Inf;
     exploding   if an element is beyond half of what its dtype holds, or its root mean square is FAR times the usual one
                 of the step, or GROWN times that of the same tensor over the steps before;
     dead        if it is an output or a gradient, and zero in every element and in every recorded step that is finite;
     vanishing   if it is a gradient, not zero, and its root mean square is FAR times smaller than the usual one.
 
-Usual is the median of all records of its kind in the step; for gradients that flow from module to module, the one that
-backward began with. The first that is true counts. Integers, single elements and parameter gradients of one dimension,
-which may cancel out, neither explode nor vanish nor die.
+The usual size is the median of all records of a kind in the step; for gradients that flow from module to module, the
+size that backward began with. The first status that applies counts. Integers, single elements and parameter gradients
+of one dimension, which may cancel out, neither explode nor vanish nor die.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,11 +31,11 @@ from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.details.pairs import damage_in
 from tensortap.compare.details.records import RunCloseups
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.request import Source, open_source
+from tensortap.compare.sources import Source, open_source
 from tensortap.core import dtypes
 from tensortap.core.records import GRADIENT_KINDS, HEALTH_STATUSES, HealthFinding, HealthReport, display_name
 
-__all__ = ["FAR", "GROWN", "examine", "open_health_report"]
+__all__ = ["FAR", "GROWN", "open_health_report"]
 
 FAR = 1e4
 GROWN = 100.0
@@ -62,26 +62,12 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 
 
-def examine(
-    source: Source,
-    *,
-    steps: Collection[int] | None = None,
-    ranks: Collection[int] | None = None,
-    modules: str | Collection[str] | None = None,
-    kinds: str | Collection[str] | None = None,
-    details: int = 0,
-) -> HealthReport:
-    """Look at one run: what is usually a mistake, and where it first shows. `details` tensors are looked at closely."""
-    with ExitStack() as opened:
-        return open_health_report(source, Scope(modules, kinds, steps, ranks), opened, details)[0]
-
-
 def open_health_report(
     source: Source, scope: Scope, opened: ExitStack, details: int = 0
 ) -> tuple[HealthReport, RunCloseups]:
-    """The examination, and what looks at records closely for as long as the run is open."""
+    """Return the report, and what inspects records element by element for as long as the run is open."""
     side = Side(open_source(source, opened), scope)
-    status = _judged(side)
+    status = _judge(side)
     births = _births(side, status)
     closeups = RunCloseups(side)
     counts = Counter(HEALTH_STATUSES[code] for code in status.tolist())
@@ -101,15 +87,15 @@ def open_health_report(
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """Of every record, what judging needs."""
+class _Sizes:
+    """The sizes of every record that judging needs."""
 
     finite: Codes
     rms: Floats
     absmax: Floats
 
     @classmethod
-    def of(cls, side: Side) -> _Numbers:
+    def of(cls, side: Side) -> _Sizes:
         finite = side.elements - side.nan - side.posinf - side.neginf
         with np.errstate(all="ignore"):
             rms = side.l2 / np.sqrt(np.maximum(finite, 1))
@@ -117,12 +103,12 @@ class _Numbers:
         return cls(finite, rms, np.nan_to_num(absmax, nan=0.0))
 
 
-def _judged(side: Side) -> Codes:
-    """For each record the place of its status among HEALTH_STATUSES."""
+def _judge(side: Side) -> Codes:
+    """Return for each record the index of its status in HEALTH_STATUSES."""
     status = np.zeros(len(side), np.int64)
     if not len(side):
         return status
-    numbers = _Numbers.of(side)
+    numbers = _Sizes.of(side)
     is_a = {
         kind: np.isin(side.kind.codes, [at for at, w in enumerate(side.kind.words) if w == kind])
         for kind in side.kind.words
@@ -174,9 +160,9 @@ def _half_of_range(dtype: str) -> float:
     return float(ml_dtypes.finfo(dtypes.numpy_dtype(part)).max) / 2
 
 
-def _usual(side: Side, numbers: _Numbers, judged: npt.NDArray[np.bool_]) -> Floats:
-    """For each record the root mean square that is usual: of a gradient that flows, that of the first one of the step,
-    where backward began; of all else, the median of its kind in the step. What is zero does not count."""
+def _usual(side: Side, numbers: _Sizes, judged: npt.NDArray[np.bool_]) -> Floats:
+    """Return the usual root mean square for each record: for a gradient that flows, that of the step's first one, where
+    backward began; for all else, the median of its kind in the step. Zero tensors do not count."""
     _, group = np.unique(np.stack([side.rank, side.step, side.kind.codes]), axis=1, return_inverse=True)
     known = np.where(judged & (numbers.rms > 0), numbers.rms, np.nan)
     usual = _medians(known, group.reshape(-1))
@@ -192,7 +178,7 @@ def _usual(side: Side, numbers: _Numbers, judged: npt.NDArray[np.bool_]) -> Floa
 
 
 def _medians(values: Floats, group: Codes) -> Floats:
-    """Each row's group's median; NaN where no value is known."""
+    """Return the median of each row's group; NaN where no value is known."""
     order = np.lexsort((values, group))
     known = order[~np.isnan(values[order])]
     groups, first, count = np.unique(group[known], return_index=True, return_counts=True)
@@ -202,14 +188,14 @@ def _medians(values: Floats, group: Codes) -> Floats:
 
 
 def _series(side: Side) -> Codes:
-    """Equal for records that differ in their step only."""
+    """Return numbers that are equal for records that differ in their step only."""
     columns = [side.rank, side.micro, side.call]
     columns += [names.codes for names in (side.module, side.phase, side.kind, side.path)]
     return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _always(side: Side, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Where something holds for a tensor in all its steps."""
+    """Return where a mask holds for a tensor in all its steps."""
     series = _series(side)
     holds = np.ones(int(series.max(initial=-1)) + 1, bool)
     holds[series[~mask]] = False
@@ -217,7 +203,7 @@ def _always(side: Side, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 
 def _before(side: Side, rms: Floats) -> Floats:
-    """The median over the steps before of the same tensor's root mean square; inf while these are few."""
+    """Return the median root mean square of the same tensor over earlier steps; inf while these are few."""
     series = _series(side)
     found = np.full(len(rms), np.inf)
     order = np.lexsort((side.step, series))
@@ -225,7 +211,7 @@ def _before(side: Side, rms: Floats) -> Floats:
     for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(order)], strict=True):
         rows = order[begin:end]
         if end - begin <= _HISTORY or not rms[rows].max() > GROWN * rms[rows].min():
-            continue  # nothing in it can be that much larger than what was before
+            continue  # no value in it can have grown that much
         before: list[float] = []  # in order
         for place, (row, size) in enumerate(zip(rows.tolist(), rms[rows].tolist(), strict=True)):
             if place >= _HISTORY:
@@ -236,30 +222,30 @@ def _before(side: Side, rms: Floats) -> Floats:
 
 
 def _births(side: Side, status: Codes) -> list[HealthFinding]:
-    """Of a NaN, rows that it was not handed on to; of what is dead, the first row of each module; of what explodes or
-    vanishes, which mostly goes on from module to module, the first row of each rank."""
+    """Return the findings: each NaN that did not propagate from another record; the first dead row of each module; and,
+    since exploding and vanishing mostly propagate from module to module, the first such row of each rank."""
     rows = np.flatnonzero(status)
-    handed_on = _handed_on(side, status == HEALTH_STATUSES.index("nonfinite"))
-    chosen, met = [], set()
+    propagated = _propagation(side, status == HEALTH_STATUSES.index("nonfinite"))
+    chosen, known = [], set()
     for row in rows[np.lexsort((side.seq[rows], side.step[rows]))].tolist():
         if HEALTH_STATUSES[status[row]] == "nonfinite":
-            if handed_on(row):
+            if propagated(row):
                 continue
         else:
             dead = HEALTH_STATUSES[status[row]] == "dead"
             spot = (HEALTH_STATUSES[status[row]], int(side.module.codes[row] if dead else side.rank[row]))
-            if spot in met:
+            if spot in known:
                 continue
-            met.add(spot)
+            known.add(spot)
         chosen.append(row)
         if len(chosen) == _MOST:
             break
-    return [_trouble(side, row, HEALTH_STATUSES[status[row]]) for row in chosen]
+    return [_finding(side, row, HEALTH_STATUSES[status[row]]) for row in chosen]
 
 
-def _handed_on(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
-    """Whether a record had its NaN from another: from what it was made of, through the loss, or, where parameters were
-    not recorded, through them from the step before."""
+def _propagation(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
+    """Return a function of a row: whether its NaN propagated from another record. It may come from a source, through
+    the loss, or from the step before through unrecorded parameters."""
     structure = Structure(side, np.arange(len(side)))
     forward = [word == "forward" for word in side.phase.words]
     wrong = np.flatnonzero(bad)
@@ -279,7 +265,7 @@ def _handed_on(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
     return answer
 
 
-def _trouble(side: Side, row: int, status: str) -> HealthFinding:
+def _finding(side: Side, row: int, status: str) -> HealthFinding:
     numbers = {name: float(getattr(side, name)[row]) for name in ("min", "max", "l2")}
     counts = {name: int(getattr(side, name)[row]) for name in ("elements", "nan", "posinf", "neginf")}
     inf = counts["posinf"] + counts["neginf"]

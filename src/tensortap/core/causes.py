@@ -1,0 +1,220 @@
+"""Why a finding is wrong, as a value, and every phrase that reports use for it.
+
+`compare.judge.causes` decides the cause of a finding, once. The terminal's sentence, JSON, JUnit, Markdown and the page
+read the cause and the table `CAUSES`. A new class of mistake takes a member of `Cause`, an entry of `CAUSES` and a rule
+in `compare.judge.causes`.
+
+A cause names the code to look at. A finding's status says how its value is wrong (diverged, nonfinite, shape), whatever
+the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["CAUSES", "CONTAINER_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
+
+
+class Cause(str, Enum):
+    """The code that made a value wrong. Members are strings, equal to what JSON and tables hold."""
+
+    OUTPUT = "output"
+    """A module returns a wrong value although its inputs are right."""
+    OUTPUT_ON_UNKNOWN_INPUTS = "output_on_unknown_inputs"
+    """A module returns a wrong value. None of its inputs was recorded, or none could be judged."""
+    CONTAINER_CODE = "container_code"
+    """The code of a container, between the modules that it calls, makes a wrong value."""
+    BUFFER = "buffer"
+    """A module leaves a wrong buffer behind although its inputs are right."""
+    INPUT = "input"
+    """The model is given another input."""
+    UNRECORDED_INPUT = "unrecorded_input"
+    """A module is given a wrong input, and nothing that made it was recorded."""
+    PARAMETER_AT_START = "parameter_at_start"
+    """A parameter differs before the first step."""
+    PARAMETER_CHANGED = "parameter_changed"
+    """A parameter differs before a later step; unrecorded code changed it."""
+    BUFFER_AT_START = "buffer_at_start"
+    """A buffer differs before the first step."""
+    BUFFER_CHANGED = "buffer_changed"
+    """A buffer differs before a later step; unrecorded code changed it."""
+    CHECKPOINT = "checkpoint"
+    """Two checkpoints hold different values."""
+    OPTIMIZER = "optimizer"
+    """The optimizer makes a wrong parameter of a right gradient."""
+    PARAMETER_GRADIENT = "parameter_gradient"
+    """A module's backward makes a wrong gradient of one of its parameters."""
+    SENT_GRADIENT = "sent_gradient"
+    """A module's backward sends a wrong gradient back."""
+    CONTAINER_BACKWARD = "container_backward"
+    """The backward of a container's own code makes a wrong gradient."""
+    LOSS = "loss"
+    """Code outside the model, such as the loss, makes a wrong gradient."""
+    UNRECORDED_GRADIENT = "unrecorded_gradient"
+    """The gradient at the model's output is wrong, and no forward was recorded to explain it."""
+    MISSING_GRADIENT = "missing_gradient"
+    """A module passes no gradient on where the reference does."""
+    MISSING_IN_CONTAINER = "missing_gradient_in_container"
+    """The code of a container detaches a value, so that no gradient passes where the reference has one."""
+    EXTRA_GRADIENT = "extra_gradient"
+    """A parameter gets a gradient that the reference's does not get."""
+
+
+PARAMETER_CAUSES = frozenset({Cause.PARAMETER_AT_START, Cause.PARAMETER_CHANGED, Cause.OPTIMIZER})
+"""Causes that are about a parameter's value: no module computed it."""
+CONTAINER_CAUSES = frozenset({Cause.CONTAINER_CODE, Cause.CONTAINER_BACKWARD, Cause.MISSING_IN_CONTAINER})
+"""Causes in the code of a container, between the modules that it calls."""
+
+
+@dataclass(frozen=True)
+class CauseWording:
+    """What reports say about a cause. The fields in braces are those of `compare.say.sentence`."""
+
+    label: str
+    """A few words, for tables and lists."""
+    sentence: str
+    """The verdict of a comparison whose first finding has this cause."""
+    isolated: str
+    """What shows the fault of a module that ran on the reference's own inputs."""
+    isolated_verdict: str = "{name} is wrong on the reference's own inputs: {clause}."
+    """The verdict of such a comparison, around the clause `isolated`."""
+    sources_match: str = ""
+    """About the value's sources, if they match."""
+    sources_match_so_far: str = ""
+    """The same if the sides ran the steps so far a different number of times; empty: as `sources_match`."""
+    sources_unrecorded: str = ""
+    """About the value's sources, if none was recorded."""
+    born_in: str = "in {container}"
+    """Where the value was born, if another module than the record's own is to blame."""
+
+
+_OUTPUT = CauseWording(
+    "wrong output on right inputs",
+    "The runs part in {name}: in {where}, its output {path} {off}, {sources}.",
+    "in {where}, its output {path} {off}",
+    sources_match="while its inputs match",
+    sources_unrecorded="and its inputs were not recorded",
+)
+_SENT = CauseWording(
+    "wrong gradient sent back",
+    "{agrees} runs part in the backward of {name}: in {where}, the gradient that it sends back to {target} {off}, "
+    "{sources}.",
+    "in {where}, {sent} {off}",
+    sources_match="while the gradient that it was given matches",
+    sources_unrecorded="and what it was given was not recorded",
+    born_in="in the backward of {container}",
+)
+_CHANGED = "{full} differs before step {step}: it {off}. What changed it was not recorded."
+_BEFORE, _AFTER = "before {where}, {full} {off}", "after {where}, {full} {off}"
+_ALREADY = "The parameters already differed: {clause}{more}."
+_BETWEEN = "code of {container}, between the modules it calls"
+_NEVER_COMES = "the gradient of {module}'s {part} {path} never comes"
+_COMES = "a gradient comes to {module}'s parameter {path}"
+
+CAUSES: dict[Cause, CauseWording] = {
+    Cause.OUTPUT: _OUTPUT,
+    Cause.OUTPUT_ON_UNKNOWN_INPUTS: CauseWording(
+        "wrong output on unknown inputs",
+        _OUTPUT.sentence,
+        _OUTPUT.isolated,
+        sources_unrecorded=_OUTPUT.sources_unrecorded,
+    ),
+    Cause.CONTAINER_CODE: CauseWording(
+        "wrong value between modules",
+        "The runs part in the own code of {name}: in {where}, what it hands to {module} (input {path}) {off}, "
+        "{sources}.",
+        "in {where}, what the own code of {name} hands to {module} (input {path}) {off}",
+        sources_match="while all that it was made from matches",
+        sources_unrecorded="and what it was made from was not recorded",
+        born_in=f"in the {_BETWEEN}",
+    ),
+    Cause.BUFFER: CauseWording(
+        "wrong buffer on right inputs",
+        "The runs part in {name}: after {where}, its buffer {path} {off}, {sources}.",
+        _AFTER,
+        sources_match=_OUTPUT.sources_match,
+        sources_unrecorded=_OUTPUT.sources_unrecorded,
+    ),
+    Cause.INPUT: CauseWording(
+        "different input given",
+        "The runs were not given the same input: in {where}, input {path} of {name} {off}.",
+        "in {where}, input {path} of {name} {off}: the model was not given what the reference was",
+    ),
+    Cause.UNRECORDED_INPUT: CauseWording(
+        "wrong input of unrecorded origin",
+        "In {where}, input {path} of {name} {off} already; what made it was not recorded.",
+        "in {where}, input {path} of {name} {off}",
+    ),
+    Cause.PARAMETER_AT_START: CauseWording(
+        "wrong parameter at the start",
+        "The parameters already differed before the first step: {full}{more}; it {off}.",
+        _BEFORE,
+        isolated_verdict=_ALREADY,
+    ),
+    Cause.PARAMETER_CHANGED: CauseWording(
+        "parameter changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_ALREADY
+    ),
+    Cause.BUFFER_AT_START: CauseWording("wrong buffer at the start", _CHANGED, _BEFORE),
+    Cause.BUFFER_CHANGED: CauseWording("buffer changed by unrecorded code", _CHANGED, _BEFORE),
+    Cause.CHECKPOINT: CauseWording(
+        "different value in a checkpoint", "The checkpoints differ in {full}{more}; it {off}.", _BEFORE
+    ),
+    Cause.OPTIMIZER: CauseWording(
+        "wrong parameter after the optimizer",
+        "The runs part in the optimizer: after {where}, {full} {off}, {sources}.",
+        _AFTER,
+        isolated_verdict="The optimizer is wrong: {clause}.",
+        sources_match="although its gradient matches",
+        sources_match_so_far="and the gradients that both have match",
+        sources_unrecorded="and its gradient was not recorded",
+    ),
+    Cause.PARAMETER_GRADIENT: CauseWording(
+        "wrong gradient of a parameter",
+        "{agrees} runs part in the backward of {name}: in {where}, the gradient of its {path} {off}, {sources}.",
+        "in {where}, the gradient of its {path} {off}",
+        sources_match="while the gradient at its output matches",
+        sources_unrecorded="and the gradient at its output was not recorded",
+        born_in=_SENT.born_in,
+    ),
+    Cause.SENT_GRADIENT: _SENT,
+    Cause.CONTAINER_BACKWARD: CauseWording(
+        "wrong gradient between modules",
+        _SENT.sentence,
+        _SENT.isolated,
+        sources_match=_SENT.sources_match,
+        sources_unrecorded=_SENT.sources_unrecorded,
+        born_in=f"in the backward of the {_BETWEEN}",
+    ),
+    Cause.LOSS: CauseWording(
+        "wrong gradient from the loss",
+        "{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
+        "look at the loss and at how it is scaled.",
+        "in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled",
+        born_in="outside the model, at the output of {container}",
+    ),
+    Cause.UNRECORDED_GRADIENT: CauseWording(
+        "wrong gradient of unrecorded origin",
+        "In {where}, the gradient at the output of {name} {off} already; what made it was not recorded.",
+        "in {where}, the gradient that enters {name} {off}",
+        born_in="outside the model, at the output of {container}",
+    ),
+    Cause.MISSING_GRADIENT: CauseWording(
+        "missing gradient",
+        f"{{but_in}} {_NEVER_COMES}, though the reference has it{{elsewhere}}.",
+        f"in {{where}}, {_NEVER_COMES}",
+        born_in=_SENT.born_in,
+    ),
+    Cause.MISSING_IN_CONTAINER: CauseWording(
+        "missing gradient between modules",
+        f"{{but_in}} {_NEVER_COMES}, though the reference has it{{elsewhere}}.",
+        f"in {{where}}, {_NEVER_COMES}",
+        born_in=f"in the backward of the {_BETWEEN}",
+    ),
+    Cause.EXTRA_GRADIENT: CauseWording(
+        "extra gradient",
+        f"{{but_in}} {_COMES}, which it does not in the reference{{elsewhere}}.",
+        _COMES,
+        isolated_verdict="In {where}, {clause}, which it does not in the reference{more}.",
+    ),
+}
