@@ -13,7 +13,7 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import Blocks, FakeWorkshop, Forever, nothing
+from support.fake_gpu import Blocks, FakeReader, Forever, nothing
 from tensortap.capture import recorder
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 
@@ -21,7 +21,7 @@ OUTPUT_BYTES = 4 * 8 * 4
 
 
 @pytest.fixture
-def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     return fake_gpu.install(monkeypatch)
 
 

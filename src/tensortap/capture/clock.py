@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensortap.frameworks.base import Edge, Identity
+from tensortap.frameworks.base import Identity
+from tensortap.frameworks.capabilities import Edge
 
-__all__ = ["Call", "Clock"]
+__all__ = ["Clock", "ModuleCall"]
 
 _REMEMBERED = 256
 """Micro steps whose calls may still be repeated; pipelines have far fewer under way."""
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ModuleCall:
     """One call of one module, from before it runs until after."""
 
     module: str
@@ -46,9 +47,9 @@ class Clock:
     _forwards: int = 0
     _order: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
-    _past: dict[str, list[Call]] = field(default_factory=dict)
+    _past: dict[str, list[ModuleCall]] = field(default_factory=dict)
     _cursor: int = -1
-    _open: list[Call] = field(default_factory=list)
+    _open: list[ModuleCall] = field(default_factory=list)
     backward_micro: int | None = None
     """The micro step whose gradient was the last to be seen, if one was since the last forward."""
     reentrant: bool = False
@@ -83,7 +84,7 @@ class Clock:
         """How often the module has been called in the newest micro step."""
         return self._numbers.get(module, 0)
 
-    def enter(self, module: str, inputs: Sequence[Identity]) -> Call:
+    def enter(self, module: str, inputs: Sequence[Identity]) -> ModuleCall:
         """A module is about to run. The root's forward, unless it calls itself, opens a micro step."""
         if module == "" and not any(call.module == "" for call in self._open):
             self._forwards += 1
@@ -93,7 +94,7 @@ class Clock:
             self.backward_micro = None
         number = self._numbers.get(module, 0)
         self._numbers[module] = number + 1
-        call = Call(module, max(0, self._forwards - 1), number, self._order, inputs)
+        call = ModuleCall(module, max(0, self._forwards - 1), number, self._order, inputs)
         self._order += 1
         if (past := self._past.get(module)) is None:
             past = self._past[module] = []
@@ -106,7 +107,7 @@ class Clock:
         for module, calls in self._past.items():
             self._past[module] = [call for call in calls if call.micro > self.micro - _REMEMBERED]
 
-    def enter_again(self, module: str, inputs: Sequence[Identity]) -> Call:
+    def enter_again(self, module: str, inputs: Sequence[Identity]) -> ModuleCall:
         """A module runs again inside backward: the call it repeats, or a new one if there was none to repeat.
 
         Regions are recomputed in reverse, the calls inside a region in order. A region starts from the very tensors
@@ -123,7 +124,7 @@ class Clock:
         first.replayed = True
         self.reentrant = self.reentrant or not first.autograd
         self._cursor = first.order
-        call = Call(module, first.micro, first.number, first.order, replay=True)
+        call = ModuleCall(module, first.micro, first.number, first.order, replay=True)
         self._open.append(call)
         return call
 
@@ -131,7 +132,7 @@ class Clock:
         """The module whose code called the one that was entered last; None if that was called from outside."""
         return self._open[-2].module if len(self._open) > 1 else None
 
-    def leave(self, module: str) -> Call | None:
+    def leave(self, module: str) -> ModuleCall | None:
         """The module has run. Calls that were never left, because something flew past their hooks, go with it."""
         if self._open and self._open[-1].module == module:
             return self._open.pop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["surroundings"]
+__all__ = ["describe_environment"]
 
 # They change which kernels run, in which precision, or in which order sums are taken. Nothing here names a person,
 # a machine or a place.
@@ -40,7 +40,7 @@ _VARIABLES = (
 )
 
 
-def surroundings(framework: Mapping[str, Any]) -> dict[str, Any]:
+def describe_environment(framework: Mapping[str, Any]) -> dict[str, Any]:
     """What the framework said of itself, and what is true of the process. Random states are told by a checksum: two
     runs with the same one draw the same numbers."""
     own = {"numpy": _checksum(np.random.get_state()), "python": _checksum(random.getstate())}

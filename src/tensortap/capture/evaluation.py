@@ -88,9 +88,9 @@ class Evaluation:
         if self._is_training_forward():
             return False
         if self._framework.records_gradients():
-            if not self._uses_modes or self._framework.replaying():
+            if not self._uses_modes or self._framework.recomputing():
                 return False
             self._eval_mode_calls += not self._open
             return True
         # A reentrant checkpoint runs its first forward without autograd, inside an autograd function.
-        return self._trains and not self._framework.replaying() and not self._framework.inside_function()
+        return self._trains and not self._framework.recomputing() and not self._framework.inside_function()

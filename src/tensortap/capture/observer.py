@@ -27,12 +27,18 @@ from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
-from tensortap.frameworks import framework_of, network_of
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks import Framework, framework_of, network_of, require
+from tensortap.frameworks.capabilities import EagerExecution, GradientGraph, OptimizerSteps
 
 __all__ = ["Observer", "Sink"]
 
 Self = TypeVar("Self", bound="Observer")
+
+_NEEDED_FOR = {
+    EagerExecution: 'compiled="eager"',
+    GradientGraph: "recording grad_input",
+    OptimizerSteps: "counting steps through optimizer=",
+}
 
 
 class Sink(Protocol):
@@ -72,6 +78,7 @@ class Observer:
             raise UsageError(f'on_error: {on_error!r} is neither "raise" nor "warn"')
         model = network_of(model)
         self._framework: Framework = framework_of(model)
+        self._require_capabilities(selection, bool(eager), optimizer is not None)
         self._selection = selection
         self._sink: Sink | None = None
         self._on_error = on_error
@@ -109,15 +116,27 @@ class Observer:
             root = self._tree.sites[0].owner
             self._watcher.evaluation = Evaluation(self._framework, root, trains=optimizer is not None)
         if self._eager:
-            undo.callback(self._framework.run_eagerly())
+            undo.callback(self._require(EagerExecution).run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
         self._watcher.place(self._guard, undo)
         if optimizer is not None:
-            undo.callback(self._framework.on_optimizer_step(optimizer, self.step))
+            undo.callback(self._require(OptimizerSteps).on_optimizer_step(optimizer, self.step))
         closer = partial(_close_forgotten, weakref.ref(self))
         atexit.register(closer)
         undo.callback(atexit.unregister, closer)
         self._begin_step()
+
+    def _require_capabilities(self, selection: Selection, eager: bool, optimizer: bool) -> None:
+        """Raise UsageError for options that the framework does not support, before anything is opened."""
+        if eager:
+            self._require(EagerExecution)
+        if optimizer:
+            self._require(OptimizerSteps)
+        if "grad_input" in selection.kinds:
+            self._require(GradientGraph)
+
+    def _require(self, capability: type) -> Any:
+        return require(self._framework, capability, _NEEDED_FOR[capability])
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         return Watcher(self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record)

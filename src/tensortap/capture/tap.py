@@ -13,7 +13,7 @@ from typing import Any
 from tensortap import kernels
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
-from tensortap.capture.environment import surroundings
+from tensortap.capture.environment import describe_environment
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
@@ -69,7 +69,7 @@ class RunSink:
             "model": tree.sites[0].cls,
             "modules": len(tree.sites),
             "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
-            "environment": surroundings(framework.environment()),
+            "environment": describe_environment(framework.environment()),
         }
         self.where = "memory" if path is None else str(path)
         self.writer: RankWriter
@@ -91,7 +91,8 @@ class RunSink:
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
         self.record = self._recorder.record
-        self.put_off, self.settle, self.forget = self._recorder.put_off, self._recorder.settle, self._recorder.forget
+        self.defer, self.flush_reads = self._recorder.defer, self._recorder.flush_reads
+        self.discard_deferred = self._recorder.discard_deferred
 
     @property
     def records(self) -> int:
@@ -170,7 +171,7 @@ class Tap(Observer):
             optimizer=optimizer,
         )
         if self._run is not None and _on_device(self._framework, self._tree):
-            garbage.put_off(this := object())
+            garbage.throttle(this := object())
             resume = weakref.finalize(self, garbage.resume, this)  # once, also if nobody closes it
             resume.atexit = False
             self._undo.callback(resume)
@@ -185,8 +186,8 @@ class Tap(Observer):
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
             watcher.forward_begins = self._uncounted.forward_begins
-            watcher.put_off = self._run.put_off
-            watcher.forward_over = self._run.settle
+            watcher.defer = self._run.defer
+            watcher.forward_over = self._run.flush_reads
             watcher.called_with = self._run.writer.called
         return watcher
 
@@ -196,7 +197,7 @@ class Tap(Observer):
             return
         if self._uncounted is not None:
             self._book.notice(self._uncounted.notice())
-            self._uncounted.forget()
+            self._uncounted.release()
         if not self._run.records and self._error is None and status == "finished":
             text = f"nothing was recorded into {self._run.where}: {self._why_empty()}"
             self._book.notice(text)
@@ -235,7 +236,7 @@ class Tap(Observer):
     def _stop(self, error: Exception) -> None:
         super()._stop(error)
         if self._run is not None:
-            self._run.forget()
+            self._run.discard_deferred()
 
     def flush(self) -> None:
         """Wait until all that was recorded so far is in the run's files, where a kill cannot take it back."""

@@ -44,7 +44,7 @@ class UncountedSteps:
     def forward_begins(self) -> None:
         """The root is about to run, and not to repeat what it did."""
         if self._clock.step:
-            self.forget()
+            self.release()
         elif self._framework.records_gradients():
             self._forwards += 1
             with suppress(Exception):  # a tensor that cannot be copied is no reason to stop the tap
@@ -70,7 +70,7 @@ class UncountedSteps:
         small = sorted((each for each in found.values() if 0 < each[0] <= _LARGEST), key=lambda each: each[0])
         return [tensor for _, tensor in small[:_PARAMETERS]]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         self._watched = self._first = self._last = ()
 
     def notice(self) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 from tensortap.core.records import Key
 
-__all__ = ["Keys"]
+__all__ = ["UniqueKeys"]
 
 _MOST = 100_000
 
 
-class Keys:
+class UniqueKeys:
     """The identities that a step has used up.
 
     They are kept as plain tuples: the garbage collector soon lets go of those, but of no class of one's own.

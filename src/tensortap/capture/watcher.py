@@ -7,16 +7,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from tensortap.capture.clock import Call, Clock
+from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.evaluation import Evaluation
 from tensortap.capture.flatten import Opened, open_arguments, open_value
-from tensortap.capture.gradients.shares import Shares, Watched
+from tensortap.capture.gradients.shares import InputGradients, WatchedInput
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
 from tensortap.core.records import Key, display_name
-from tensortap.frameworks.base import Before, Edge, Framework, Gradient, Identity, Remove
+from tensortap.frameworks.base import BeforeCall, Framework, GradientCallback, Identity, Remove
+from tensortap.frameworks.capabilities import Edge
 
 __all__ = ["Watcher"]
 
@@ -48,7 +49,7 @@ class Watcher:
         self._clock = clock
         self._book = book
         self._hand_on = record
-        self.put_off: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
+        self.defer: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
         """Asked first of every tensor: whether it is recorded later, without being handed on now."""
         self.forward_begins: Callable[[], None] = lambda: None
         """Called before the root runs, but not where it repeats what it did."""
@@ -60,7 +61,8 @@ class Watcher:
         """Decides which calls to ignore because they belong to an evaluation; without it every call is recorded."""
         self._arguments: dict[str, str] = {}
         """The plain arguments of a module's last call, as text; one that never had any is not in here."""
-        self._shares = Shares(framework)
+        self._graph: Any = framework  # the observer has checked that it is a GradientGraph if grad_input is recorded
+        self._shares = InputGradients(framework, self._graph)
         self._passing: list[Remove] = []  # hooks on tensors and graph nodes: they belong to the step
         self._staying: dict[tuple[str, str], Remove] = {}
         """Hooks on parameters, by module and name. To put them on anew would hold up the beginning of each step, at
@@ -70,7 +72,7 @@ class Watcher:
         """Whether a module has run in this step."""
         self._feeds = False
         """Whether modules are given other tensors than their own."""
-        self._parameters_seen: dict[tuple[str, str], Gradient] = {}
+        self._parameters_seen: dict[tuple[str, str], GradientCallback] = {}
         self._use(lambda hook: hook)
 
     def _use(self, guard: Guard) -> None:
@@ -133,7 +135,7 @@ class Watcher:
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
 
-    def _enter(self, site: Site, opened: Opened) -> Call:
+    def _enter(self, site: Site, opened: Opened) -> ModuleCall:
         """The call begins: it is counted, and its inputs are looked at."""
         framework = self._framework
         if not self.armed:
@@ -141,7 +143,7 @@ class Watcher:
             if site.name != "":  # whoever calls parts of a model may change their mode before the step is over
                 self._remark_all()
         autograd = framework.records_gradients()
-        replaying = framework.replaying()
+        replaying = framework.recomputing()
         # A region under checkpointing runs again in backward: its inputs tell which it was. Under the reentrant one it
         # runs without autograd at first; otherwise it is only of interest what the second run does if that is fed.
         started_from: Sequence[Identity] = ()
@@ -168,10 +170,10 @@ class Watcher:
             self._record_all(site, call, "input", opened)
         return call
 
-    def _note_arguments(self, call: Call, opened: Opened) -> None:
+    def _note_arguments(self, call: ModuleCall, opened: Opened) -> None:
         if self.called_with is None:
             return
-        arguments = written(opened.plain, self._framework.named)
+        arguments = written(opened.plain, self._framework.opaque_value)
         text = repr(arguments)  # which tells True from 1, and takes half as long as JSON
         if self._arguments.get(call.module) != text:
             self._arguments[call.module] = text
@@ -185,19 +187,19 @@ class Watcher:
             self._remark_all()
             self.forward_over()
 
-    def _leave(self, site: Site, call: Call, opened: Opened) -> None:
+    def _leave(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         """The call is over: its outputs are looked at, and their gradients will be."""
         if "output" in self._kinds and not call.replay:
             self._record_all(site, call, "output", opened)
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
         if call.edges:
-            seen, lost = partial(self._gradient, site, call, "grad_input"), partial(self._lost, site)
-            inputs = [Watched(edge, partial(seen, path), partial(lost, path)) for path, edge in call.edges]
+            seen, skipped = partial(self._gradient, site, call, "grad_input"), partial(self._skip_share, site)
+            inputs = [WatchedInput(edge, partial(seen, path), partial(skipped, path)) for path, edge in call.edges]
             self._passing += self._shares.watch(inputs, [tensor for _, tensor in opened.tensors], call.mark)
         call.inputs, call.edges = {}, ()  # the call is remembered for the step, but must not keep the graph alive
 
-    def _record_all(self, site: Site, call: Call, kind: str, opened: Opened) -> None:
+    def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> None:
         for path, tensor in opened.tensors:
             key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
             self._record(tensor, key, site)
@@ -205,7 +207,7 @@ class Watcher:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
     # --- backward ----------------------------------------------------------------------------------------------
-    def _watch_outputs(self, site: Site, call: Call, opened: Opened) -> None:
+    def _watch_outputs(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         for path, tensor in opened.tensors:
             if (before := call.inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
                 # The gradient of this tensor is the sum over everybody who used the input: not this module's.
@@ -220,7 +222,7 @@ class Watcher:
         found: dict[tuple[int, int], str] = {}
         edges = []
         for path, tensor in opened.tensors:
-            if (edge := self._framework.edge(tensor)) is None:
+            if (edge := self._graph.edge(tensor)) is None:
                 continue
             first = found.setdefault((id(edge.node), edge.slot), path)
             if first == path:
@@ -229,10 +231,10 @@ class Watcher:
                 self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
         return edges
 
-    def _lost(self, site: Site, path: str, why: str) -> None:
+    def _skip_share(self, site: Site, path: str, why: str) -> None:
         self._book.remark(site.name, f"grad_input {path} {why}")
 
-    def _gradient(self, site: Site, call: Call, kind: str, path: str, gradient: Any | None) -> None:
+    def _gradient(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any | None) -> None:
         if gradient is None:
             self._book.remark(site.name, f"{kind} {path}: no gradient came, as of an output that the loss does not use")
             return
@@ -281,7 +283,7 @@ class Watcher:
             place = site.name, name
             gone.discard(place)
             if (remove := staying.get(place)) is not None:
-                if self._framework.hook_stays(parameter, remove):
+                if self._framework.hook_is_current(parameter, remove):
                     continue
                 remove()
                 del staying[place]
@@ -327,7 +329,7 @@ class Watcher:
 
     def _record(self, tensor: Any, key: Key, site: Site) -> None:
         keep = self._keep[site.name]
-        if self.put_off(tensor, key, site, keep):
+        if self.defer(tensor, key, site, keep):
             return
         if reason := self._framework.unreadable(tensor):
             self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
@@ -335,7 +337,7 @@ class Watcher:
         self._hand_on(tensor, key, site, keep)
 
 
-def _observed(evaluation: Evaluation, before: Before, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _observed(evaluation: Evaluation, before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Show the root's forwards to the evaluation also in steps that are not recorded."""
     evaluation.observe()
     return before(args, kwargs)

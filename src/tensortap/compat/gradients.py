@@ -78,7 +78,7 @@ def save_gradients_and_inputs(
         framework = framework_of(module)
         if not _wanted(framework, rank) or not framework.records_gradients():
             return
-        if framework.replaying() and calls.waiting:  # activation checkpointing runs a forward again in backward
+        if framework.recomputing() and calls.waiting:  # activation checkpointing runs a forward again in backward
             return
         entries = Entries()
         for kind, value in (("input", args), ("output", output)):

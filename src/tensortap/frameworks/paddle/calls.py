@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 from paddle.jit.sot import psdb
 
-from tensortap.frameworks.base import After, Before, Remove
+from tensortap.frameworks.base import AfterCall, BeforeCall, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.paddle.static import uncompiled
 
@@ -38,7 +38,7 @@ class _LayerHook(CallHook):
         return uncompiled(super().__call__, module, *seen, met=self._met_sot)
 
 
-def on_call(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
+def on_call(layer: Any, before: BeforeCall, after: AfterCall, met_sot: Callable[[], None]) -> Remove:
     """Run `before` and `after` around each call of the layer; see `Framework.on_call`.
 
     `met_sot` is called where a function that SOT compiles calls the layer. The hooks have broken its graph then.
@@ -56,7 +56,7 @@ def on_call(layer: Any, before: Before, after: After, met_sot: Callable[[], None
     return remove
 
 
-def _on_call_that_may_raise(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
+def _on_call_that_may_raise(layer: Any, before: BeforeCall, after: AfterCall, met_sot: Callable[[], None]) -> Remove:
     """The same where paddle runs no post-hook if the layer raises.
 
     A detour around the method that runs the hooks closes the calls that an exception leaves open.

@@ -1,15 +1,15 @@
-"""PaddlePaddle's answers to `frameworks.base.Framework`."""
+"""PaddlePaddle behind the contracts of `frameworks.base` and `frameworks.capabilities`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,17 +18,8 @@ import paddle
 
 from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
-from tensortap.core.host_copies import MemoryPinning
-from tensortap.frameworks.base import (
-    After,
-    Before,
-    Consumer,
-    DeviceReader,
-    Edge,
-    Gradient,
-    Identity,
-    Remove,
-)
+from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Identity, Remove
+from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
@@ -36,6 +27,14 @@ from tensortap.frameworks.paddle.graph import Uses, along, consumers, watchable
 from tensortap.frameworks.paddle.optimizers import around_steps
 from tensortap.frameworks.paddle.replacing import Replacing
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
+from tensortap.frameworks.registered import Registration, list_registered
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.player import Player
+    from tensortap.frameworks.profiling import Profiling
 
 __all__ = ["Paddle"]
 
@@ -90,7 +89,7 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(Replacing):
+class Paddle(Replacing, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
@@ -125,6 +124,12 @@ class Paddle(Replacing):
         return loaded_openmp(Path(paddle.__file__).parent)
 
     # --- modules -----------------------------------------------------------------------------------------------
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, paddle.nn.Layer)
+
+    def network(self, model: Any) -> Any:
+        return model.network if isinstance(model, paddle.Model) else model
+
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]
 
@@ -132,6 +137,9 @@ class Paddle(Replacing):
         known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("paddle.nn."))
         found = next(known, paddle.nn.Layer)
         return "" if found is paddle.nn.Layer else found.__name__
+
+    def assigned_name(self, item: Any) -> str:
+        return str(item.full_name() if isinstance(item, paddle.nn.Layer) else item.name)
 
     def wrapped(self, module: Any) -> str | None:
         for cls in type(module).__mro__:
@@ -149,9 +157,6 @@ class Paddle(Replacing):
         own = module._parameters.items()
         return [(n, t) for n, t in own if t is not None and not self._running_statistics(module, n, t)]
 
-    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
-        return [(place, *each) for place, module in enumerate(modules) for each in self.parameters(module)]
-
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         own = module._parameters.items()
         statistics = [(n, t) for n, t in own if t is not None and self._running_statistics(module, n, t)]
@@ -161,8 +166,8 @@ class Paddle(Replacing):
         """Whether this is a BatchNorm's running mean or variance. A user's own trainable `_mean` is not."""
         return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
 
-    def remarks(self, module: Any) -> str:
-        return ""
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+        return list_registered(self, module, "_non_persistable_buffer_names_set")
 
     def notices(self) -> Sequence[str]:
         return list(self._notices)
@@ -171,10 +176,10 @@ class Paddle(Replacing):
         self._notices[text] = None
 
     # --- hooks -------------------------------------------------------------------------------------------------
-    def on_call(self, module: Any, before: Before, after: After) -> Remove:
+    def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
         return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
 
-    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
+    def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         if tensor.stop_gradient:
             return None
 
@@ -190,12 +195,6 @@ class Paddle(Replacing):
 
         return remove
 
-    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
-        return self.on_gradient(parameter, seen)
-
-    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
-        return False
-
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
 
@@ -203,7 +202,7 @@ class Paddle(Replacing):
         return run_eagerly()
 
     # --- autograd ----------------------------------------------------------------------------------------------
-    def replaying(self) -> bool:
+    def recomputing(self) -> bool:
         # There is no question to ask the engine; but a recomputation can only come from recompute's own frames.
         if "paddle.distributed.fleet.recompute" not in sys.modules:
             return False
@@ -226,9 +225,6 @@ class Paddle(Replacing):
 
     def version(self, tensor: Any) -> int:
         return int(tensor.inplace_version)
-
-    def mark(self) -> int:
-        return 0
 
     def edge(self, tensor: Any) -> Edge | None:
         if tensor.stop_gradient or (node := tensor.grad_fn) is None:
@@ -255,10 +251,10 @@ class Paddle(Replacing):
 
         return remove
 
-    def uses(self, node: Any) -> Callable[[], int | None]:
+    def count_uses(self, node: Any) -> Callable[[], int | None]:
         return partial(self._uses.of, node.node_ptr())
 
-    def memory(self, tensor: Any) -> int:
+    def address(self, tensor: Any) -> int:
         return int(tensor.data_ptr())
 
     def add(self, left: Any, right: Any) -> Any:
@@ -272,7 +268,7 @@ class Paddle(Replacing):
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
 
-    def named(self, value: Any) -> OpaqueValue | None:
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
         if type(value) is paddle.dtype:
             return OpaqueValue("dtype", str(value).removeprefix("paddle."))
         if isinstance(value, _PLACES):
@@ -314,12 +310,30 @@ class Paddle(Replacing):
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)
 
-    # --- devices -----------------------------------------------------------------------------------------------
-    def device_reader(self, tensor: Any) -> DeviceReader | None:
-        return None  # tensors on a device come to the host
+    # --- further capabilities, loaded when a feature needs them ------------------------------------------------
+    def player(self) -> Player:
+        from tensortap.frameworks.paddle.player import PaddlePlayer
 
-    def pinning(self, model: Any) -> MemoryPinning | None:
-        return None
+        return PaddlePlayer()
+
+    def profiling(self) -> Profiling:
+        from tensortap.frameworks.paddle.profiling import PaddleProfiling
+
+        return PaddleProfiling(self)
+
+    def ownership(self) -> Ownership:
+        from tensortap.frameworks.paddle.ownership import PaddleOwnership
+
+        return PaddleOwnership(self)
+
+    def loading(self) -> Loading:
+        from tensortap.frameworks.paddle.loading import PaddleLoading
+
+        return PaddleLoading(self)
+
+
+if TYPE_CHECKING:
+    _: type[CompleteFramework] = Paddle
 
 
 def _name(tensor: Any) -> str:

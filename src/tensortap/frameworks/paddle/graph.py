@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tensortap.frameworks.base import Consumer, Edge
+from tensortap.frameworks.capabilities import Consumer, Edge
 
 __all__ = ["Uses", "along", "consumers", "watchable"]
 
@@ -47,7 +47,7 @@ def watchable(node: Any) -> bool:
 
 
 def consumers(outputs: Iterable[Any], edges: Sequence[Edge]) -> list[Consumer]:
-    """See `Framework.consumers`."""
+    """See `GradientGraph.consumers`."""
     wanted: dict[int, list[Edge]] = {}
     for edge in edges:
         wanted.setdefault(edge.node.node_ptr(), []).append(edge)

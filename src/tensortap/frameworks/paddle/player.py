@@ -1,4 +1,4 @@
-"""PaddlePaddle's answers to `frameworks.player.Player`."""
+"""PaddlePaddle's implementation of `frameworks.player.Player`."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import paddle
 from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
-from tensortap.frameworks.player import FLOATS
+from tensortap.frameworks.paddle.dialect import PaddleDialect
+from tensortap.frameworks.player import FLOATS, Dialect
 
 __all__ = ["PaddlePlayer"]
 
@@ -25,6 +26,8 @@ _BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
 
 class PaddlePlayer:
     """Recorded values as paddle tensors."""
+
+    dialect: Dialect = PaddleDialect()
 
     def tensor(self, values: npt.NDArray[np.generic], like: Any, dtype: str | None) -> Any:
         state = next(iter([*like.parameters(), *like.buffers()]), None)
@@ -61,13 +64,13 @@ class PaddlePlayer:
         sent = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         paddle.autograd.backward(list(outputs), sent)
 
-    def named(self, told: OpaqueValue) -> Any:
-        if told.kind == "dtype" and isinstance(found := getattr(paddle, told.text, None), paddle.dtype):
+    def named(self, value: OpaqueValue) -> Any:
+        if value.kind == "dtype" and isinstance(found := getattr(paddle, value.text, None), paddle.dtype):
             return found
         try:
-            return paddle.device._convert_to_place(told.text)
+            return paddle.device._convert_to_place(value.text)
         except ValueError as error:
-            raise UsageError(f"paddle has no {told.kind} {told.text}") from error
+            raise UsageError(f"paddle has no {value.kind} {value.text}") from error
 
     def plain_source(self, module: Any) -> str | None:
         """Built from the signature of the layer's class, and used only if that builds the same layer."""

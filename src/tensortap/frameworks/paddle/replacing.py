@@ -11,7 +11,8 @@ import numpy.typing as npt
 import paddle
 
 from tensortap.core import dtypes
-from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.base import Remove
+from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.paddle.static import uncompiled
 
 __all__ = ["Replacing"]
@@ -20,7 +21,7 @@ __all__ = ["Replacing"]
 class Replacing:
     """The part of `Paddle` that changes what flows."""
 
-    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+    def substitute(self, tensor: Any, values: npt.NDArray[np.generic], replacer: GradientReplacer) -> Any | None:
         if tensor.is_dist():
             return None
 
@@ -29,18 +30,18 @@ class Replacing:
             return _tensor(dtypes.with_range_ends_of(name, values), tensor)
 
         if paddle.is_grad_enabled() and not tensor.stop_gradient:
-            return _Forced.apply(tensor, fresh, exchange)
+            return _Substituted.apply(tensor, fresh, replacer)
         with paddle.no_grad():
             return fresh()
 
-    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
+    def replace_gradient(self, tensor: Any, replacer: GradientReplacer) -> Remove | None:
         if tensor.stop_gradient or tensor.is_dist():
             return None
 
         def hook(gradient: Any) -> Any:
             if gradient is None:  # one of several outputs, and the loss does not use it
                 return None
-            values = uncompiled(exchange, gradient)
+            values = uncompiled(replacer, gradient)
             return None if values is None else _tensor(values, gradient)
 
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -51,13 +52,13 @@ class Replacing:
 
         return remove
 
-    def has_past(self, gradient: Any) -> bool:
+    def is_differentiable(self, gradient: Any) -> bool:
         return False  # paddle tells a hook nothing of it
 
     def overwrite(self, tensor: Any, values: Any) -> None:
         paddle.assign(values, tensor)
 
-    def remember(self, model: Any) -> Callable[[], None]:
+    def save_state(self, model: Any) -> Callable[[], None]:
         places = [
             (holder, name, tensor, tensor.detach().clone(), tensor.grad)
             for module in model.sublayers(include_self=True)
@@ -68,7 +69,7 @@ class Replacing:
         gradients = [None if gradient is None else gradient.clone() for *_, gradient in places]
         random = paddle.get_rng_state()
 
-        def put_back() -> None:
+        def restore() -> None:
             with paddle.no_grad():
                 for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
                     holder[name] = tensor
@@ -79,9 +80,9 @@ class Replacing:
                         tensor.grad = gradient.clone()
             paddle.set_rng_state(random)
 
-        return put_back
+        return restore
 
-    def backward(self, tensors: Sequence[Any]) -> None:
+    def run_backward(self, tensors: Sequence[Any]) -> None:
         random = np.random.default_rng(0)
         gradients = [
             _tensor(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
@@ -95,17 +96,17 @@ class Replacing:
             tensor.set_value(_tensor(values, tensor))
 
 
-class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
+class _Substituted(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
     """Takes a tensor's place in the graph with values that were not computed there."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], exchange: Exchange) -> Any:
-        ctx.exchange = exchange
+    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], replacer: GradientReplacer) -> Any:
+        ctx.replacer = replacer
         return fresh()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        values = uncompiled(ctx.exchange, gradient)
+        values = uncompiled(ctx.replacer, gradient)
         return gradient if values is None else _tensor(values, gradient)
 
 

@@ -1,35 +1,37 @@
-"""PyTorch's answers to `frameworks.base.Framework`."""
+"""PyTorch behind the contracts of `frameworks.base` and `frameworks.capabilities`."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import (
-    After,
-    Before,
-    Consumer,
-    Edge,
-    Gradient,
-    Remove,
-)
+from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Remove
+from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.registered import Registration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
 from tensortap.frameworks.torch.reading import Reading
 from tensortap.frameworks.torch.replacing import Replacing
 from tensortap.frameworks.torch.steps import after_step
 from tensortap.frameworks.torch.tensors import PLAIN, is_shared_out
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.player import Player
+    from tensortap.frameworks.profiling import Profiling
 
 __all__ = ["Torch"]
 
@@ -45,7 +47,7 @@ _WRAPPERS = {
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
 
-class Torch(Reading, Replacing):
+class Torch(Reading, Replacing, FrameworkBase):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
@@ -87,6 +89,9 @@ class Torch(Reading, Replacing):
         return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
 
     # --- modules -----------------------------------------------------------------------------------------------
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, torch.nn.Module)
+
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]
 
@@ -145,11 +150,11 @@ class Torch(Reading, Replacing):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
-    def notices(self) -> Sequence[str]:
-        return ()
+    def registered(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Registration]]:
+        return list_registered(self, module, "_non_persistent_buffers_set")
 
     # --- hooks -------------------------------------------------------------------------------------------------
-    def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
+    def on_call(self, module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
         if isinstance(module, torch.jit.ScriptModule):
             return lambda: None  # it takes no hooks; `remarks` says so
         if getattr(module, "_compiled_call_impl", None) is not None:
@@ -179,7 +184,7 @@ class Torch(Reading, Replacing):
 
         return remove
 
-    def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
+    def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         if not tensor.requires_grad:
             return None
         base = None
@@ -216,7 +221,7 @@ class Torch(Reading, Replacing):
 
         return remove
 
-    def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
+    def on_parameter_gradient(self, parameter: torch.Tensor, seen: GradientCallback) -> Remove | None:
         if type(parameter) in PLAIN:  # nearly all are
             return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
@@ -233,7 +238,7 @@ class Torch(Reading, Replacing):
 
         return parameter.register_post_accumulate_grad_hook(hook).remove
 
-    def hook_stays(self, parameter: torch.Tensor, remove: Remove) -> bool:
+    def hook_is_current(self, parameter: torch.Tensor, remove: Remove) -> bool:
         if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
             return False
         hooks = handle.hooks_dict_ref()
@@ -255,7 +260,7 @@ class Torch(Reading, Replacing):
         return lambda: stance.__exit__(None, None, None)
 
     # --- autograd ----------------------------------------------------------------------------------------------
-    def replaying(self) -> bool:
+    def recomputing(self) -> bool:
         return torch._C._current_graph_task_id() != -1
 
     def inside_function(self) -> bool:
@@ -312,10 +317,10 @@ class Torch(Reading, Replacing):
 
         return node.register_hook(hook).remove
 
-    def uses(self, node: Any) -> Callable[[], int | None]:
-        return lambda: None  # nobody asks: edges are told apart by their slots
+    def count_uses(self, node: Any) -> Callable[[], int | None]:
+        return lambda: None  # not needed: slots separate the edges
 
-    def memory(self, tensor: torch.Tensor) -> int:
+    def address(self, tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -324,6 +329,31 @@ class Torch(Reading, Replacing):
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
+
+    # --- further capabilities, loaded when a feature needs them ------------------------------------------------
+    def player(self) -> Player:
+        from tensortap.frameworks.torch.player import TorchPlayer
+
+        return TorchPlayer()
+
+    def profiling(self) -> Profiling:
+        from tensortap.frameworks.torch.profiling import TorchProfiling
+
+        return TorchProfiling(self)
+
+    def ownership(self) -> Ownership:
+        from tensortap.frameworks.torch.ownership import TorchOwnership
+
+        return TorchOwnership(self)
+
+    def loading(self) -> Loading:
+        from tensortap.frameworks.torch.loading import TorchLoading
+
+        return TorchLoading(self)
+
+
+if TYPE_CHECKING:
+    _: type[CompleteFramework] = Torch
 
 
 class _TensorHook(partial[None]):
@@ -341,7 +371,7 @@ def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
-def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> Remove:
+def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
     """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

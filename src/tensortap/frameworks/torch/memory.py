@@ -6,10 +6,10 @@ from collections.abc import Hashable
 
 import torch
 
-from tensortap.frameworks.base import Described
+from tensortap.frameworks.device_reader import TensorDescription
 from tensortap.frameworks.torch.tensors import NAMES, is_shared_out
 
-__all__ = ["StorageAlive", "StorageWatch", "described", "is_still", "token_of"]
+__all__ = ["StorageAlive", "StorageHold", "describe", "is_still", "token_of"]
 
 
 def token_of(tensor: torch.Tensor) -> Hashable | None:
@@ -37,8 +37,8 @@ def is_still(tensor: torch.Tensor, version: int, address: int) -> bool:
     return bool(tensor._version == version and tensor.data_ptr() == address)
 
 
-def described(tensor: torch.Tensor) -> Described:
-    """See `frameworks.base.DeviceReader.described`, of any tensor on any device."""
+def describe(tensor: torch.Tensor) -> TensorDescription:
+    """See `DeviceReader.describe`, of any tensor on any device."""
     token = token_of(tensor)
     if is_shared_out(tensor):
         tensor = tensor.to_local()
@@ -66,7 +66,7 @@ class StorageAlive:
         self._free(self._reference)
 
 
-class StorageWatch:
+class StorageHold:
     """Keeps the addresses of many storages from being used again: whoever has one of them later is the same storage.
 
     As of `StorageAlive`, but without an object for each.
@@ -89,7 +89,7 @@ class StorageWatch:
         while self._references:
             self._free(self._references.pop())
 
-    def __deepcopy__(self, memo: object) -> StorageWatch:
+    def __deepcopy__(self, memo: object) -> StorageHold:
         return self  # each reference is given back once
 
     def __del__(self) -> None:

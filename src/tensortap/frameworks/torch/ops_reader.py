@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.base import Collected, DeferralBound, Trial
-from tensortap.frameworks.torch.memory import StorageWatch, described
+from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial
+from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import dense
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
@@ -71,8 +71,8 @@ def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 class OpsReader:
     """Works on any device that knows float64."""
 
-    described = staticmethod(described)
-    watch = StorageWatch
+    describe = staticmethod(describe)
+    hold_tokens = StorageHold
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
@@ -93,19 +93,19 @@ class OpsReader:
         self._step.rows.append(_result(elements))
         return ticket
 
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         """Nothing can be put off here."""
 
-    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
         return False
 
-    def catch_up(self) -> None:
+    def run_deferred(self) -> None:
         """Nothing is put off here."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Nothing is put off here."""
 
-    def forget(self) -> None:
+    def discard_deferred(self) -> None:
         """Nothing is held here."""
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
@@ -117,17 +117,17 @@ class OpsReader:
         self._step.bring()
         self._step = _Step()
 
-    def arrive(self, tickets: Sequence[OpsTicket]) -> None:
+    def wait(self, tickets: Sequence[OpsTicket]) -> None:
         """They have, when the step ended."""
 
-    def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
+    def collect(self, tickets: Sequence[OpsTicket]) -> CollectedSummaries:
         results = np.array([ticket.step.results()[ticket.number] for ticket in tickets], RESULT)
         unchanged = [
             ticket.known is not None and ticket.known.step.results()[ticket.known.number]["digest"] == result["digest"]
             for ticket, result in zip(tickets, results, strict=True)
         ]
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return Collected(columns(results, elements), unchanged)
+        return CollectedSummaries(columns(results, elements), unchanged)
 
     def close(self) -> None:
         self._step = _Step()

@@ -1,4 +1,4 @@
-"""PyTorch's answers to `frameworks.player.Player`."""
+"""PyTorch's implementation of `frameworks.player.Player`."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 
 from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
+from tensortap.frameworks.player import Dialect
+from tensortap.frameworks.torch.dialect import TorchDialect
 from tensortap.frameworks.torch.tensors import tensor_of
 
 __all__ = ["TorchPlayer"]
@@ -22,6 +24,8 @@ _PLAIN = (bool, int, float, str, type(None), tuple, list)
 
 class TorchPlayer:
     """Recorded values as torch tensors."""
+
+    dialect: Dialect = TorchDialect()
 
     def tensor(self, values: npt.NDArray[np.generic], like: torch.nn.Module, dtype: str | None) -> torch.Tensor:
         state = next(chain(like.parameters(), like.buffers()), None)
@@ -59,13 +63,13 @@ class TorchPlayer:
         sent = [gradient.to(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         torch.autograd.backward(list(outputs), sent)
 
-    def named(self, told: OpaqueValue) -> torch.dtype | torch.device:
-        if told.kind == "dtype" and isinstance(found := getattr(torch, told.text, None), torch.dtype):
+    def named(self, value: OpaqueValue) -> torch.dtype | torch.device:
+        if value.kind == "dtype" and isinstance(found := getattr(torch, value.text, None), torch.dtype):
             return found
         try:
-            return torch.device(told.text)
+            return torch.device(value.text)
         except RuntimeError as error:
-            raise UsageError(f"torch has no {told.kind} {told.text}") from error
+            raise UsageError(f"torch has no {value.kind} {value.text}") from error
 
     def plain_source(self, module: torch.nn.Module) -> str | None:
         if not type(module).__module__.startswith("torch.nn.modules.") or list(module.children()):

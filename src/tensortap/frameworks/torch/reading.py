@@ -14,7 +14,8 @@ from torch.utils.dlpack import to_dlpack
 
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
-from tensortap.frameworks.base import DeviceReader, Identity
+from tensortap.frameworks.base import Identity
+from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
 from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_shared_out
 
@@ -30,7 +31,7 @@ class Reading:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
-    def named(self, value: Any) -> OpaqueValue | None:
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
         if type(value) is torch.dtype:
             return OpaqueValue("dtype", str(value).removeprefix("torch."))
         return OpaqueValue("device", str(value)) if type(value) is torch.device else None

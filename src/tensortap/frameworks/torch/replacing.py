@@ -11,7 +11,8 @@ import torch
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.core import dtypes
-from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.base import Remove
+from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.torch.tensors import NAMES, is_shared_out, tensor_of
 
 __all__ = ["Replacing"]
@@ -20,7 +21,9 @@ __all__ = ["Replacing"]
 class Replacing:
     """The part of `Torch` that changes what flows."""
 
-    def forced(self, tensor: torch.Tensor, values: npt.NDArray[np.generic], exchange: Exchange) -> torch.Tensor | None:
+    def substitute(
+        self, tensor: torch.Tensor, values: npt.NDArray[np.generic], replacer: GradientReplacer
+    ) -> torch.Tensor | None:
         if is_shared_out(tensor) or tensor.layout != torch.strided:
             return None
 
@@ -29,11 +32,11 @@ class Replacing:
             return torch.empty_like(tensor, requires_grad=False).copy_(tensor_of(fitting))
 
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _Forced.apply(tensor, fresh, exchange)
+            return _Substituted.apply(tensor, fresh, replacer)
         with torch.no_grad():
             return fresh()
 
-    def exchange_gradient(self, tensor: torch.Tensor, exchange: Exchange) -> Remove | None:
+    def replace_gradient(self, tensor: torch.Tensor, replacer: GradientReplacer) -> Remove | None:
         if not tensor.requires_grad:
             return None
 
@@ -41,18 +44,18 @@ class Replacing:
         def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
             if gradient is None:  # one of several outputs, and the loss does not use it
                 return None
-            values = exchange(gradient)
+            values = replacer(gradient)
             return None if values is None else torch.empty_like(gradient).copy_(tensor_of(values))
 
         return tensor.register_hook(hook).remove
 
-    def has_past(self, gradient: torch.Tensor) -> bool:
+    def is_differentiable(self, gradient: torch.Tensor) -> bool:
         return gradient.requires_grad
 
     def overwrite(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
-    def remember(self, model: torch.nn.Module) -> Callable[[], None]:
+    def save_state(self, model: torch.nn.Module) -> Callable[[], None]:
         places = [
             (holder, name, tensor, tensor.detach().clone(), tensor.grad)
             for module in model.modules()
@@ -64,7 +67,7 @@ class Replacing:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         random, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
 
-        def put_back() -> None:
+        def restore() -> None:
             with torch.no_grad():
                 for (holder, name, tensor, values, gradient), copy in zip(places, gradients, strict=True):
                     holder[name] = tensor
@@ -76,9 +79,9 @@ class Replacing:
             for device, state in zip(devices, on_devices, strict=True):
                 torch.cuda.set_rng_state(state, device)
 
-        return put_back
+        return restore
 
-    def backward(self, tensors: Sequence[torch.Tensor]) -> None:
+    def run_backward(self, tensors: Sequence[torch.Tensor]) -> None:
         random = torch.Generator().manual_seed(0)
         gradients = [
             torch.randn(tensor.shape, generator=random).to(tensor) if tensor.ndim else torch.ones_like(tensor)
@@ -95,17 +98,19 @@ class Replacing:
             tensor.copy_(tensor_of(values))
 
 
-class _Forced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
+class _Substituted(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
     """Takes a tensor's place in the graph with values that were not computed there."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], exchange: Exchange) -> torch.Tensor:
-        ctx.exchange = exchange
+    def forward(
+        ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], replacer: GradientReplacer
+    ) -> torch.Tensor:
+        ctx.replacer = replacer
         return fresh()  # neither an input nor a view: what comes next may change it in place
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        values = ctx.exchange(gradient)
+        values = ctx.replacer(gradient)
         if values is not None:
             gradient = torch.empty_like(gradient).copy_(tensor_of(values))
         return gradient, None, None

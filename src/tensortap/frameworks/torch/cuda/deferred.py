@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.base import DeferralBound
+from tensortap.frameworks.device_reader import DeferralBound
 from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane
 from tensortap.frameworks.torch.tensors import NAMES, lies_flat
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER
@@ -55,7 +55,7 @@ class DeferredReads:
         if not address or nbytes >= TOO_LARGE:
             return False
         count = len(self._seen) + 1
-        self._most = min(self._most, count + bound.proven)
+        self._most = min(self._most, count + bound.safe_delay)
         self._bytes += nbytes
         self._seen.append((tensor.detach(), version, address, bound, look))
         # None waits longer than its place has been tried: what did not change then will not change now.

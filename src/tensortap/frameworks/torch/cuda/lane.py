@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.base import DeferralBound, Trial
+from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
@@ -55,7 +55,7 @@ class _Waiting:
     due: int
     """The same in bytes."""
     bound: Any
-    """Of one that was put off the `DeferralBound`, of one that is read again the `Trial`."""
+    """Of one that was put off the `DeferralBound`, of one that is read again the `DeferralTrial`."""
 
     def is_due(self, came: int, seen: int) -> bool:
         return self.last <= came or self.due <= seen
@@ -126,7 +126,7 @@ class Lane:
         elif later is not None and known is None:
             number, elements = batch.size, tensor.numel()
             ticket = CudaTicket(batch, number, elements, None)
-            self._waiting[number] = self._put_off(tensor, elements, address, later)
+            self._waiting[number] = self._defer(tensor, elements, address, later)
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
@@ -143,10 +143,10 @@ class Lane:
         if self.is_due(0, 0):
             self._read_what_is_due()
 
-    def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, address: int, trial: DeferralTrial) -> None:
         """For one that came just now."""
         if tensor.nbytes < TOO_LARGE:
-            self._trials.append(self._put_off(tensor.detach(), tensor.numel(), address, trial))
+            self._trials.append(self._defer(tensor.detach(), tensor.numel(), address, trial))
 
     def is_due(self, count: int, nbytes: int) -> bool:
         """Whether something must be read when so many more tensors have come, of so many bytes."""
@@ -155,13 +155,13 @@ class Lane:
         self._look_when_due()
         return self._came + count >= self._last or self._seen + nbytes >= self._due
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Read all that waits."""
         self._read_waiting()
         trials, self._trials = self._trials, []
         self._read_trials(trials)
 
-    def forget(self) -> None:
+    def discard_deferred(self) -> None:
         """Let go of all that waits, unread."""
         if self._batch is not None:
             self._batch.missed.update(self._waiting)
@@ -179,9 +179,11 @@ class Lane:
             batch.send()
         self._batch = None
 
-    def _put_off(self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | Trial) -> _Waiting:
+    def _defer(
+        self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial
+    ) -> _Waiting:
         came, due = self._came, self._seen + self._most_waiting
-        last = came + bound.proven
+        last = came + bound.safe_delay
         if last < self._last:
             self._last = last
         return _Waiting(tensor, elements, address, tensor._version, came, last, due, bound)
@@ -229,7 +231,7 @@ class Lane:
             if one.unchanged():
                 found.append((number, one))
             else:
-                one.bound.lost()
+                one.bound.report_changed()
         self._read_together(found, batch)
 
     def _read_trials(self, trials: Sequence[_Waiting]) -> None:
@@ -242,7 +244,7 @@ class Lane:
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
-                one.bound.waited(self._came - one.came, ticket)
+                one.bound.report_second_read(self._came - one.came, ticket)
             self._read_together(found, batch)
 
     def _read_together(self, waiting: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.base import Collected, DeferralBound, Described, Trial
+from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial, TensorDescription
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaSending
 from tensortap.frameworks.torch.cuda.lane import Lane
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
-from tensortap.frameworks.torch.memory import StorageWatch, described, is_still
+from tensortap.frameworks.torch.memory import StorageHold, describe, is_still
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_flat, is_shared_out, lies_flat
 from tensortap.kernels.cuda.gpu import Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
@@ -34,7 +34,7 @@ __all__ = ["CudaReader"]
 class CudaReader:
     """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
 
-    watch = StorageWatch
+    hold_tokens = StorageHold
 
     def __init__(self) -> None:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
@@ -52,10 +52,10 @@ class CudaReader:
         """The backward that is under way; -1 outside of one."""
         self._error: Exception | None = None
 
-    def described(self, tensor: torch.Tensor) -> Described:
+    def describe(self, tensor: torch.Tensor) -> TensorDescription:
         plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
         if self._looking is None and not ((plain or not is_shared_out(tensor)) and is_flat(tensor)):
-            return described(tensor)
+            return describe(tensor)
         dtype = tensor.dtype
         try:
             # One of another class may be met as a plain one, too, and has the same token then.
@@ -82,7 +82,7 @@ class CudaReader:
         with torch.cuda.device(index):  # kernels are launched in the context that is current
             return self._submit(tensor, flat, index, known)
 
-    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
         with self.lock:
@@ -94,26 +94,26 @@ class CudaReader:
             if lane is None:
                 return False
             if (deferred := self._deferred) is None or deferred.lane is not lane:
-                self._catch_up()
+                self._run_deferred()
                 deferred = self._deferred = DeferredReads(lane)
             taken = deferred.add(tensor, bound, look)
             if deferred.is_due:
-                self._catch_up()
+                self._run_deferred()
             return taken
 
-    def catch_up(self) -> None:
+    def run_deferred(self) -> None:
         with self.lock:
             if self._deferred and not torch.cuda.is_current_stream_capturing():
-                self._catch_up()
+                self._run_deferred()
 
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         if not lies_flat(tensor):
             return
         index = tensor.get_device()
         with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
-                lane.submit_again(tensor, tensor.data_ptr(), trial)
+                lane.submit_trial(tensor, tensor.data_ptr(), trial)
 
     def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
         with self.lock:
@@ -127,7 +127,7 @@ class CudaReader:
                 tensor, address, layout = _laid_out(tensor)
             return lane.submit(tensor, address, layout, known, None)
 
-    def _catch_up(self) -> None:
+    def _run_deferred(self) -> None:
         """Look at what was put off, on the stream that it was seen on."""
         if not (deferred := self._deferred) or self._looking is not None:
             return
@@ -145,41 +145,41 @@ class CudaReader:
             self._looking = None
             deferred.hurry()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         with self.lock:
             if not torch.cuda.is_current_stream_capturing():
-                self._settle()
+                self._flush()
 
-    def forget(self) -> None:
+    def discard_deferred(self) -> None:
         with self.lock:
             self._deferred = None
             for lane in self._lanes.values():
-                lane.forget()
+                lane.discard_deferred()
 
     def _new_lane(self, index: int, stream: int) -> Lane:
         lane = self._lanes[index, stream] = self._open_lane(index, stream)
         if len(self._lanes) != len(self._gpus) and self._one_stream:
             self._one_stream = False
-            self._settle()  # what waits so far must not either
+            self._flush()  # what waits so far must not either
         return lane
 
     def _begin(self, phase: int) -> None:
         """A forward or backward has begun, or goes on inside another: none waits any longer."""
-        self._settle()
+        self._flush()
         self._phase = phase
         if phase != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+            torch.autograd.Variable._execution_engine.queue_callback(self._flush_quietly)
 
-    def _settle(self) -> None:
-        self._catch_up()
+    def _flush(self) -> None:
+        self._run_deferred()
         for (index, _), lane in self._lanes.items():
             with torch.cuda.device(index):
-                lane.settle()
+                lane.flush()
 
-    def _settle_quietly(self) -> None:
+    def _flush_quietly(self) -> None:
         """At the end of a backward, which must not fail for it."""
         try:
-            self.settle()
+            self.flush()
         except Exception as error:
             self._error = error
 
@@ -194,15 +194,15 @@ class CudaReader:
         with self.lock:
             if self._error is not None:
                 raise self._error
-            self._catch_up()
+            self._run_deferred()
             for lane in self._lanes.values():
                 lane.end_step()
 
-    def arrive(self, tickets: Sequence[CudaTicket]) -> None:
+    def wait(self, tickets: Sequence[CudaTicket]) -> None:
         for batch in dict.fromkeys([ticket.batch for ticket in tickets]):
             batch.rows()
 
-    def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
+    def collect(self, tickets: Sequence[CudaTicket]) -> CollectedSummaries:
         # The interpreter that goes through the tickets here is the one that launches the next step: few are looked at.
         firsts, unchanged = list(tickets), [False] * len(tickets)
         again = [(place, ticket) for place, ticket in enumerate(tickets) if ticket.known is not None]
@@ -220,7 +220,7 @@ class CudaReader:
                 digest = known.batch.rows()["digest"][known.number]
                 unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return Collected(columns(results, elements), unchanged, missed)
+        return CollectedSummaries(columns(results, elements), unchanged, missed)
 
     def close(self) -> None:
         for sending in self._sending.values():
