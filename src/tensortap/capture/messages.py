@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+
+from tensortap.core.interrupts import suppress_errors
 
 __all__ = ["say"]
 
@@ -13,6 +14,6 @@ def say(text: str) -> None:
 
     A Python warning would not do: `-W error` turns it into an exception.
     """
-    with suppress(Exception):
+    with suppress_errors():
         sys.stderr.write(f"tensortap: {' '.join(text.split())}\n")
         sys.stderr.flush()

@@ -25,6 +25,7 @@ from tensortap.capture.messages import say
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.core.interrupts import interrupt_in
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
@@ -87,7 +88,9 @@ class Observer:
         self._seconds = 0.0
         self._eager = eager
         self._idle_steps = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self._interrupt: BaseException | None = None
+        """An interrupt that could not be raised in its hook, until the next point where it can."""
         self._told = False
         self._listening = False
         self._closed = False
@@ -181,6 +184,7 @@ class Observer:
             if not self._listening:
                 self._watcher.drop()
         self._tell()
+        self._deliver_interrupt()
 
     def close(self, status: str = "finished", reason: str = "") -> None:
         """Take every hook off and finish what was begun. Calling it twice does no harm."""
@@ -194,14 +198,19 @@ class Observer:
                 self._note_outcome(status)
                 if self._error is not None:
                     status, reason = "failed", str(self._error)
+                elif self._interrupt is not None and status == "finished":
+                    status, reason = "failed", _reason(self._interrupt)
                 if self._sink is not None:
                     self._sink.close(status, reason, self._book)
             except Exception as error:
+                if (interrupt := _interrupt(error)) is not None:
+                    raise interrupt from None
                 self._stop(error)
             finally:
                 self._undo.close()
                 kernels.release()
         self._tell()
+        self._deliver_interrupt()
 
     @property
     def coverage(self) -> list[Coverage]:
@@ -223,7 +232,8 @@ class Observer:
             self.close()
             return
         try:
-            self.close("failed", f"{kind.__name__}: {error}".removesuffix(": "))
+            self._interrupt = None  # the later error reaches the user instead
+            self.close("failed", _reason(error) if error is not None else kind.__name__)
         except TensortapError as second:  # the user's own error matters more
             if sys.version_info >= (3, 11) and error is not None:
                 error.add_note(f"tensortap also failed: {second}")
@@ -233,12 +243,17 @@ class Observer:
         self._listening = self._error is None and self._selection.wants_step(self._clock.step)
 
     def _end_step(self) -> None:
+        if self._interrupt is not None:
+            self._listening = self._error is None
         if not self._listening or self._sink is None:
             return
         try:
             self._watcher.end_step()
             self._sink.end_step(self._clock.step, self._book)
         except Exception as error:
+            if (interrupt := _interrupt(error)) is not None:
+                self._note_interrupt(interrupt)
+                raise interrupt from None
             self._stop(error)
             self._watcher.drop()
 
@@ -252,24 +267,46 @@ class Observer:
 
     # --- errors ------------------------------------------------------------------------------------------------
     def _guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """What goes wrong in a hook must not break the step it is called from: it stops the recording instead."""
+        """Return the hook with its errors caught: an error stops the recording, but not the step that calls the hook.
+
+        An exception of the user, which a signal handler raises inside the hook, reaches the user.
+        """
 
         def guarded(*args: Any) -> Any:
             if not self._listening:
+                self._deliver_interrupt()
                 return None
             started = time.perf_counter()
             try:
                 with self._lock:
                     return hook(*args)
-            except Exception as error:
-                self._stop(error)
+            except BaseException as error:
+                if (interrupt := _interrupt(error)) is None:
+                    self._stop(error)
+                    return None
+                self._note_interrupt(interrupt)
+                if self._framework.propagates_exceptions():
+                    raise interrupt from None
+                self._interrupt = self._interrupt or interrupt
+                self._listening = False  # until the next hook, or the end of the step, delivers it
                 return None
             finally:
                 self._seconds += time.perf_counter() - started
 
         return guarded
 
-    def _stop(self, error: Exception) -> None:
+    def _note_interrupt(self, error: BaseException) -> None:
+        step, name = self._clock.step, type(error).__name__
+        self._book.notice(f"{name} interrupted the tap at step {step}: records of that step may be missing")
+
+    def _deliver_interrupt(self) -> None:
+        """Raise an interrupt that came in a hook through which the framework does not propagate exceptions."""
+        if self._interrupt is not None and self._framework.propagates_exceptions():
+            interrupt, self._interrupt = self._interrupt, None
+            self._listening = self._error is None and not self._closed
+            raise interrupt
+
+    def _stop(self, error: BaseException) -> None:
         """No more is recorded; it is told at the next moment that cannot harm training."""
         self._listening = False
         self._error = self._error or error
@@ -287,6 +324,15 @@ class Observer:
         if self._on_error == "raise":
             raise CaptureError(f"tensortap {message}") from self._error
         say(f"{message}; training goes on untapped")
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _interrupt(error: BaseException) -> BaseException | None:
+    """Return the exception that is the user's own: an interrupt, or what a signal handler raised; None for others."""
+    return interrupt_in(error) if isinstance(error, Exception) else error
 
 
 def _close_forgotten(observer: weakref.ref[Observer]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
+from tensortap.core.interrupts import interrupt_in, suppress_errors
 from tensortap.core.machine import cores
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
@@ -124,8 +125,8 @@ class RunSink:
         if failures:
             status, reason = "failed", reason or f"{type(failures[0]).__name__}: {failures[0]}"
         failures += _failure(partial(self.writer.close, status, reason))
-        if failures:
-            raise failures[0]
+        if failures:  # the user's own exception, from a signal handler, comes first
+            raise next((each for each in failures if interrupt_in(each) is not None), failures[0])
 
     def _tell(self, status: str, book: CoverageBook) -> None:
         self._say_unseen(book)
@@ -229,11 +230,11 @@ class Tap(Observer):
     def _tell(self) -> None:
         # The run ends here, so that its reader learns the reason even if the process is killed later.
         if self._error is not None and self._run is not None and not self._told:
-            with suppress(Exception):
+            with suppress_errors():
                 self._run.close("failed", str(self._error) or type(self._error).__name__, self._book)
         super()._tell()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         super()._stop(error)
         if self._run is not None:
             self._run.discard_deferred()
@@ -246,6 +247,8 @@ class Tap(Observer):
             with self._lock:
                 self._run.flush()
         except Exception as error:
+            if (interrupt := interrupt_in(error)) is not None:
+                raise interrupt from None
             self._stop(error)
         self._tell()
 

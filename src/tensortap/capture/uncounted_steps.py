@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from math import prod
 from typing import Any
 
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.tree import Tree
+from tensortap.core.interrupts import suppress_errors
 from tensortap.core.records import GRADIENT_KINDS
 from tensortap.frameworks.base import Framework
 
@@ -47,7 +47,7 @@ class UncountedSteps:
             self.release()
         elif self._framework.records_gradients():
             self._forwards += 1
-            with suppress(Exception):  # a tensor that cannot be copied is no reason to stop the tap
+            with suppress_errors():  # a tensor that cannot be copied is no reason to stop the tap
                 self._look()
 
     def _look(self) -> None:
@@ -86,7 +86,7 @@ class UncountedSteps:
         )
 
     def _changed(self) -> bool:
-        with suppress(Exception):
+        with suppress_errors():
             host = self._framework.host
             pairs = zip(self._first, self._last, strict=False)
             return any(host(first).tobytes() != host(last).tobytes() for first, last in pairs)

@@ -141,6 +141,9 @@ class Hooks(Protocol):
         The hook must be on this very parameter, and run after all other hooks. False if that is unknown.
         """
 
+    def propagates_exceptions(self) -> bool:
+        """Return whether an exception that the current hook raises reaches the caller unchanged."""
+
 
 class Autograd(Protocol):
     """The state of automatic differentiation, and arithmetic on gradients."""
@@ -278,6 +281,9 @@ class FrameworkBase:
 
     def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
         return False
+
+    def propagates_exceptions(self) -> bool:
+        return True
 
     def recomputing(self) -> bool:
         return False

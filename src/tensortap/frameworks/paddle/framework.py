@@ -23,7 +23,7 @@ from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
-from tensortap.frameworks.paddle.graph import Uses, along, consumers, watchable
+from tensortap.frameworks.paddle.graph import Uses, along, consumers, inside_backward, watchable
 from tensortap.frameworks.paddle.optimizers import around_steps
 from tensortap.frameworks.paddle.replacing import Replacing
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
@@ -194,6 +194,10 @@ class Paddle(Replacing, FrameworkBase):
                 alive._remove_grad_hook(number)
 
         return remove
+
+    def propagates_exceptions(self) -> bool:
+        # The engine replaces what a hook raises by an error of its own, without the original.
+        return not inside_backward()
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")

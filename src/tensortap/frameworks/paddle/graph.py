@@ -14,7 +14,7 @@ from typing import Any
 
 from tensortap.frameworks.capabilities import Consumer, Edge
 
-__all__ = ["Uses", "along", "consumers", "watchable"]
+__all__ = ["Uses", "along", "consumers", "inside_backward", "watchable"]
 
 # Paddle numbers no graph nodes, so a walk that strays out of its module is stopped by count.
 _MOST_NODES = 20_000
@@ -102,6 +102,17 @@ class Uses:
         known = [(reference(), address) for reference, address in self._roots]
         now = [(root, root.grad_fn.node_ptr()) for root in roots]
         return len(known) == len(now) and all(a is b and p == q for (a, p), (b, q) in zip(known, now, strict=True))
+
+
+def inside_backward() -> bool:
+    """Return whether the caller runs inside a backward of paddle's engine."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("backward", "grad") and "paddle" in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _roots() -> list[Any]:
