@@ -1,7 +1,7 @@
-"""Keeps hooks on a model from step to step, hands every tensor to a sink, and takes everything back at the end.
+"""Keeps hooks on a model from step to step, passes every tensor to a sink, and removes everything at the end.
 
-What the sink does with the tensors is its own affair: a tap writes them into a run, other sinks print them or put them
-into files of other formats. All of them see the same calls, counts and gradients.
+A tap's sink writes the tensors into a run; other sinks print them or write files of other formats. All of them see the
+same calls, counts and gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Observer", "Sink"]
 
 Self = TypeVar("Self", bound="Observer")
 
-_NEEDED_FOR = {
+_NEEDED_FOR: dict[type, str] = {
     EagerExecution: 'compiled="eager"',
     GradientGraph: "recording grad_input",
     OptimizerSteps: "counting steps through optimizer=",
@@ -43,26 +43,26 @@ _NEEDED_FOR = {
 
 
 class Sink(Protocol):
-    """Where the tensors go."""
+    """Receives the tensors."""
 
     where: str
-    """For messages: the path, or another word for the place."""
+    """The destination, for messages: a path or another word."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        """A tensor was seen. It may be changed or freed right after."""
+        """Record a tensor, which may be changed or freed right after."""
 
     def end_step(self, step: int, book: CoverageBook) -> None:
-        """A recorded step is over."""
+        """Finish a recorded step."""
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
-        """Nothing more will come."""
+        """Finish the recording."""
 
 
 class Observer:
-    """Watches a model for a sink, or for nobody if there is none. A context manager; or call `close()` when done."""
+    """Observes a model for a sink. Use it as a context manager, or call `close()` when done."""
 
     _ignores_evaluation = False
-    """Whether evaluation forwards between training steps are neither recorded nor counted."""
+    """Whether forwards of an evaluation between training steps are neither recorded nor counted."""
 
     def __init__(
         self,
@@ -74,7 +74,10 @@ class Observer:
         eager: bool | None = None,
         optimizer: Any = None,
     ) -> None:
-        """`eager` says whether compiled modules run uncompiled; None if the caller has no option to choose."""
+        """Place the hooks.
+
+        eager: whether compiled modules run uncompiled; None if the caller has no such option.
+        """
         if on_error not in ("raise", "warn"):
             raise UsageError(f'on_error: {on_error!r} is neither "raise" nor "warn"')
         model = network_of(model)
@@ -83,7 +86,7 @@ class Observer:
         self._selection = selection
         self._sink: Sink | None = None
         self._on_error = on_error
-        self._lock = threading.RLock()  # gradients may arrive on the engine's own threads
+        self._lock = threading.RLock()  # gradients may arrive on the engine's threads
         self._clock = Clock()
         self._seconds = 0.0
         self._eager = eager
@@ -91,7 +94,7 @@ class Observer:
         self._error: BaseException | None = None
         self._interrupt: BaseException | None = None
         """An interrupt that could not be raised in its hook, until the next point where it can."""
-        self._told = False
+        self._reported = False
         self._listening = False
         self._closed = False
         self._tree = Tree(self._framework, model, bool(eager))
@@ -106,8 +109,8 @@ class Observer:
         for wrapper in self._tree.wrappers:
             self._book.notice(self._framework.remarks(wrapper))
         self._note_compiled(chosen)
-        with ExitStack() as undo:  # a failure half-way takes back what was placed
-            if open_sink is not None:  # opened last: arguments that cannot be meant leave nothing behind
+        with ExitStack() as undo:  # a failure half-way removes what was placed
+            if open_sink is not None:  # opened last, so that invalid arguments leave nothing behind
                 self._sink = open_sink()
                 undo.callback(self._sink.close, "failed", "the hooks could not be placed", self._book)
                 self._watch(self._sink, [site.name for site in chosen], optimizer, undo)
@@ -124,7 +127,7 @@ class Observer:
         self._watcher.place(self._guard, undo)
         if optimizer is not None:
             undo.callback(self._require(OptimizerSteps).on_optimizer_step(optimizer, self.step))
-        closer = partial(_close_forgotten, weakref.ref(self))
+        closer = partial(_close_at_exit, weakref.ref(self))
         atexit.register(closer)
         undo.callback(atexit.unregister, closer)
         self._begin_step()
@@ -145,7 +148,7 @@ class Observer:
         return Watcher(self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record)
 
     def _frozen(self, sites: list[Site]) -> list[str]:
-        """Names of modules whose own parameters all take no gradient."""
+        """Return the names of modules whose own parameters are all frozen."""
 
         def frozen(site: Site) -> bool:
             parameters = self._framework.parameters(site.owner)
@@ -183,11 +186,11 @@ class Observer:
             self._begin_step()
             if not self._listening:
                 self._watcher.drop()
-        self._tell()
+        self._report_error()
         self._deliver_interrupt()
 
     def close(self, status: str = "finished", reason: str = "") -> None:
-        """Take every hook off and finish what was begun. Calling it twice does no harm."""
+        """Remove every hook and finish the recording. A second call has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -209,17 +212,17 @@ class Observer:
             finally:
                 self._undo.close()
                 kernels.release()
-        self._tell()
+        self._report_error()
         self._deliver_interrupt()
 
     @property
     def coverage(self) -> list[Coverage]:
-        """For each selected module: seen, never called, no gradient, alias or skipped, and why."""
+        """Status of each selected module (seen, never called, no gradient, alias or skipped), and its reason."""
         return self._book.rows()
 
     @property
     def notices(self) -> list[str]:
-        """What could not be seen or could not be helped, for the run as a whole."""
+        """What the tap could not see or had to change, for the run as a whole."""
         return self._book.notices
 
     def __enter__(self: Self) -> Self:
@@ -234,7 +237,7 @@ class Observer:
         try:
             self._interrupt = None  # the later error reaches the user instead
             self.close("failed", _reason(error) if error is not None else kind.__name__)
-        except TensortapError as second:  # the user's own error matters more
+        except TensortapError as second:  # the user's own error takes precedence
             if sys.version_info >= (3, 11) and error is not None:
                 error.add_note(f"tensortap also failed: {second}")
 
@@ -258,7 +261,7 @@ class Observer:
             self._watcher.drop()
 
     def _note_outcome(self, status: str) -> None:
-        """All has been seen: note what is to be said about the recording as a whole."""
+        """Add the notices about the recording as a whole, once everything was seen."""
         self._note_idle_steps()
         for text in self._framework.notices():
             self._book.notice(text)
@@ -307,19 +310,19 @@ class Observer:
             raise interrupt
 
     def _stop(self, error: BaseException) -> None:
-        """No more is recorded; it is told at the next moment that cannot harm training."""
+        """Stop recording. The error is reported at the next point that cannot harm training."""
         self._listening = False
         self._error = self._error or error
 
-    def _tell(self) -> None:
+    def _report_error(self) -> None:
         """Report the error that stopped the recording, once."""
-        if self._error is None or self._told:
+        if self._error is None or self._reported:
             return
-        self._told = True
+        self._reported = True
         where = self._sink.where if self._sink is not None else "nowhere"
         reason = str(self._error) or type(self._error).__name__
         message = f"stopped recording into {where} at step {self._clock.step}: {reason}"
-        if not isinstance(self._error, StoreWriteError):  # which says it itself
+        if not isinstance(self._error, StoreWriteError):  # its message says so
             message += " (what was written before is readable)"
         if self._on_error == "raise":
             raise CaptureError(f"tensortap {message}") from self._error
@@ -335,7 +338,7 @@ def _interrupt(error: BaseException) -> BaseException | None:
     return interrupt_in(error) if isinstance(error, Exception) else error
 
 
-def _close_forgotten(observer: weakref.ref[Observer]) -> None:
-    """At exit: a tap that nobody closed still leaves a whole run behind."""
-    if (forgotten := observer()) is not None:
-        forgotten.close("finished", "closed at exit")
+def _close_at_exit(observer: weakref.ref[Observer]) -> None:
+    """Close a tap at exit that was never closed, so that its run is complete."""
+    if (unclosed := observer()) is not None:
+        unclosed.close("finished", "closed at exit")

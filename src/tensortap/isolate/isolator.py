@@ -98,8 +98,8 @@ class Isolator(Watcher):
         self._sameness = Sameness(framework.version)
         self._feeds = True
 
-    def _drop_passing(self) -> None:
-        super()._drop_passing()
+    def _drop_step_hooks(self) -> None:
+        super()._drop_step_hooks()
         self._under_way.clear()
         self._arrived.clear()
         self._sameness.clear()
@@ -129,7 +129,7 @@ class Isolator(Watcher):
     def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
         if site.name == "":
-            self._remark_all()
+            self._collect_remarks()
         if call is None or site.name not in self._sites:
             return None
         opened = open_value(output, self._framework.is_tensor)
@@ -211,7 +211,7 @@ class Isolator(Watcher):
         remove = self._substitution.replace_gradient(original, self._guard(partial(self._exchange, levels)))
         forced = self._forced(tensor, key, counterpart, site, arrive)
         if remove is not None:
-            self._passing.append(remove)
+            self._step_hooks.append(remove)
             if forced is not None:
                 self._sameness.returned(forced, counterpart.tensor, levels)
         return _Found(forced, level)
