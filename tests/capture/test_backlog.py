@@ -204,7 +204,7 @@ def test_a_device_that_fails_takes_nothing_of_the_step_before_along(
 
 def test_a_trial_that_is_cut_short_is_no_proof(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output is changed, uncounted, in the second of two micro steps; rows go out before it is read again there."""
-    monkeypatch.setattr(recorder, "_MANY", 10)
+    monkeypatch.setattr(recorder, "_MOST_PENDING", 10)
     micro, earlier = [0], list[torch.Tensor]()
 
     def between(number: int, x: torch.Tensor) -> torch.Tensor:

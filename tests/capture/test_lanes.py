@@ -475,7 +475,7 @@ def test_an_interrupt_leaves_no_row_that_nobody_has_read(
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     torch.manual_seed(0)
     batches = [torch.randn(4, 8) for _ in range(6)]
-    looked = torch_lane._Waiting.unchanged
+    looked = torch_lane._WaitingTensor.unchanged
     interrupts = [KeyboardInterrupt()]
 
     def interrupted(waiting: Any) -> bool:
@@ -483,7 +483,7 @@ def test_an_interrupt_leaves_no_row_that_nobody_has_read(
             raise interrupts.pop()
         return looked(waiting)
 
-    monkeypatch.setattr(torch_lane._Waiting, "unchanged", interrupted)
+    monkeypatch.setattr(torch_lane._WaitingTensor, "unchanged", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
         for batch in batches:
             try:

@@ -138,7 +138,7 @@ class Isolator(Watcher):
         tensors = self._force(site, call, "output", opened, under_way.given, under_way.differentiable)
         self._hand_back(under_way.given, opened, tensors)
         for swap in under_way.swaps:
-            swap.take_back()
+            swap.restore()
         if all(own is forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)):
             return None
         return swapped(output, iter(tensors), self._framework.is_tensor, [])

@@ -23,9 +23,9 @@ from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
-from tensortap.frameworks.paddle.graph import Uses, along, consumers, inside_backward, watchable
+from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in_order, inside_backward
 from tensortap.frameworks.paddle.optimizers import around_steps
-from tensortap.frameworks.paddle.replacing import Replacing
+from tensortap.frameworks.paddle.replacing import TensorSubstitution
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
 from tensortap.frameworks.registered import Registration, list_registered
 
@@ -46,9 +46,9 @@ _WRAPPERS = {
     "GroupShardedStage3": "_layer",
     "FullyShard": "_layer",
 }
-# BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
+# BatchNorm keeps its running statistics among the parameters. No optimizer changes them.
 _STATISTICS = ("_mean", "_variance")
-# DLPack carries these under an integer type of the same width.
+# DLPack passes these under an integer type of the same width.
 _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
     "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
@@ -81,7 +81,7 @@ _FLAGS = (
 
 
 def _flags() -> dict[str, Any]:
-    """The switches that this build has."""
+    """Return the flags that this build has."""
     found: dict[str, Any] = {}
     for name in _FLAGS:
         with suppress(ValueError):
@@ -89,13 +89,13 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(Replacing, FrameworkBase):
+class Paddle(TensorSubstitution, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
 
     def __init__(self) -> None:
-        self._uses = Uses()
+        self._uses = UseCounts()
         self._notices: dict[str, None] = {}
 
     # --- the process -------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Paddle(Replacing, FrameworkBase):
         return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
 
     def _running_statistics(self, module: Any, name: str, tensor: Any) -> bool:
-        """Whether this is a BatchNorm's running mean or variance. A user's own trainable `_mean` is not."""
+        """Return whether this is a BatchNorm's running mean or variance, not a user's own trainable `_mean`."""
         return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
 
     def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
@@ -184,7 +184,7 @@ class Paddle(Replacing, FrameworkBase):
             return None
 
         def hook(gradient: Any) -> None:
-            uncompiled(seen, gradient)  # and nothing is returned: that would replace the gradient
+            uncompiled(seen, gradient)  # no return value: it would replace the gradient
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -207,7 +207,7 @@ class Paddle(Replacing, FrameworkBase):
 
     # --- autograd ----------------------------------------------------------------------------------------------
     def recomputing(self) -> bool:
-        # There is no question to ask the engine; but a recomputation can only come from recompute's own frames.
+        # The engine does not report this, but a recomputation only runs below recompute's own frames.
         if "paddle.distributed.fleet.recompute" not in sys.modules:
             return False
         frame: Any = sys._getframe(1)
@@ -233,20 +233,20 @@ class Paddle(Replacing, FrameworkBase):
     def edge(self, tensor: Any) -> Edge | None:
         if tensor.stop_gradient or (node := tensor.grad_fn) is None:
             return None
-        # The slot is told by nobody. The tensor's own number tells it from others that its operation made.
+        # The slot is unknown. The tensor's id separates it from the operation's other outputs.
         return Edge(node, id(tensor), tuple(tensor.shape), tensor=tensor)
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         return consumers(outputs, edges)
 
     def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
-        if not watchable(node):
+        if not can_hook(node):
             return None
         goes_on = [after is not None for after in node.next_functions]
 
         def hook(sent: Any, _received: Any) -> Any:
-            uncompiled(seen, along(sent, goes_on))
-            return sent  # paddle takes what the hook returns: the very same tensors
+            uncompiled(seen, in_order(sent, goes_on))
+            return sent  # paddle uses what the hook returns, so return the same tensors
 
         handle = node._register_post_hook(hook)
 

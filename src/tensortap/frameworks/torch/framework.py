@@ -21,10 +21,10 @@ from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import Registration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
-from tensortap.frameworks.torch.reading import Reading
-from tensortap.frameworks.torch.replacing import Replacing
+from tensortap.frameworks.torch.reading import TensorReading
+from tensortap.frameworks.torch.replacing import TensorSubstitution
 from tensortap.frameworks.torch.steps import after_step
-from tensortap.frameworks.torch.tensors import PLAIN, is_shared_out
+from tensortap.frameworks.torch.tensors import PLAIN, is_distributed
 
 if TYPE_CHECKING:
     from tensortap.frameworks.capabilities import CompleteFramework
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Torch"]
 
-# Classes that add nothing of their own, and where each keeps the module that does the work.
+# Wrapper classes, and the attribute of the module that each wraps.
 _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "DistributedDataParallel": "module",
@@ -47,7 +47,7 @@ _WRAPPERS = {
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
 
-class Torch(Reading, Replacing, FrameworkBase):
+class Torch(TensorReading, TensorSubstitution, FrameworkBase):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
@@ -55,9 +55,9 @@ class Torch(Reading, Replacing, FrameworkBase):
     def __init__(self) -> None:
         super().__init__()
         self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
-        """Outputs that are views, and how to say that they were changed in place since; the last few."""
+        """The last few outputs that are views, their versions, and lists that record an in-place change."""
 
-    def _look_at_views(self) -> None:
+    def _check_views(self) -> None:
         for _ in range(len(self._views)):
             reference, version, changed = self._views.popleft()
             if (tensor := reference()) is None:
@@ -146,7 +146,7 @@ class Torch(Reading, Replacing, FrameworkBase):
         if name == "DistributedDataParallel":
             return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
         for parameter in module._parameters.values():
-            if parameter is not None and is_shared_out(parameter):
+            if parameter is not None and is_distributed(parameter):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
@@ -156,23 +156,23 @@ class Torch(Reading, Replacing, FrameworkBase):
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
         if isinstance(module, torch.jit.ScriptModule):
-            return lambda: None  # it takes no hooks; `remarks` says so
+            return lambda: None  # it takes no hooks; `remarks` reports that
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after)
 
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # Inside a graph being compiled there are no values to see, and looking would break the graph.
+            # While a graph is compiled there are no values, and reading would break the graph.
             if torch.compiler.is_compiling():
                 return None
             if self._views:
-                self._look_at_views()
+                self._check_views()
             return before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if torch.compiler.is_compiling():
                 return None
             if self._views:
-                self._look_at_views()
+                self._check_views()
             return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
@@ -189,15 +189,15 @@ class Torch(Reading, Replacing, FrameworkBase):
             return None
         base = None
         if tensor._is_view():
-            # If its memory was changed past its view's node, torch makes that anew when asked for it. A hook that is
-            # registered before would crash the process.
+            # If its memory was changed after its view's node was made, torch makes a new node on access. A hook that is
+            # registered before that would crash the process.
             _ = tensor.grad_fn
             base = _base_of(tensor)
         if base is None or base.grad_fn is None:
             return tensor.register_hook(_TensorHook(seen)).remove
 
-        # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
-        # gradient of the value before the change then arrives at the base.
+        # When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of
+        # the value before the change then arrives at the base.
         arrived: list[None] = []
         changed: list[None] = []
         shape = tensor.shape
@@ -210,7 +210,7 @@ class Torch(Reading, Replacing, FrameworkBase):
         def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
             if arrived:
                 arrived.clear()
-            elif changed and gradients[0] is not None:  # unchanged, the view was just never used
+            elif changed and gradients[0] is not None:  # otherwise the view was never used
                 seen(gradients[0].reshape(shape))
 
         handles = tensor.register_hook(_TensorHook(at_tensor)), base.grad_fn.register_prehook(at_base)
@@ -222,16 +222,16 @@ class Torch(Reading, Replacing, FrameworkBase):
         return remove
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: GradientCallback) -> Remove | None:
-        if type(parameter) in PLAIN:  # nearly all are
+        if type(parameter) in PLAIN:  # the common case
             return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
-        if not is_shared_out(parameter):
+        if not is_distributed(parameter):
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
             return None
 
-        # A sharded parameter's own hook never fires; what can be seen is the reduced, accumulated gradient.
+        # A sharded parameter's own hook never fires. Only the reduced, accumulated gradient is visible.
         def hook(accumulated: torch.Tensor) -> None:
             if accumulated.grad is not None:
                 seen(accumulated.grad)
@@ -299,7 +299,7 @@ class Torch(Reading, Replacing, FrameworkBase):
         found = []
         while waiting:
             node = waiting.pop()
-            if node in ends or node._sequence_nr() < mark:  # made before the module ran: not its own work
+            if node in ends or node._sequence_nr() < mark:  # made before the module ran, so not by it
                 continue
             for index, (after, slot) in enumerate(node.next_functions):
                 if after is None:
@@ -357,14 +357,14 @@ if TYPE_CHECKING:
 
 
 class _TensorHook(partial[None]):
-    """Stands on a tensor, which may be saved meanwhile: without it, and without a warning."""
+    """A hook that torch omits, without a warning, when its tensor is saved."""
 
     __slots__ = ()
     __torch_unserializable__ = True
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that this one is another shape of, element for element."""
+    """Return the tensor of which this one is a reshaped view with the same elements."""
     base = tensor._base if tensor._is_view() else None
     if base is None or base.numel() != tensor.numel():
         return None
@@ -372,7 +372,7 @@ def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
-    """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
+    """Hook a module that was compiled in place from outside, since its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if (others := before(args, kwargs)) is not None:
