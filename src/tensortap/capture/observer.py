@@ -220,7 +220,7 @@ class Observer:
 
     @property
     def notices(self) -> list[str]:
-        """What the tap could not see or had to change, for the run as a whole."""
+        """Notices about the run as a whole: what the tap could not see or had to change."""
         return self._book.notices
 
     def __enter__(self: Self) -> Self:

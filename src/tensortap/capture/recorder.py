@@ -32,7 +32,7 @@ _NOW: tuple[ReadSlot | None, str] = (None, "now")
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
+class _SeenTensor:
     """A tensor in host memory that was seen before in this step."""
 
     identity: Identity | None
@@ -79,7 +79,7 @@ class Recorder:
         self._framework = framework
         self._writer = writer
         self._rank = rank
-        self._known: dict[Any, _Known] = {}
+        self._known: dict[Any, _SeenTensor] = {}
         self._keys = UniqueKeys()
         self._most_known = _MOST_KNOWN
         self._pending: PendingRows | None = None
@@ -182,7 +182,7 @@ class Recorder:
         seen = probe(array) if identity is not None else b""
         known = self._seen_before(identity)
         if known is None or known.probe != seen:
-            known = _Known(identity, seen, next(self._numbers), summarize(array))
+            known = _SeenTensor(identity, seen, next(self._numbers), summarize(array))
             self._remember(known)
         if keep == "tensors" and known.location is None:
             known.location = self._writer.put(_name_in_file(key), array, step=key.step)
@@ -247,11 +247,11 @@ class Recorder:
         self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen)
         return self._pending
 
-    def _seen_before(self, identity: Identity | None) -> _Known | None:
+    def _seen_before(self, identity: Identity | None) -> _SeenTensor | None:
         known = self._known.get(identity.token) if identity is not None else None
         return known if known is not None and known.alive() else None
 
-    def _remember(self, known: _Known) -> None:
+    def _remember(self, known: _SeenTensor) -> None:
         if known.identity is None:
             return
         self._known[known.identity.token] = known

@@ -148,7 +148,7 @@ class RunSink:
 
 
 class Tap(Observer):
-    """What `tensortap.capture` returns. Use it as a context manager, or call `close()` when done."""
+    """The result of `tensortap.capture`. Use it as a context manager, or call `close()` when done."""
 
     _ignores_evaluation = True
 

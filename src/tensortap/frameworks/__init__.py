@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensortap.errors import MissingDependency
-from tensortap.frameworks.base import Framework, FrameworkBase, Identity, Remove, require
+from tensortap.frameworks.base import Framework, Identity, Remove, require
+from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.registry import framework_of, network_of, register
 
 if TYPE_CHECKING:

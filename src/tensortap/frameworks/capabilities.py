@@ -1,4 +1,4 @@
-"""What single features need of a framework beyond capture: one small protocol each.
+"""The needs of single features beyond capture: one small protocol each.
 
 A framework supports a capability if it has its methods; `base.require` checks that once, where a feature starts. A
 framework without them still captures, and each feature reports what is missing.
@@ -171,7 +171,7 @@ class ProfilerSpans(Protocol):
 
 
 class TensorOwnership(Protocol):
-    """Who owns, saves and trains each tensor."""
+    """Owners of tensors: what saves and trains each of them."""
 
     def ownership(self) -> Ownership:
         """Return what answers questions about owners."""

@@ -1,4 +1,4 @@
-"""What the Python call stack shows about the running code."""
+"""Facts about the running code, from the Python call stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns a tensor: the module, the optimizer, the state_dict or nothing."""
+"""Owners of a tensor: the module, the optimizer, the state_dict or nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Ownership:
     clearing: str
     """The call that clears gradients."""
     cleared: str
-    """What that call leaves by default in place of a gradient: none or zero."""
+    """The state of a gradient after that call, by default: none or zero."""
     clearing_choices: str
-    """What the call leaves, by default and with its other option, as a sentence without a period."""
+    """A sentence about the result of the call, by default and with its other option, without a period."""
     clears_on_model: tuple[str, ...]
     """Methods of a module that clear gradients."""
     clears_on_optimizer: tuple[str, ...]

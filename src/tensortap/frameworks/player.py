@@ -1,4 +1,4 @@
-"""What replaying a recorded call needs of a framework: recorded values as tensors, and the words of a script."""
+"""The contract for replaying a recorded call: recorded values as tensors, and the lines of a script."""
 
 from __future__ import annotations
 

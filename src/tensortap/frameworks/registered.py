@@ -1,4 +1,4 @@
-"""What a module registers: its parameters and buffers, as the framework itself lists them.
+"""The tensors that a module registers: parameters and buffers, as the framework itself lists them.
 
 Paddle registers a BatchNorm's running mean and variance as parameters that no optimizer trains. Users see them in
 `parameters()`, so they are parameters here. `Registration.statistics` marks that they have the role of buffers, as

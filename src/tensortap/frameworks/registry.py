@@ -19,7 +19,7 @@ class."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _RegisteredFramework:
     root: str
     framework: str | Callable[[], Framework]
     models: str
@@ -32,7 +32,7 @@ class _Entry:
         return made
 
 
-_entries: list[_Entry] = []
+_entries: list[_RegisteredFramework] = []
 
 
 def register(root: str, framework: str | Callable[[], Framework], *, models: str) -> Remove:
@@ -45,7 +45,7 @@ def register(root: str, framework: str | Callable[[], Framework], *, models: str
 
     >>> register("torch", "tensortap.frameworks.torch.framework:Torch", models="a torch.nn.Module")
     """
-    entry = _Entry(root, framework, models)
+    entry = _RegisteredFramework(root, framework, models)
     _entries.append(entry)
 
     def remove() -> None:
@@ -85,7 +85,9 @@ def _candidates(model: Any) -> list[Framework]:
     """Return the frameworks whose packages define a class of the model."""
     roots = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
     known = [entry.load() for entry in _entries if entry.root in roots]
-    return known or [_Entry(found.name, found.load(), "").load() for found in _installed() if found.name in roots]
+    return known or [
+        _RegisteredFramework(found.name, found.load(), "").load() for found in _installed() if found.name in roots
+    ]
 
 
 def _installed() -> Any:

@@ -9,7 +9,7 @@ of which can mislead:
 - the engine adds in the memory of what arrives first, so a gradient whose memory holds a sum is a part of that sum;
 - if the whole backward sends the operation only what this module sends, the sums are the shares.
 
-Values are never compared, because gradients are often equal by chance. What stays ambiguous is not recorded.
+Values are never compared, because gradients are often equal by chance. An ambiguous gradient is not recorded.
 """
 
 from __future__ import annotations

@@ -18,14 +18,15 @@ import paddle
 
 from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
-from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Identity, Remove
+from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Identity, Remove
 from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
+from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
 from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in_order, inside_backward
 from tensortap.frameworks.paddle.optimizers import around_steps
-from tensortap.frameworks.paddle.replacing import TensorSubstitution
+from tensortap.frameworks.paddle.replacing import PaddleSubstitution
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
 from tensortap.frameworks.registered import Registration, list_registered
 
@@ -89,7 +90,7 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(TensorSubstitution, FrameworkBase):
+class Paddle(PaddleSubstitution, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"

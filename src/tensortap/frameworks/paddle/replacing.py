@@ -15,10 +15,10 @@ from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.paddle.static import uncompiled
 
-__all__ = ["TensorSubstitution"]
+__all__ = ["PaddleSubstitution"]
 
 
-class TensorSubstitution:
+class PaddleSubstitution:
     """The protocols `Substitution`, `Reruns` and `ValueWriting` of `frameworks.capabilities`."""
 
     def substitute(self, tensor: Any, values: npt.NDArray[np.generic], replacer: GradientReplacer) -> Any | None:
@@ -30,7 +30,7 @@ class TensorSubstitution:
             return _tensor(dtypes.with_range_ends_of(name, values), tensor)
 
         if paddle.is_grad_enabled() and not tensor.stop_gradient:
-            return _Substituted.apply(tensor, fresh, replacer)
+            return _PaddleSubstitute.apply(tensor, fresh, replacer)
         with paddle.no_grad():
             return fresh()
 
@@ -96,7 +96,7 @@ class TensorSubstitution:
             tensor.set_value(_tensor(values, tensor))
 
 
-class _Substituted(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
+class _PaddleSubstitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
     """Takes a tensor's position in the graph with values that were not computed there."""
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,16 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Remove
-from tensortap.frameworks.capabilities import Consumer, Edge
+from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Remove
 from tensortap.frameworks.frames import inside_function
+from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import Registration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
+from tensortap.frameworks.torch.graph import TorchGraph, base_of
 from tensortap.frameworks.torch.reading import TensorReading
-from tensortap.frameworks.torch.replacing import TensorSubstitution
+from tensortap.frameworks.torch.replacing import TorchSubstitution
 from tensortap.frameworks.torch.steps import after_step
 from tensortap.frameworks.torch.tensors import PLAIN, is_distributed
 
@@ -47,7 +48,7 @@ _WRAPPERS = {
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
 
-class Torch(TensorReading, TensorSubstitution, FrameworkBase):
+class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
@@ -192,7 +193,7 @@ class Torch(TensorReading, TensorSubstitution, FrameworkBase):
             # If its memory was changed after its view's node was made, torch makes a new node on access. A hook that is
             # registered before that would crash the process.
             _ = tensor.grad_fn
-            base = _base_of(tensor)
+            base = base_of(tensor)
         if base is None or base.grad_fn is None:
             return tensor.register_hook(_TensorHook(seen)).remove
 
@@ -278,51 +279,6 @@ class Torch(TensorReading, TensorSubstitution, FrameworkBase):
     def mark(self) -> int:
         return torch._C._autograd._get_sequence_nr()
 
-    def edge(self, tensor: torch.Tensor) -> Edge | None:
-        if not tensor.requires_grad:
-            return None
-        found = torch.autograd.graph.get_gradient_edge(tensor)
-        base = _base_of(tensor)
-        return Edge(
-            found.node,
-            found.output_nr,
-            tuple(tensor.shape),
-            self.edge(base) if base is not None else None,
-        )
-
-    def consumers(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
-        wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
-        wanted |= {(edge.node, edge.slot): edge for edge in edges}
-        ends = {edge.node for edge in edges}
-        visited: set[Any] = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
-        waiting = list(visited)  # outputs that one operation made, as a split does, have one node
-        found = []
-        while waiting:
-            node = waiting.pop()
-            if node in ends or node._sequence_nr() < mark:  # made before the module ran, so not by it
-                continue
-            for index, (after, slot) in enumerate(node.next_functions):
-                if after is None:
-                    continue
-                if (edge := wanted.get((after, slot))) is not None:
-                    found.append(Consumer(node, index, edge))
-                if after not in visited:
-                    visited.add(after)
-                    waiting.append(after)
-        return found
-
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
-        def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
-            seen(sent)
-
-        return node.register_hook(hook).remove
-
-    def count_uses(self, node: Any) -> Callable[[], int | None]:
-        return lambda: None  # not needed: slots separate the edges
-
-    def address(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
-
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return left + right
@@ -361,14 +317,6 @@ class _TensorHook(partial[None]):
 
     __slots__ = ()
     __torch_unserializable__ = True
-
-
-def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor of which this one is a reshaped view with the same elements."""
-    base = tensor._base if tensor._is_view() else None
-    if base is None or base.numel() != tensor.numel():
-        return None
-    return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
 def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:

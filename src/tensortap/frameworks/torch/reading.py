@@ -23,7 +23,7 @@ __all__ = ["TensorReading"]
 
 
 class TensorReading:
-    """The protocols `Tensors` and `Devices` of `frameworks.base`."""
+    """The protocols `TensorValues` and `Devices` of `frameworks.base`."""
 
     def __init__(self) -> None:
         self._device_readers: dict[str, DeviceReader | None] = {}

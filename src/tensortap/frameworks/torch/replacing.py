@@ -15,10 +15,10 @@ from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.torch.tensors import NAMES, from_numpy, is_distributed
 
-__all__ = ["TensorSubstitution"]
+__all__ = ["TorchSubstitution"]
 
 
-class TensorSubstitution:
+class TorchSubstitution:
     """The protocols `Substitution`, `Reruns` and `ValueWriting` of `frameworks.capabilities`."""
 
     def substitute(
@@ -32,7 +32,7 @@ class TensorSubstitution:
             return torch.empty_like(tensor, requires_grad=False).copy_(from_numpy(fitting))
 
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _Substituted.apply(tensor, fresh, replacer)
+            return _TorchSubstitute.apply(tensor, fresh, replacer)
         with torch.no_grad():
             return fresh()
 
@@ -98,7 +98,7 @@ class TensorSubstitution:
             tensor.copy_(from_numpy(values))
 
 
-class _Substituted(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
+class _TorchSubstitute(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
     """Takes a tensor's position in the graph with values that were not computed there."""
 
     @staticmethod

@@ -32,7 +32,7 @@ class _Region(NamedTuple):
     """Recorded once its bytes are copied."""
 
 
-class _Part:
+class _RingPart:
     """A range of bytes in the ring."""
 
     def __init__(self, nbytes: torch.Tensor, stream: torch.cuda.Stream, events: list[torch.cuda.Event]) -> None:
@@ -74,7 +74,7 @@ class CudaHostCopies:
         self._freed: torch.cuda.Event | None = None
         """Recorded when the newest overwritten region was copied. Any stream may write there."""
 
-    def parts(self, tensor: torch.Tensor) -> Iterator[_Part]:
+    def parts(self, tensor: torch.Tensor) -> Iterator[_RingPart]:
         """Yield the tensor's bytes in C order. Each part must be copied completely before the next is requested."""
         tensor = tensor.detach()
         for piece in _pieces(tensor, self._part):
@@ -86,7 +86,7 @@ class CudaHostCopies:
                 ready.record()
             self._stream.wait_event(ready)
             try:
-                yield _Part(self._ring[region.start : region.stop], self._stream, self._events)
+                yield _RingPart(self._ring[region.start : region.stop], self._stream, self._events)
             finally:
                 region.copied.record(self._stream)
 
