@@ -83,12 +83,6 @@ def network_of(model: Any) -> Any:
 
 def _candidates(model: Any) -> list[Framework]:
     """Return the frameworks whose packages define a class of the model."""
-    roots = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    roots = {str(cls.__module__).partition(".")[0] for cls in type(model).__mro__}
     known = [entry.load() for entry in _entries if entry.root in roots]
-    return known or [
-        _RegisteredFramework(found.name, found.load(), "").load() for found in _installed() if found.name in roots
-    ]
-
-
-def _installed() -> Any:
-    return entry_points(group=ENTRY_POINTS)
+    return known or [found.load()() for found in entry_points(group=ENTRY_POINTS) if found.name in roots]
