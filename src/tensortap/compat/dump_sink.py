@@ -112,7 +112,7 @@ class DumpSink:
         self._settle()
         given = open_arguments(args, kwargs, self._leaf).tensors
         if not (self._running and self._running[-1].site is site and self._running[-1].takes is None):
-            self._running.append(_Call(site, replay=self._framework.replaying()))
+            self._running.append(_Call(site, replay=self._framework.recomputing()))
         self._running[-1].takes = [path for path, _ in given]
         self._running[-1].again = _again(given)
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.capture.flatten import open_value
+from tensortap.core.interrupts import raise_interrupt
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -78,7 +79,7 @@ def save_gradients_and_inputs(
         framework = framework_of(module)
         if not _wanted(framework, rank) or not framework.records_gradients():
             return
-        if framework.replaying() and calls.waiting:  # activation checkpointing runs a forward again in backward
+        if framework.recomputing() and calls.waiting:  # activation checkpointing runs a forward again in backward
             return
         entries = Entries()
         for kind, value in (("input", args), ("output", output)):
@@ -132,6 +133,7 @@ def _guarded(name: str, calls: _Calls) -> Callable[[Hook], Hook]:
             try:
                 hook(module, before, after)
             except Exception as error:
+                raise_interrupt(error)
                 calls.stopped = True
                 calls.waiting.clear()
                 warnings.warn(

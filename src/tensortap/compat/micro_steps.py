@@ -82,7 +82,7 @@ class MicroSteps:
         self._stand_ins.clear()
 
     def _before(self, name: str, *_: Any) -> None:
-        if self._framework.replaying():
+        if self._framework.recomputing():
             return
         took_over = name == "" and self._pacer not in (None, "")
         if self._pacer is None or took_over:
@@ -109,7 +109,7 @@ class MicroSteps:
             self._listener.begin(highest is None, mode)
 
     def _after(self, name: str, *_: Any) -> None:
-        if name == self._pacer and self._depth and not self._framework.replaying():
+        if name == self._pacer and self._depth and not self._framework.recomputing():
             self._depth -= 1
 
     def _mode_now(self) -> Mode:

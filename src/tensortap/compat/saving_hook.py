@@ -170,8 +170,8 @@ class SavingHook(Observer):
             with self._lock:
                 yield
         except Exception as error:
-            self._stop(error)
-        self._tell()
+            self._handle(error)
+        self._report_error()
 
     def _arm(self) -> None:
         """Place the hooks on parameters again if one was replaced or unfrozen since."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tensortap.core import dtypes
 from tensortap.core.name_mapping import MappedName, UnmappedName
 from tensortap.errors import UsageError
-from tensortap.frameworks import Framework, framework_of, network_of
+from tensortap.frameworks import Framework, framework_of, network_of, require
+from tensortap.frameworks.capabilities import ValueWriting
 
 if TYPE_CHECKING:
     from tensortap.mapping.outline import Outline
@@ -164,6 +165,7 @@ def _left(found: Plan, ends: Sequence[_End]) -> Iterator[tuple[UnmappedName, boo
 
 
 def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
+    writing: ValueWriting = require(target.framework, ValueWriting, "transferring weights into a model")
     filled = dict[int, tuple[str, Any]]()
     for name, reading in found.tensors.readings.items():
         tensor, parts = target.tensors[name], [source.tensors[part] for part in reading.parts]
@@ -176,7 +178,7 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
             if known[1].tobytes() != array.tobytes():
                 report.left.append(UnmappedName("source", reading.parts[0], f"the target ties {name} to {known[0]}"))
             continue
-        target.framework.fill(tensor, array)
+        writing.fill(tensor, array)
         filled[id(tensor)] = name, array
         dtype = dtypes.name_of(target.framework.host(tensor).dtype)
         given = dtypes.name_of(array.dtype)

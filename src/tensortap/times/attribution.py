@@ -30,7 +30,8 @@ def attribute(timeline: Timeline) -> Ledger:
         np.add.at(host, line.host[:-1][covered], lengths[covered])
     host[chains.nobody] += _uncovered(lines.values(), timeline)
     span = max(0, timeline.end - timeline.begin)
-    ledger = Ledger(timeline.framework, [], dict(chains.calls), span, _steps(timeline, chains))
+    steps = _steps(timeline, chains)
+    ledger = Ledger(timeline.framework, timeline.backward_calls, [], dict(chains.calls), span, steps)
     device = _kernels(timeline, lines, chains, ledger)
     memory, device_memory = _memory(timeline, lines, chains)
     amounts = zip(chains.all, *(each.tolist() for each in (host, device, memory, device_memory)), strict=True)
@@ -66,7 +67,7 @@ def _lines(timeline: Timeline, chains: Chains) -> dict[int, _Line]:
     marked = any(meaning.kind is Kind.BEFORE for meaning in timeline.meanings)
     lines = {}
     for thread, spans in threads.items():
-        makers = node_makers(spans) if timeline.framework == "paddle" else {}
+        makers = node_makers(spans) if timeline.backward_calls == "module calls" else {}
         lines[thread] = _Line(Sweep(spans, calibration, marked, makers), chains)
         for _, _, meaning in spans if makers else ():
             if meaning.kind is Kind.BEGINS:

@@ -59,6 +59,8 @@ class Ledger:
     """All entries of one profile."""
 
     framework: str
+    backward_calls: str
+    """See `Timeline.backward_calls`."""
     entries: list[Entry]
     calls: dict[Place, int]
     span: float

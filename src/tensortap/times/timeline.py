@@ -43,6 +43,9 @@ class Timeline:
     """
 
     framework: str
+    backward_calls: str = "graph nodes"
+    """What a call in backward is: graph nodes, whose spans the profile has; or module calls, attributed by the module
+    whose forward made each node."""
     meanings: list[Meaning] = field(default_factory=list)
     threads: dict[Any, int] = field(default_factory=dict)
     spans: Columns = field(default_factory=lambda: Columns("thread", "start", "end", "meaning"))

@@ -14,7 +14,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.translate.outlines import outline_of
 from tensortap.core.records import display_name
 from tensortap.mapping.plan import Plan, plan
-from tensortap.mapping.rules import Rules
+from tensortap.mapping.rules import SIDES, Rules
 from tensortap.store import Run
 
 __all__ = [
@@ -27,14 +27,13 @@ __all__ = [
     "words_of",
 ]
 
-_KNOWN = ("torch", "paddle")
 _FEW = 3
 
 
 def frameworks_differ(reference: Run, candidate: Run) -> bool:
     """Whether the two runs are of frameworks that name and lay out things differently."""
     frameworks = {run.info.get("framework") for run in (reference, candidate)}
-    return frameworks == set(_KNOWN)
+    return frameworks == set(SIDES[0])
 
 
 def plan_of(

@@ -222,12 +222,12 @@ class Audit:
 
     # --- forwards and steps ------------------------------------------------------------------------------------
     def _before_forward(self, *_: Any) -> None:
-        if not self._loads and not self._framework.replaying():
+        if not self._loads and not self._framework.recomputing():
             self._changed_by_something_else(caller(), thorough=False)
             self._forwards += 1
 
     def _after_forward(self, *_: Any) -> None:
-        if not self._loads and not self._framework.replaying():
+        if not self._loads and not self._framework.recomputing():
             self._spread("forward", "a forward", self._ledger.look(thorough=False))
 
     def _before_step(self) -> None:

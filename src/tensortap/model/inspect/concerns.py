@@ -47,7 +47,6 @@ def concerns(found: Gathered, ownership: Ownership, with_optimizer: bool) -> lis
 
 
 def _unseen(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownership) -> Iterator[Concern]:
-    torch = ownership.framework.name == "torch"
     plain = [entry for entry in tensors if entry.kind == "attribute" and not entry.hidden_in]
     stale = [entry for entry in plain if entry.shared_with and not entry.is_parameter]
     lone = [entry for entry in plain if entry not in stale]
@@ -61,7 +60,7 @@ def _unseen(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownershi
                 else "are Parameters in plain lists, dicts or attributes"
             ),
             "not in parameters(), so not trained, not saved by state_dict(), not moved by .to(); "
-            f"use a {'ParameterList or ParameterDict' if torch else 'ParameterList'}",
+            f"use a {ownership.parameter_containers}",
         )
     if rest := [entry for entry in lone if not entry.is_parameter]:
         yield _concern(
@@ -90,7 +89,7 @@ def _unseen(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownershi
         how = f"a plain {container}" if container in ("list", "dict", "tuple") else "an unregistered attribute"
         trained = any(entry.groups for entry in inside)
         modules = f"{count[attribute, container]} module{'s' * (count[attribute, container] > 1)}"
-        listed = {"dict": "ModuleDict" if torch else "LayerDict"}.get(container, "ModuleList" if torch else "LayerList")
+        listed = ownership.module_dict if container == "dict" else ownership.module_list
         yield Concern(
             "hidden-modules",
             f"{attribute} is {how} with {modules} ({sum(e.elements for e in inside if e.is_parameter):,} parameters) "
@@ -128,7 +127,6 @@ def _saving(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownershi
 
 
 def _training(found: Gathered, tensors: Sequence[TensorFacts], ownership: Ownership) -> Iterator[Concern]:
-    torch = ownership.framework.name == "torch"
     parameters = [entry for entry in tensors if entry.kind == "parameter" and not entry.statistics]
     if missed := [entry for entry in parameters if entry.requires_grad and not entry.groups]:
         yield _concern(
@@ -136,7 +134,7 @@ def _training(found: Gathered, tensors: Sequence[TensorFacts], ownership: Owners
             missed,
             lambda n: "is in no group of the optimizer" if n == 1 else "are in no group of the optimizer",
             f"no step changes what takes gradients here, and optimizer.{ownership.clearing} does not clear them; "
-            f"add to a group, or freeze ({'requires_grad_(False)' if torch else 'stop_gradient = True'})",
+            f"add to a group, or freeze ({ownership.freezing})",
         )
     if twice := [entry for entry in parameters if len(entry.groups) > 1]:
         yield _concern(

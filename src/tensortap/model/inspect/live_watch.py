@@ -58,8 +58,8 @@ class Live:
                     undo.callback(remove)
             undo.callback(self._own.around_step(self._optimizer, self._before_step, self._after_step))
             for owner, word, methods in (
-                (self._model, "model", self._own.on_model),
-                (self._optimizer, "optimizer", self._own.on_optimizer),
+                (self._model, "model", self._own.clears_on_model),
+                (self._optimizer, "optimizer", self._own.clears_on_optimizer),
             ):
                 undo.callback(self._own.on_clearing(owner, methods, partial(self._clearing, word)))
             self._undo = undo.pop_all()

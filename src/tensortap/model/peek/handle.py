@@ -167,7 +167,7 @@ class Peek:
 
     def _between(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Another forward begins: modules that have been seen often enough are left alone from now on."""
-        if not self._framework.replaying():
+        if not self._framework.recomputing():
             for watch in list(self._watches):
                 if watch.calls() < self._times:
                     continue

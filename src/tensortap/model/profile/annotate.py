@@ -164,7 +164,7 @@ class _Marks:
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], span: str = "") -> None:
         if self._forward and self._spans.top() is None:
             self._calibration.run_once(self._before, self._after)
-        replaying = self._framework.replaying()
+        replaying = self._framework.recomputing()
         if not replaying:
             # No backward is running, so an exception has left what is still open of one. The same holds of forwards
             # when the whole model starts anew: a KeyboardInterrupt closes no span.

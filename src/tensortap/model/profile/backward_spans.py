@@ -16,7 +16,7 @@ import threading
 from functools import partial
 from typing import Any, Protocol
 
-from tensortap.frameworks.base import Framework, Gradient
+from tensortap.frameworks.base import Framework, GradientCallback
 from tensortap.frameworks.profiling import Profiling
 from tensortap.model.profile.spans import Call, Spans
 from tensortap.times.marks import AFTER, BEFORE
@@ -88,7 +88,7 @@ class ByCall:
                 self._on_gradient(call, tensor, partial(self._begin, call))
         call.ways_out = sum(self._on_gradient(call, tensor, partial(self._sent, call)) for tensor in call.anchors)
 
-    def _on_gradient(self, call: Call, tensor: Any, seen: Gradient) -> bool:
+    def _on_gradient(self, call: Call, tensor: Any, seen: GradientCallback) -> bool:
         remove = self._framework.on_gradient(tensor, seen)
         if remove is not None:
             call.removes.append(remove)

@@ -1,0 +1,141 @@
+"""Neutral implementations of `base.Framework`, for frameworks that lack parts of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core.arguments import OpaqueValue
+from tensortap.core.host_copies import MemoryPinning
+from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Identity, Remove
+from tensortap.frameworks.device_reader import DeviceReader
+
+__all__ = ["FrameworkBase"]
+
+
+class FrameworkBase:
+    """Neutral implementations for a framework without ranks, wrappers, compiler, devices or change tracking.
+
+    A subclass sets `name` and implements `is_module`, `children`, `parameters`, `on_call`, `is_tensor` and `host`. It
+    overrides whatever else it can answer, and adds the methods of the `capabilities` that it supports.
+    """
+
+    name: str
+
+    def environment(self) -> dict[str, Any]:
+        return {}
+
+    def rank(self) -> int:
+        return 0
+
+    def world(self) -> int:
+        return 1
+
+    def compute_threads(self, model: Any) -> int:
+        return 1
+
+    def openmp(self) -> str | None:
+        return None
+
+    def notices(self) -> Sequence[str]:
+        return ()
+
+    def is_module(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def network(self, model: Any) -> Any:
+        return model
+
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def own_class(self, module: Any) -> str:
+        return ""
+
+    def assigned_name(self, item: Any) -> str:
+        return ""
+
+    def wrapped(self, module: Any) -> str | None:
+        return None
+
+    def compiled(self, module: Any) -> bool:
+        return False
+
+    def callable(self, module: Any) -> bool:
+        return True
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        return [(index, *each) for index, module in enumerate(modules) for each in self.parameters(module)]
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return ()
+
+    def remarks(self, module: Any) -> str:
+        return ""
+
+    def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
+        raise NotImplementedError
+
+    def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
+        return None
+
+    def on_parameter_gradient(self, parameter: Any, seen: GradientCallback) -> Remove | None:
+        return self.on_gradient(parameter, seen)
+
+    def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
+        return False
+
+    def propagates_exceptions(self) -> bool:
+        return True
+
+    def recomputing(self) -> bool:
+        return False
+
+    def inside_function(self) -> bool:
+        return False
+
+    def records_gradients(self) -> bool:
+        return True
+
+    def requires_gradient(self, tensor: Any) -> bool:
+        return True
+
+    def version(self, tensor: Any) -> int:
+        return 0
+
+    def mark(self) -> int:
+        return 0
+
+    def add(self, left: Any, right: Any) -> Any:
+        return left + right
+
+    def copy(self, tensor: Any) -> Any:
+        return copy.deepcopy(tensor)
+
+    def is_tensor(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
+        return None
+
+    def unreadable(self, tensor: Any) -> str:
+        return ""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        return None
+
+    def host(self, tensor: Any) -> npt.NDArray[np.generic]:
+        raise NotImplementedError
+
+    def device_reader(self, tensor: Any) -> DeviceReader | None:
+        return None
+
+    def pinning(self, model: Any) -> MemoryPinning | None:
+        return None
