@@ -8,7 +8,7 @@ import pytest
 
 from support.traces import ENGINE, Trace, device_own
 from tensortap.errors import UsageError
-from tensortap.times.table import table
+from tensortap.times.table import make_table
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_kernels_go_where_they_were_launched(trace: Trace, tmp_path: Path) -> No
         ("(optimizer)", "other"): 7,
         ("(no module)", "other"): 1,
     }
-    rows = {(row.module, row.phase): row for row in table(ledger).rows}
+    rows = {(row.module, row.phase): row for row in make_table(ledger).rows}
     assert rows["(root)", "forward"].device_total == 35
     assert rows["(root)", "backward"].device_total == 42 and rows["(root)", "backward"].device_own == 0
     assert sum(row.device_own_share for row in rows.values()) == pytest.approx(1)
@@ -109,7 +109,7 @@ def test_what_a_module_launches_at_its_very_edge_is_its_own(tmp_path: Path) -> N
     trace.memory(start + 2, 64)
     ledger = trace.ledger(tmp_path)
     assert device_own(ledger) == {("(root)", "forward"): 10}
-    assert next(row.memory for row in table(ledger).rows if row.module == "(root)") == 64
+    assert next(row.memory for row in make_table(ledger).rows if row.module == "(root)") == 64
 
 
 def test_memory_goes_to_the_module_that_allocates_and_frees(trace: Trace, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_memory_goes_to_the_module_that_allocates_and_frees(trace: Trace, tmp_pa
     trace.memory(80, -100, on_device=True)
     trace.memory(215, 70, tid=ENGINE, on_device=True)
     trace.memory(150, 7)
-    rows = {(row.module, row.phase): row for row in table(trace.ledger(tmp_path)).rows}
+    rows = {(row.module, row.phase): row for row in make_table(trace.ledger(tmp_path)).rows}
     assert rows["fc1", "forward"].memory == rows["(root)", "forward"].memory == 1000
     assert rows["fc2", "forward"].device_memory == rows["(root)", "forward"].device_memory == 400
     assert rows["fc2", "backward"].device_memory == 70

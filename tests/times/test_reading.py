@@ -112,7 +112,7 @@ def test_a_trace_without_annotations_says_how_to_annotate(tmp_path: Path) -> Non
 
 def test_an_entry_that_never_ends_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "_CHUNK", 1 << 10)
-    monkeypatch.setattr(json_stream, "_LONGEST", 1 << 12)
+    monkeypatch.setattr(json_stream, "_MAX_EVENT", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 16) + '"}]}')
     with pytest.raises(RunUnreadable, match="does not end"):

@@ -16,7 +16,7 @@ from tensortap.bench.model import SIZES, Llama
 from tensortap.errors import UsageError
 from tensortap.model.profile.annotate import annotate
 from tensortap.model.profile.module_times import ModuleTimes, module_times
-from tensortap.times import Spent
+from tensortap.times import Usage
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Profiled:
     exported: ModuleTimes
 
     @property
-    def spent(self) -> dict[tuple[str, str], Spent]:
-        return self.live.ledger.spent(lambda place: (place.module, place.phase))
+    def usage(self) -> dict[tuple[str, str], Usage]:
+        return self.live.ledger.usage_by(lambda place: (place.module, place.phase))
 
 
 def profiled(model: nn.Module, loss: Callable[[], torch.Tensor], folder: Path, steps: int = 2) -> Profiled:
@@ -54,8 +54,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
 
 def test_all_rows_together_are_the_span_of_the_profile(llama: Profiled) -> None:
     ledger = llama.live.ledger
-    assert sum(spent.own for spent in llama.spent.values()) == pytest.approx(ledger.span / 1000)
-    assert all(spent.own >= 0 and spent.total >= spent.own for spent in llama.spent.values())
+    assert sum(usage.own for usage in llama.usage.values()) == pytest.approx(ledger.span / 1000)
+    assert all(usage.own >= 0 and usage.total >= usage.own for usage in llama.usage.values())
 
 
 def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
@@ -68,7 +68,7 @@ def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
 
 
 def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> None:
-    calls = {name: spent.pieces for name, spent in llama.spent.items()}
+    calls = {name: usage.pieces for name, usage in llama.usage.items()}
     assert llama.live.ledger.steps == 2
     assert calls["(root)", "forward"] == calls["layers.0.mlp.up_proj", "forward"] == 2
     assert calls["(optimizer)", "other"] == calls["(zero_grad)", "other"] == 2
@@ -77,22 +77,22 @@ def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> No
 
 
 def test_totals_of_parts_are_in_the_total_of_the_whole(llama: Profiled) -> None:
-    spent = llama.spent
+    usage = llama.usage
     for phase in ("forward", "backward"):
-        inside = sum(each.own for name, each in spent.items() if name[0][0] != "(" and name[1] == phase)
-        root = spent["(root)", phase]
+        inside = sum(each.own for name, each in usage.items() if name[0][0] != "(" and name[1] == phase)
+        root = usage["(root)", phase]
         assert root.total == pytest.approx(inside + root.own)
         for block in ("layers.0", "layers.1"):
-            parts = [each.own for name, each in spent.items() if name[0].startswith(block) and name[1] == phase]
-            assert spent[block, phase].total == pytest.approx(sum(parts))
+            parts = [each.own for name, each in usage.items() if name[0].startswith(block) and name[1] == phase]
+            assert usage[block, phase].total == pytest.approx(sum(parts))
 
 
 def test_a_container_whose_backward_is_all_of_its_parts_has_none_of_its_own(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 4)))
-    spent = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).spent
+    usage = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).usage
     for name in ("(root)", "0", "1"):
-        assert spent[name, "backward"].own == 0 < spent[name, "backward"].total
-    assert spent["0.0", "backward"].own > 0
+        assert usage[name, "backward"].own == 0 < usage[name, "backward"].total
+    assert usage["0.0", "backward"].own > 0
 
 
 class Blocks(nn.Module):
@@ -113,13 +113,13 @@ class Blocks(nn.Module):
 def test_recomputation_is_a_phase_and_in_no_other(reentrant: bool, tmp_path: Path) -> None:
     model = Blocks(reentrant)
     found = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path)
-    spent = found.spent
-    assert sum(each.own for each in spent.values()) == pytest.approx(found.live.ledger.span / 1000)
+    usage = found.usage
+    assert sum(each.own for each in usage.values()) == pytest.approx(found.live.ledger.span / 1000)
     for i in (0, 1):
-        again = spent[f"blocks.{i}", "recompute"]
+        again = usage[f"blocks.{i}", "recompute"]
         assert again.pieces == 2
-        assert again.total == pytest.approx(again.own + sum(spent[f"blocks.{i}.{j}", "recompute"].own for j in (0, 1)))
-    assert ("first", "recompute") not in spent and ("(root)", "recompute") not in spent
+        assert again.total == pytest.approx(again.own + sum(usage[f"blocks.{i}.{j}", "recompute"].own for j in (0, 1)))
+    assert ("first", "recompute") not in usage and ("(root)", "recompute") not in usage
     (row,) = [row for row in found.live.rows if row.module == "blocks.0"]
     assert row.total == pytest.approx(row.forward.total + row.backward.total + row.recompute.total)
 

@@ -10,16 +10,16 @@ from typing import Any
 from tensortap.frameworks.registered import Registration
 from tensortap.model.audit.ledger import Change
 from tensortap.model.audit.outcome import LoadOutcome, in_effect, renamed
-from tensortap.model.audit.undo import UndoWatch
+from tensortap.model.audit.undo import UndoneLoadDetector
 from tensortap.report.terminal.audit import ORDER, AuditFacts, Event, Happening, UndoneFacts
 
-__all__ = ["AuditBook"]
+__all__ = ["AuditLog"]
 
 _NEAR = 3
 """Happenings among which a repetition is looked for: a loop's forward and step alternate."""
 
 
-class AuditBook:
+class AuditLog:
     """Plain data; knows no framework."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class AuditBook:
         self.happenings: list[Happening] = []
         self.loads: list[LoadOutcome] = []
         self.notes: dict[str, None] = {}
-        self.undo = UndoWatch()
+        self.undo = UndoneLoadDetector()
 
     def add(self, name: str, event: Event) -> None:
         """The same thing again at the same place is one event that happened several times."""

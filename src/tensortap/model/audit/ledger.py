@@ -16,7 +16,7 @@ from tensortap.kernels import summarize
 from tensortap.kernels.summary.reference import sketch_distance
 from tensortap.report.wording import shape
 
-__all__ = ["Change", "Ledger"]
+__all__ = ["Change", "TensorSnapshots"]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Change:
     """It had no elements before."""
 
 
-class Ledger:
+class TensorSnapshots:
     """Knows tensors by their names in the model, so that a replaced one is still the same entry."""
 
     def __init__(self, framework: Framework, model: Any) -> None:

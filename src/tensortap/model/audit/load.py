@@ -8,16 +8,16 @@ from typing import Any
 
 from tensortap.core.records import Summary
 from tensortap.frameworks.loading import LoadCall, outcome
-from tensortap.model.audit.ledger import Change, Ledger
+from tensortap.model.audit.ledger import Change, TensorSnapshots
 from tensortap.report.wording import shape
 
-__all__ = ["Load"]
+__all__ = ["RunningLoad"]
 
 ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 @dataclass
-class Load:
+class RunningLoad:
     """A load that is under way, and when it is over, the judgement on it."""
 
     target: str
@@ -36,8 +36,8 @@ class Load:
 
     @classmethod
     def begun(
-        cls, ledger: Ledger, target: str, method: str, where: str, call: LoadCall, state: Mapping[str, Any]
-    ) -> Load:
+        cls, ledger: TensorSnapshots, target: str, method: str, where: str, call: LoadCall, state: Mapping[str, Any]
+    ) -> RunningLoad:
         """A load into the module `target`, whose tensors by the keys of a checkpoint are `state`."""
         by_tensor: dict[int, list[str]] = {}
         for name, _, tensor in ledger.tensors():

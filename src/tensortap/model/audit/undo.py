@@ -24,7 +24,7 @@ from tensortap.core.records import Summary
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.reference import sketch_distance
 
-__all__ = ["UndoWatch", "Undone", "same_values"]
+__all__ = ["UndoneLoad", "UndoneLoadDetector", "same_values"]
 
 _NOTICEABLE = 0.2
 """Share of the earlier values that must be back, and share of the given ones that must be gone. Optimizers that average
@@ -48,7 +48,7 @@ _ROUNDED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoneLoad:
     """What put earlier values back into a tensor after a load."""
 
     step: int
@@ -83,10 +83,10 @@ class _Origin:
     loaded: bool = False
     """Whether a load gave the values, and not somebody's own code."""
     where: str = ""
-    undone: Undone | None = None
+    undone: UndoneLoad | None = None
 
 
-class UndoWatch:
+class UndoneLoadDetector:
     """Remembers where the values of each tensor came from, and finds those that are back where they were."""
 
     def __init__(self) -> None:
@@ -107,14 +107,14 @@ class UndoWatch:
         if origin.undone is None:
             origin.given, origin.where = now, where
 
-    def undone(self, name: str) -> Undone | None:
+    def undone(self, name: str) -> UndoneLoad | None:
         """What undid the load of this tensor, if its effect still lasts."""
         origin = self._origins.get(name)
         return None if origin is None else origin.undone
 
-    def changed(self, summaries: Mapping[str, Summary | None], by: str, step: int, where: str) -> dict[str, Undone]:
+    def changed(self, summaries: Mapping[str, Summary | None], by: str, step: int, where: str) -> dict[str, UndoneLoad]:
         """Judge the tensors that one event has changed; return those whose load it has undone."""
-        found: dict[str, Undone] = {}
+        found: dict[str, UndoneLoad] = {}
         unsure: list[str] = []
         for name, now in summaries.items():
             origin = self._origins.get(name)
@@ -127,7 +127,7 @@ class UndoWatch:
             for initial, earlier in _candidates(origin, by):
                 share = _returned(earlier, origin.given, now, by)
                 if share is not None:
-                    found[name] = Undone(step, by, where, origin.where, initial, share)
+                    found[name] = UndoneLoad(step, by, where, origin.where, initial, share)
                     break
             else:
                 unsure.append(name)
@@ -138,8 +138,8 @@ class UndoWatch:
         return found
 
     def _followers(
-        self, names: Collection[str], summaries: Mapping[str, Summary | None], leader: Undone
-    ) -> dict[str, Undone]:
+        self, names: Collection[str], summaries: Mapping[str, Summary | None], leader: UndoneLoad
+    ) -> dict[str, UndoneLoad]:
         """Small and constant tensors prove nothing alone, but those near their earlier values follow the others."""
         found = {}
         for name in names:

@@ -21,12 +21,12 @@ from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap, around_steps, loaders, read_call, state_of
-from tensortap.model.audit.book import AuditBook
-from tensortap.model.audit.ledger import Change, Ledger
-from tensortap.model.audit.load import Load
+from tensortap.model.audit.book import AuditLog
+from tensortap.model.audit.ledger import Change, TensorSnapshots
+from tensortap.model.audit.load import RunningLoad
 from tensortap.model.audit.optimizer import copied_from_optimizer, why_undone, without_model
 from tensortap.model.audit.outcome import LoadOutcome
-from tensortap.model.audit.undo import Undone
+from tensortap.model.audit.undo import UndoneLoad
 from tensortap.model.caller import caller
 from tensortap.report.terminal import audit as audit_page
 from tensortap.report.terminal.audit import AuditFacts, Event
@@ -63,12 +63,12 @@ class Audit:
         self._framework = framework_of(model)
         self._optimizer = optimizer
         self._model: Any = model
-        self._book = AuditBook()
-        self._ledger = Ledger(self._framework, model)
+        self._book = AuditLog()
+        self._ledger = TensorSnapshots(self._framework, model)
         self._steps = 0
         self._forwards = 0
         self._loaded = False
-        self._loads: list[Load] = []
+        self._loads: list[RunningLoad] = []
         self._closing_notes: list[str] | None = None
         root = Tree(self._framework, model).sites[0]
         self._title = root.cls
@@ -180,7 +180,7 @@ class Audit:
             self._changed_by_something_else(where, thorough=True)
         call = read_call(self._framework, args, kwargs)
         state = state_of(self._framework, module, call.by_tensor_name)
-        self._loads.append(Load.begun(self._ledger, target, method, where, call, state))
+        self._loads.append(RunningLoad.begun(self._ledger, target, method, where, call, state))
 
     def _end_load(self, depth: int, result: Any, error: BaseException | None) -> None:
         if len(self._loads) != depth + 1:  # its beginning was missed, and that was noted
@@ -199,7 +199,7 @@ class Audit:
         if self._loads:
             self._loads[-1].handled |= {*load.keys.values(), *changed, *load.handled}
 
-    def _happened_load(self, load: Load, changed: dict[str, Change], error: BaseException | None) -> None:
+    def _happened_load(self, load: RunningLoad, changed: dict[str, Change], error: BaseException | None) -> None:
         if not self._loaded and self._book.loads[-1].gave:
             self._loaded = True
             times = "a forward" if self._forwards == 1 else f"{self._forwards} forwards"
@@ -254,7 +254,7 @@ class Audit:
             words += f", undid {plural(len(undone), 'load')}"
         self._book.happened(words, where, self._steps, changed.values(), once=bool(undone))
 
-    def _undone(self, what: str, changed: dict[str, Change], where: str) -> dict[str, Undone]:
+    def _undone(self, what: str, changed: dict[str, Change], where: str) -> dict[str, UndoneLoad]:
         """Find the loads that this event has undone, before it is written down."""
         undo, by = self._book.undo, _ACTORS[what]
         now = {name: self._ledger.summary(name) for name, change in changed.items() if not change.made}
@@ -278,7 +278,7 @@ class Audit:
         where: str,
         change: Change | None,
         detail: str = "",
-        undone: Undone | None = None,
+        undone: UndoneLoad | None = None,
     ) -> None:
         if change is not None and change.made and what != "loaded":
             what = "initialised"  # a lazy or a meta tensor got its elements, or it is new in the model

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.times import Ledger, Spent, attribute, read_profile
+from tensortap.times import TimeLedger, Usage, attribute, read_profile
 from tensortap.times.facts import facts_of
-from tensortap.times.table import Table, check_sort, table
+from tensortap.times.table import Table, check_sort, make_table
 from tensortap.times.traces.json_stream import Progress
 
 __all__ = ["ModuleTime", "ModuleTimes", "module_times"]
@@ -16,14 +16,14 @@ __all__ = ["ModuleTime", "ModuleTimes", "module_times"]
 
 @dataclass(slots=True)
 class ModuleTime:
-    """What one module spent in each phase. `(optimizer)`, `(no module)` and the like are rows, too."""
+    """What one module usage in each phase. `(optimizer)`, `(no module)` and the like are rows, too."""
 
     module: str
     cls: str
-    forward: Spent = field(default_factory=Spent)
-    backward: Spent = field(default_factory=Spent)
-    recompute: Spent = field(default_factory=Spent)
-    other: Spent = field(default_factory=Spent)
+    forward: Usage = field(default_factory=Usage)
+    backward: Usage = field(default_factory=Usage)
+    recompute: Usage = field(default_factory=Usage)
+    other: Usage = field(default_factory=Usage)
     """What is neither of a module's phases: the optimizer's step, for example."""
 
     @property
@@ -33,17 +33,17 @@ class ModuleTime:
 
     @property
     def own(self) -> float:
-        return sum(spent.own for spent in self._phases())
+        return sum(usage.own for usage in self._phases())
 
     @property
     def total(self) -> float:
-        return sum(spent.total for spent in self._phases())
+        return sum(usage.total for usage in self._phases())
 
     @property
     def device_own(self) -> float:
-        return sum(spent.device_own for spent in self._phases())
+        return sum(usage.device_own for usage in self._phases())
 
-    def _phases(self) -> tuple[Spent, ...]:
+    def _phases(self) -> tuple[Usage, ...]:
         return self.forward, self.backward, self.recompute, self.other
 
 
@@ -66,7 +66,7 @@ def module_times(profile: Any, *, sort: str = "own", progress: Progress | None =
 class ModuleTimes:
     """Times of a whole profile. `str()` is a table."""
 
-    def __init__(self, ledger: Ledger, sort: str = "own") -> None:
+    def __init__(self, ledger: TimeLedger, sort: str = "own") -> None:
         self.ledger = ledger
         self._sort = sort
         self.rows = self._modules()
@@ -78,7 +78,7 @@ class ModuleTimes:
 
         `depth=2` folds everything below two levels of names. `top` is the number of rows, None for all of them.
         """
-        return table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
+        return make_table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for json.dumps."""
@@ -86,8 +86,8 @@ class ModuleTimes:
 
     def _modules(self) -> list[ModuleTime]:
         rows: dict[tuple[str, str], ModuleTime] = {}
-        for (module, cls, phase), spent in self.ledger.spent(lambda at: (at.module, at.cls, at.phase)).items():
-            setattr(rows.setdefault((module, cls), ModuleTime(module, cls)), phase, spent)
+        for (module, cls, phase), usage in self.ledger.usage_by(lambda at: (at.module, at.cls, at.phase)).items():
+            setattr(rows.setdefault((module, cls), ModuleTime(module, cls)), phase, usage)
         order = {(row.module, row.cls): place for place, row in reversed(list(enumerate(self.table().rows)))}
         return sorted(rows.values(), key=lambda row: self._key(row, order))
 
