@@ -12,7 +12,7 @@ from support.audited import Library, MasterSGD
 from tensortap.core.records import Summary
 from tensortap.kernels import summarize
 from tensortap.model.audit import audit
-from tensortap.model.audit.undo import UndoneLoadDetector
+from tensortap.model.audit.undone_loads import UndoneLoadDetector
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
 WEIGHTS = ("embed.weight", "head.weight")
@@ -242,10 +242,10 @@ def told(initial: Any, given: Any, now: Any, by: str) -> float | None:
     def seen(values: Any) -> Summary:
         return summarize(np.asarray(values, np.float32))
 
-    watch = UndoneLoadDetector()
-    watch.begin("x", seen(initial))
-    watch.gave("x", seen(initial), seen(given), "there")
-    found = watch.changed({"x": seen(now)}, by, 0, "here")
+    detector = UndoneLoadDetector()
+    detector.set_initial("x", seen(initial))
+    detector.set_loaded("x", seen(initial), seen(given), "there")
+    found = detector.detect({"x": seen(now)}, by, 0, "here")
     return found["x"].share if found else None
 
 

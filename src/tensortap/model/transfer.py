@@ -11,6 +11,7 @@ from tensortap.core import dtypes
 from tensortap.core.name_mapping import MappedName, UnmappedName
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of
+from tensortap.model.page_width import page_width
 
 if TYPE_CHECKING:
     from tensortap.mapping.outline import Outline
@@ -116,8 +117,7 @@ class Transfer:
     def __str__(self) -> str:
         from tensortap.report.terminal.transfer import transfer_page  # loads rich; importing tensortap must not
 
-        width = os.environ.get("COLUMNS", "")
-        return "\n".join(transfer_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80))
+        return "\n".join(transfer_page(self.as_dict(), page_width()))
 
     def __repr__(self) -> str:
         return f"<Transfer {self.source} → {self.target}: {len(self.copied)} copied, {len(self.left)} left>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from tensortap.frameworks.ownership import Ownership, ownership_of
 from tensortap.model.inspect.concerns import Concern, concerns
 from tensortap.model.inspect.live_watch import Live
 from tensortap.model.inspect.tensor_facts import Gathered, ModuleFacts, TensorFacts, gather
+from tensortap.model.page_width import page_width
 
 __all__ = ["Inspection", "inspect"]
 
@@ -96,8 +96,7 @@ class Inspection:
     def __str__(self) -> str:
         from tensortap.report.terminal.inspection import inspection_page  # loads rich; importing tensortap must not
 
-        width = os.environ.get("COLUMNS", "")
-        lines = inspection_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80)
+        lines = inspection_page(self.as_dict(), page_width())
         return "\n".join(line.plain for line in lines)
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from tensortap.core import dtypes
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework
 from tensortap.kernels import summarize
+from tensortap.model.page_width import terminal_width
 from tensortap.model.peek.file import Entries, free_path, write
 from tensortap.model.peek.values import PeekedValues
 from tensortap.report.terminal import peek as peek_lines
@@ -35,7 +35,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        return max(40, shutil.get_terminal_size((80, 24)).columns)
+        return terminal_width(least=40)
 
     def under(self, subject: object, heading: Callable[[], Text]) -> None:
         """Print the heading unless the last lines stood under the same one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensortap.model.page_width import page_width
 from tensortap.times import TimeLedger, Usage, attribute, read_profile
 from tensortap.times.facts import facts_of
 from tensortap.times.table import Table, check_sort, make_table
@@ -100,8 +100,7 @@ class ModuleTimes:
     def __str__(self) -> str:
         from tensortap.report.terminal.times import times_page  # loads rich; importing tensortap must not
 
-        width = os.environ.get("COLUMNS", "")
-        lines = times_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80)
+        lines = times_page(self.as_dict(), page_width())
         return "\n".join(line.plain for line in lines)
 
     def __repr__(self) -> str:
