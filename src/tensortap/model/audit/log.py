@@ -11,7 +11,7 @@ from tensortap.frameworks.registered import Registration
 from tensortap.model.audit.loads import LoadOutcome, describe_renamed_keys, loads_in_effect
 from tensortap.model.audit.snapshots import Change
 from tensortap.model.audit.undone_loads import UndoneLoadDetector
-from tensortap.report.terminal.audit import ORDER, AuditFacts, Event, Happening, UndoneFacts
+from tensortap.report.terminal.audit import ORDER, AuditFacts, Event, ModelEvent, UndoneFacts
 
 __all__ = ["AuditLog"]
 
@@ -24,7 +24,7 @@ class AuditLog:
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
-        self.model_events: list[Happening] = []
+        self.model_events: list[ModelEvent] = []
         self.loads: list[LoadOutcome] = []
         self.notes: dict[str, None] = {}
         self.undone_loads = UndoneLoadDetector()
@@ -63,7 +63,7 @@ class AuditLog:
                 known.largest = _max_ignoring_nan(known.largest, relative)
                 known.largest_l2 = _max_ignoring_nan(known.largest_l2, absolute)
                 return
-        self.model_events.append(Happening(what, where, step, step, len(changes), relative, largest_l2=absolute))
+        self.model_events.append(ModelEvent(what, where, step, step, len(changes), relative, largest_l2=absolute))
 
     def note(self, text: str) -> None:
         """Add a note, unless it is empty or already there."""
@@ -80,9 +80,8 @@ class AuditLog:
         if loads:
             if unexplained and unexplained[-1] > loads[-1]:
                 event = events[unexplained[-1]]
-                return "overwritten", f"by a forward at {event.where}" if event.what == "forward" else _where_noticed(
-                    event
-                )
+                by_forward = event.what == "forward"
+                return "overwritten", f"by a forward at {event.where}" if by_forward else _where_noticed(event)
             return ("loaded" if any(events[at].changed for at in loads) else "identical"), ""
         if unexplained:
             return "set", _where_noticed(events[unexplained[-1]])
