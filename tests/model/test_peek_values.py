@@ -186,7 +186,7 @@ def test_nothing_seen_yet(library: Library) -> None:
         _ = p["shared"].grad_output
     loss.backward()
     assert p["shared"].grad_output.shape == p["shared"].output.shape
-    with pytest.raises(UsageError, match="does not look at input; its kinds are output, grad_output"):
+    with pytest.raises(UsageError, match="does not include input; its kinds are output, grad_output"):
         _ = p["shared"].input
     p.close()
     with pytest.raises(UsageError, match="unused never ran: unused, called through"):

@@ -25,7 +25,7 @@ from tensortap.capture.flatten import open_value
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
-from tensortap.model.peek.file import Entries, free_path, write
+from tensortap.model.peek.call_file import CallArrays, free_path, write_call
 from tensortap.report.files import output as files
 
 __all__ = ["save_gradients_and_inputs"]
@@ -40,7 +40,7 @@ class _Calls:
     """The forwards whose backward has not come yet. Copies, not references: a later module may work in place."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Entries, str]] = []
+        self.waiting: list[tuple[CallArrays, str]] = []
         self.stopped = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
@@ -80,7 +80,7 @@ def save_gradients_and_inputs(
             return
         if framework.replaying() and calls.waiting:  # activation checkpointing runs a forward again in backward
             return
-        entries = Entries()
+        entries = CallArrays()
         for kind, value in (("input", args), ("output", output)):
             _gather(framework, entries, kind, value)
         if not any(framework.requires_gradient(t) for _, t in open_value(output, framework.is_tensor).tensors):
@@ -94,7 +94,7 @@ def save_gradients_and_inputs(
         if not _wanted(framework, rank):
             return
         # Backward walks the calls from the last to the first.
-        entries, type_of_output = calls.waiting.pop() if calls.waiting else (Entries(), "unknown")
+        entries, type_of_output = calls.waiting.pop() if calls.waiting else (CallArrays(), "unknown")
         for kind, value in (("grad_input", grad_input), ("grad_output", grad_output)):
             _gather(framework, entries, kind, value)
         here = framework.rank()
@@ -103,7 +103,7 @@ def save_gradients_and_inputs(
             path = free_path(path)
         if not quiet:
             _tell(name, type_of_output, entries)
-        write(path, entries, module=name, cls=type(module).__name__, framework=framework.name)
+        write_call(path, entries, module=name, cls=type(module).__name__, framework=framework.name)
         if not quiet:
             print(f"saved {path}")
 
@@ -150,13 +150,13 @@ def _wanted(framework: Framework, rank: int | None) -> bool:
     return rank is None or framework.rank() == rank
 
 
-def _gather(framework: Framework, entries: Entries, kind: str, value: Any) -> None:
+def _gather(framework: Framework, entries: CallArrays, kind: str, value: Any) -> None:
     for path, tensor in open_value(value, framework.is_tensor).tensors:
         if not framework.unreadable(tensor):
             entries.add(kind, path, framework.host(tensor))
 
 
-def _tell(name: str, type_of_output: str, entries: Entries) -> None:
+def _tell(name: str, type_of_output: str, entries: CallArrays) -> None:
     print(f"output {type_of_output}")
     for kind in ("input", "grad_input", "grad_output"):
         found = [array for entry, array in entries.arrays.items() if entry == kind or entry.startswith(f"{kind}_")]
