@@ -220,8 +220,8 @@ def test_a_call_lives_no_longer_than_its_graph() -> None:
         for _ in range(3):
             train(model)
         gc.collect()
-        assert not handle._marks._calls
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._calls
+        assert not handle._hooks._spans._stack()
 
 
 class Fails(nn.Module):
@@ -251,7 +251,7 @@ def test_an_exception_leaves_no_span_open_for_the_next_step(error: type[BaseExce
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     pairs = parents(trace(prof, tmp_path))
     assert pairs.count(("forward (root) (Fails)", "")) == 2  # the second is not inside what the first left
     assert pairs.count(("forward inner.0 (Linear)", "forward inner (Sequential)")) == 2
@@ -282,7 +282,7 @@ def test_an_exception_in_backward_leaves_nothing_for_the_next_step(tmp_path: Pat
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     # Nobody is told when a node raises, so its spans end late, at the next forward: among themselves they nest.
     pairs = parents([event for event in trace(prof, tmp_path) if event["name"].startswith(OURS)])
     assert pairs.count(("forward (root) (Sequential)", "")) == 2
@@ -332,7 +332,7 @@ def test_forwards_on_two_threads_do_not_mix(tmp_path: Path) -> None:
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     assert not errors
     parents(trace(prof, tmp_path))
 

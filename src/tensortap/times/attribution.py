@@ -67,14 +67,14 @@ def _owners_by_thread(timeline: Timeline, chains: Chains) -> dict[int, _ThreadOw
     known = [found for spans in threads.values() if (found := calibration_of(spans)) is not None]
     calibration = min(known, key=lambda each: each.outside + each.inside, default=Calibration())
     marked = any(meaning.kind is SpanKind.BEFORE for meaning in timeline.meanings)
-    found = {}
+    owners = {}
     for thread, spans in threads.items():
         makers = node_makers(spans) if timeline.framework == "paddle" else {}
-        found[thread] = _ThreadOwners(Sweep(spans, calibration, marked, makers), chains)
+        owners[thread] = _ThreadOwners(Sweep(spans, calibration, marked, makers), chains)
         for _, _, meaning in spans if makers else ():
             if meaning.kind is SpanKind.BEGINS:
                 chains.count(meaning)
-    return found
+    return owners
 
 
 def _spans_by_thread(timeline: Timeline) -> dict[int, list[TimedSpan]]:

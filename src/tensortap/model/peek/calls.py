@@ -77,8 +77,8 @@ class PeekedCall:
         what, max_memory = f"{self._module.shown}, call {self.number}", self._module.max_memory
         if self._dropped:
             return (
-                f"{what}: its values were dropped to make room for newer ones within max_memory={max_memory}; raise it, "
-                "or peek at fewer modules"
+                f"{what}: its values were dropped to make room for newer ones within max_memory={max_memory}; raise "
+                "it, or peek at fewer modules"
             )
         large = [(each, size) for each, size in self._too_large.items() if each[0] == kind and path in (None, each[1])]
         if large:

@@ -1,4 +1,4 @@
-"""Time and memory by module, from a profile that was taken while the model was annotated."""
+"""Time and memory by module, from a profile of an annotated model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ModuleTime", "ModuleTimes", "module_times"]
 
 @dataclass(slots=True)
 class ModuleTime:
-    """What one module usage in each phase. `(optimizer)`, `(no module)` and the like are rows, too."""
+    """Time and memory of one module in each phase. `(optimizer)`, `(no module)` and the like are rows, too."""
 
     module: str
     cls: str
@@ -24,11 +24,11 @@ class ModuleTime:
     backward: Usage = field(default_factory=Usage)
     recompute: Usage = field(default_factory=Usage)
     other: Usage = field(default_factory=Usage)
-    """What is neither of a module's phases: the optimizer's step, for example."""
+    """Anything outside a module's phases, such as the optimizer's step."""
 
     @property
     def calls(self) -> int:
-        """Forward calls, recomputations not counted."""
+        """Number of forward calls, without recomputations."""
         return self.forward.pieces
 
     @property
@@ -48,12 +48,12 @@ class ModuleTime:
 
 
 def module_times(profile: Any, *, sort: str = "own", progress: Progress | None = None) -> ModuleTimes:
-    """Add up the spans of `tensortap.annotate` in a profile.
+    """Sum the spans of `tensortap.annotate` in a profile by module.
 
-    `profile` is a `torch.profiler.profile` or a `paddle.profiler.Profiler` that has stopped, or the path of a trace
-    that one of them has exported, gzipped or not. `sort` is a column of the table: "own" time (without a module's
-    parts), "total", "device_own", "calls", "module", the "order" of the first call, and others. `progress` is called
-    with the bytes read and the size of the file.
+    `profile` is a stopped `torch.profiler.profile` or `paddle.profiler.Profiler`, or the path of a trace that one of
+    them exported, gzipped or not. `sort` is a column of the table: "own" time (without submodules), "total",
+    "device_own", "calls", "module", the "order" of the first call, and others. `progress` is called with the bytes read
+    and the size of the file.
 
     >>> with tensortap.annotate(model), torch.profiler.profile(profile_memory=True) as prof:
     ...     model(x).sum().backward()
@@ -64,7 +64,7 @@ def module_times(profile: Any, *, sort: str = "own", progress: Progress | None =
 
 
 class ModuleTimes:
-    """Times of a whole profile. `str()` is a table."""
+    """Times of a whole profile. `str()` returns a table."""
 
     def __init__(self, ledger: TimeLedger, sort: str = "own") -> None:
         self.ledger = ledger
@@ -74,14 +74,14 @@ class ModuleTimes:
     def table(
         self, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
     ) -> Table:
-        """Rows of one module, or one class, in one phase.
+        """Return one row for each module, or each class, in each phase.
 
-        `depth=2` folds everything below two levels of names. `top` is the number of rows, None for all of them.
+        `depth=2` folds everything below two levels of names. `top` is the number of rows; None returns all.
         """
         return make_table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for json.dumps."""
+        """Return the table and the totals, ready for json.dumps."""
         return facts_of(self.ledger, self.table())
 
     def _modules(self) -> list[ModuleTime]:
@@ -92,7 +92,7 @@ class ModuleTimes:
         return sorted(rows.values(), key=lambda row: self._key(row, order))
 
     def _key(self, row: ModuleTime, order: dict[tuple[str, str], int]) -> float:
-        """A module has a row in each phase; sums are sorted as sums, all else by the first of these rows."""
+        """Return the sort key of a module: its sum over phases, or for other columns the position of its first row."""
         if self._sort in ("own", "total", "device_own"):
             return -float(getattr(row, self._sort))
         return order.get((row.module, row.cls), len(order))
