@@ -180,7 +180,7 @@ def test_a_folder_that_is_missing_is_made(
 def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(StoreWriteError, match=r"cannot be made: .*folder="):
+        with pytest.raises(StoreWriteError, match=r"cannot be created: .*folder="):
             save_gradients_and_inputs("x", folder)
 
 

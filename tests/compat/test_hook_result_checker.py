@@ -14,7 +14,7 @@ import pytest
 
 import tensortap
 from tensortap.cli import main as tensortap_main
-from tensortap.compat.hook_result_checker import column_meant, main
+from tensortap.compat.hook_result_checker import find_column, main
 from tensortap.errors import UsageError
 
 HEADER = "tensor_name,cosine similarity,meanA,meanB,meanA - meanB,stdA,stdB,stdA - stdB,varA,varB,varA - varB"
@@ -311,7 +311,7 @@ def test_nothing_in_common(trees: tuple[Path, Path], capsys: Capsys) -> None:
 def test_a_path_that_is_not_there(trees: tuple[Path, Path], capsys: Capsys) -> None:
     put(trees[0], name(0), random(3))
     assert check(*trees) == 2
-    assert f"{trees[1]} is no folder" in capsys.readouterr().err
+    assert f"{trees[1]} is not a folder" in capsys.readouterr().err
 
 
 def cli(capsys: Capsys, monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
@@ -342,12 +342,12 @@ def test_the_verb_does_the_same(trees: tuple[Path, Path], capsys: Capsys, monkey
 
 # --- pictures ------------------------------------------------------------------------------------------------------
 def test_columns_by_their_beginning() -> None:
-    assert column_meant("Cosine") == "cosine similarity"
-    assert column_meant("meanA") == "meanA"
-    assert column_meant("meana - meanb") == "meanA - meanB"
+    assert find_column("Cosine") == "cosine similarity"
+    assert find_column("meanA") == "meanA"
+    assert find_column("meana - meanb") == "meanA - meanB"
     for text in ("mean", "", "median"):
         with pytest.raises(UsageError, match="varA - varB"):
-            column_meant(text)
+            find_column(text)
 
 
 # --- the page about it ---------------------------------------------------------------------------------------------

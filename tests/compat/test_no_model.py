@@ -49,7 +49,7 @@ def test_a_wrong_argument_does_not_end_a_dump_that_is_being_made(tmp_path: Path)
 
 @pytest.mark.parametrize("given", [nn.Linear, [nn.Linear], ["Linear", 3], nn.Linear(2, 2), 3])
 def test_classes_are_given_by_name(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="target_class_names takes names of classes"):
+    with pytest.raises(UsageError, match="target_class_names takes class names"):
         register_saving_hook(nn.Linear(2, 2), tmp_path / "t", given)
     assert not list(tmp_path.iterdir())
 

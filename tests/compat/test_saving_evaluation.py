@@ -172,7 +172,7 @@ def test_where_the_model_itself_is_never_called(kit: SavingKit, tmp_path: Path) 
 def test_a_long_evaluation_is_not_remembered(tmp_path: Path, by_parts: bool) -> None:
     kit = kit_of("torch")
     model = registered(kit, tmp_path / "t", 2, 2)
-    (hook,) = [h for h in saving_hook._live if h.watches(model)]
+    (hook,) = [h for h in saving_hook._live_hooks if h.watches(model)]
     forward = model.forward if by_parts else model
     forward(kit.batch()).sum().backward()
     with kit.no_grad():

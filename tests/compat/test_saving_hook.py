@@ -285,7 +285,7 @@ def test_a_part_called_ahead_of_the_model_is_of_its_first_micro_step(tmp_path: P
 
 def test_nothing_grows_with_the_micro_steps(tmp_path: Path) -> None:
     model = register_saving_hook(net(), tmp_path / "t", "Linear", 4, -1)
-    (hook,) = [h for h in saving_hook._live if h.watches(model)]
+    (hook,) = [h for h in saving_hook._live_hooks if h.watches(model)]
     sizes = []
     for _ in range(5):
         train(model, 3)
