@@ -146,10 +146,12 @@ class DumpSink:
         if call.replay and call.key is None:  # a recomputation, which was written when it ran first
             return
         input_paths = call.input_paths if call.input_paths is not None else list(call.inputs)
-        datasets = [self._dumped(f"feat_input{place}", path, call.inputs) for place, path in enumerate(input_paths)]
+        datasets = [
+            self._make_dataset(f"feat_input{place}", path, call.inputs) for place, path in enumerate(input_paths)
+        ]
         for place, path in enumerate(call.output_paths):
             name = "feat_output" if call.single else f"feat_output{place}"
-            datasets.append(self._dumped(name, path, call.outputs))
+            datasets.append(self._make_dataset(name, path, call.outputs))
         attributes = {"module": call.site.name, "phase": "forward", "returned": returned}
         if call.key is not None:
             attributes |= {"micro": call.key.micro, "call": call.key.call}
@@ -157,7 +159,7 @@ class DumpSink:
             self._repeated[_call_id(call.key)] = call.repeated
         self.file.group(call.site.cls, attributes, datasets)
 
-    def _dumped(self, name: str, path: str, arrays: Mapping[str, tuple[Array, int]]) -> DumpedTensor:
+    def _make_dataset(self, name: str, path: str, arrays: Mapping[str, tuple[Array, int]]) -> DumpedTensor:
         array, seq = arrays[path] if path in arrays else (None, self.file.tick())
         return DumpedTensor(name, path, array, seq)
 

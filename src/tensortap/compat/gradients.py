@@ -76,7 +76,7 @@ def save_gradients_and_inputs(
     @_stop_on_error(name, pending)
     def forward_hook(module: Any, args: Any, output: Any) -> None:
         framework = framework_of(module)
-        if not _wanted(framework, rank) or not framework.records_gradients():
+        if not _is_selected_rank(framework, rank) or not framework.records_gradients():
             return
         if framework.replaying() and pending.forwards:  # activation checkpointing runs a forward again in backward
             return
@@ -91,7 +91,7 @@ def save_gradients_and_inputs(
     @_stop_on_error(name, pending)
     def backward_hook(module: Any, grad_input: Any, grad_output: Any) -> None:
         framework = framework_of(module)
-        if not _wanted(framework, rank):
+        if not _is_selected_rank(framework, rank):
             return
         # Backward runs through the calls from the last to the first.
         arrays, type_of_output = pending.forwards.pop() if pending.forwards else (CallArrays(), "unknown")
@@ -146,7 +146,7 @@ def _stop_on_error(name: str, pending: _PendingForwards) -> Callable[[Hook], Hoo
     return guard
 
 
-def _wanted(framework: Framework, rank: int | None) -> bool:
+def _is_selected_rank(framework: Framework, rank: int | None) -> bool:
     return rank is None or framework.rank() == rank
 
 

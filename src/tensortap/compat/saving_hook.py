@@ -57,7 +57,9 @@ def register_saving_hook(
     framework = framework_of(network)
     tensors = FileLimit("max_saved_tensors", max_saved_tensors, max_saved_tensors_per_step)
     grads = FileLimit("max_saved_grads", max_saved_grads, max_saved_grads_per_step)
-    selection = Selection(keep="tensors", kinds=("output", "param_grad"), classes=_class_names(target_class_names))
+    selection = Selection(
+        keep="tensors", kinds=("output", "param_grad"), classes=_check_class_names(target_class_names)
+    )
     try:
         hook = SavingHook(network, Path(os.path.abspath(path)), selection, tensors, grads)  # noqa: PTH100  # keeps links
     except UsageError as error:
@@ -88,7 +90,7 @@ def remove_saving_hook(model: Any) -> int:
     return len(found)
 
 
-def _class_names(given: Any) -> list[str] | None:
+def _check_class_names(given: Any) -> list[str] | None:
     if given is None:
         return None
     names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
@@ -110,7 +112,7 @@ class SavingHook(Observer):
             with ExitStack() as undo:
                 # Placed before the observer's own hooks, so that a micro step begins before its first call is seen.
                 micro_steps = MicroSteps(self._framework, self._tree.sites[0], self)
-                micro_steps.watch(self._chosen, undo)
+                micro_steps.watch(self._selected_sites, undo)
                 self._files.ignored = micro_steps.evaluating
                 self._files.undo = undo.pop_all()
             return self._files
@@ -130,7 +132,7 @@ class SavingHook(Observer):
         return any(model is known for known in (self._model_given(), root.module, root.owner))
 
     @cached_property
-    def _chosen(self) -> list[Site]:
+    def _selected_sites(self) -> list[Site]:
         return [s for s in self._tree.sites if self._selection.wants_module(s.name, s.cls, s.owner)]
 
     # --- micro steps ---------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class SavingHook(Observer):
 
     def _arm(self) -> None:
         """Place the hooks on parameters again if one was replaced or unfrozen since the last time."""
-        own = [p for site in self._chosen for _, p in self._framework.parameters(site.owner)]
+        own = [p for site in self._selected_sites for _, p in self._framework.parameters(site.owner)]
         found = tuple((id(parameter), self._framework.requires_gradient(parameter)) for parameter in own)
         if found != self._armed_parameters:
             self._watcher.drop()

@@ -45,7 +45,7 @@ class _ThreadOwners:
     """Owners on one thread: boundaries, and between them the numbers of the chains that own host time and work."""
 
     def __init__(self, sweep: Sweep, chains: Chains) -> None:
-        numbers = chains.of(sweep.owners)
+        numbers = chains.number_owners(sweep.owners)
         host = [chains.annotating if owner.link else own for owner, own in zip(sweep.owners, numbers, strict=True)]
         special = [chains.annotating, chains.no_module]  # the negative ANNOTATION and NO_OWNER index from the end
         self.at = np.array(sweep.at, np.int64)

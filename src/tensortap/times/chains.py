@@ -41,7 +41,7 @@ class Chains:
             self.all.append(chain)
         return found
 
-    def of(self, owners: Sequence[Owner]) -> list[int]:
+    def number_owners(self, owners: Sequence[Owner]) -> list[int]:
         """Return the number of each owner's chain. An owner comes after the one that encloses it."""
         contexts: list[_Context] = []
         numbers: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -105,14 +105,10 @@ class TimeLedger:
             own.own += entry.host / 1000
             own.device_own += entry.device / 1000
             own.own_memory += entry.memory
-            for usage in _all(found, groups):
+            for each in groups:
+                usage = found.setdefault(each, Usage())
                 usage.total += entry.host / 1000
                 usage.device += entry.device / 1000
                 usage.memory += entry.memory
                 usage.device_memory += entry.device_memory
         return found
-
-
-def _all(found: dict[G, Usage], groups: Iterable[G]) -> Iterable[Usage]:
-    for group in groups:
-        yield found.setdefault(group, Usage())

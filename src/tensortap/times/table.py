@@ -149,11 +149,11 @@ def _row(place: ModulePhase, usage: Usage, calls: int, host_time: float, device_
 
 def _sort_rows(rows: list[Row], sort: str) -> None:
     column = sort.removeprefix("-")
-    flipped = sort.startswith("-")
+    is_reversed = sort.startswith("-")
     if column == "order":
-        if flipped:
+        if is_reversed:
             rows.reverse()
         return
     attribute = "cls" if column == "class" else column
     largest_first = column not in _NAMES
-    rows.sort(key=lambda row: getattr(row, attribute), reverse=largest_first != flipped)
+    rows.sort(key=lambda row: getattr(row, attribute), reverse=largest_first != is_reversed)

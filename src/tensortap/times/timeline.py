@@ -39,7 +39,8 @@ class IntColumns:
 class Timeline:
     """Spans with a meaning, launches, kernels and memory events of one profile.
 
-    A reader calls `host` for every event of a thread, and adds launches, kernels and memory events to their columns.
+    A reader calls `add_host_event` for every event of a thread, and adds launches, kernels and memory events to the
+    columns of these names.
     """
 
     framework: str
@@ -67,7 +68,7 @@ class Timeline:
             number = self.threads[key] = len(self.threads)
         return number
 
-    def host(self, thread: int, start: int, end: int, name: str) -> None:
+    def add_host_event(self, thread: int, start: int, end: int, name: str) -> None:
         """Add an event of a thread. Keep only spans with a meaning; every event extends the covered time."""
         if start < self.begin:
             self.begin = start

@@ -86,7 +86,7 @@ class TensorSnapshots:
         for name, registration, tensor in self.tensors():
             self.registrations[name] = registration
             old = self._snapshots.get(name)
-            new = seen.get(id(tensor)) or self._take(tensor, old, full)
+            new = seen.get(id(tensor)) or self._take_snapshot(tensor, old, full)
             seen[id(tensor)] = new
             self._snapshots[name] = new
             if old is not None and (change := _find_change(old, new)) is not None:
@@ -95,7 +95,7 @@ class TensorSnapshots:
                 changed[name] = Change(created=True)
         return changed
 
-    def _take(self, tensor: Any, old: _Snapshot | None, full: bool) -> _Snapshot:
+    def _take_snapshot(self, tensor: Any, old: _Snapshot | None, full: bool) -> _Snapshot:
         framework = self._framework
         dtype = str(tensor.dtype).rpartition(".")[2]
         if reason := framework.unreadable(tensor):

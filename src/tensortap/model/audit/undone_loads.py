@@ -122,7 +122,7 @@ class UndoneLoadDetector:
             if origin is None or origin.given is None or now is None:
                 continue
             if origin.undone is not None:
-                if _restored(origin, now):
+                if _is_restored(origin, now):
                     origin.undone = None
                 continue
             for initial, earlier in _earlier_values(origin, by):
@@ -147,7 +147,7 @@ class UndoneLoadDetector:
             origin, now = self._origins[name], summaries[name]
             assert origin.given is not None and now is not None
             for initial, earlier in _earlier_values(origin, leader.by):
-                if initial == leader.initial and _nearer(now, earlier, origin.given):
+                if initial == leader.initial and _is_nearer(now, earlier, origin.given):
                     found[name] = replace(leader, loaded_at=origin.where)
         return found
 
@@ -155,7 +155,9 @@ class UndoneLoadDetector:
 def same_values(source: Summary, copy: Summary | None) -> bool:
     """Return whether one tensor is a copy of the other, possibly in fewer bits."""
     return (
-        copy is not None and _comparable(source, copy) and sketch_distance(source, copy) <= _COPY_TOLERANCE * source.l2
+        copy is not None
+        and _are_comparable(source, copy)
+        and sketch_distance(source, copy) <= _COPY_TOLERANCE * source.l2
     )
 
 
@@ -174,11 +176,11 @@ def _earlier_values(origin: _Origin, by: str) -> list[tuple[bool, Summary]]:
     return [
         (initial, summary)
         for initial, summary in candidates
-        if summary is not None and _comparable(summary, origin.given) and summary.digest != origin.given.digest
+        if summary is not None and _are_comparable(summary, origin.given) and summary.digest != origin.given.digest
     ]
 
 
-def _comparable(*summaries: Summary) -> bool:
+def _are_comparable(*summaries: Summary) -> bool:
     return len({summary.elements for summary in summaries}) == 1 and not any(s.nonfinite for s in summaries)
 
 
@@ -187,11 +189,11 @@ def _share_back(earlier: Summary, given: Summary, now: Summary, by: str) -> floa
 
     Constant values prove nothing: users reset a bias to zero, and optimizers may shrink it to that.
     """
-    if not _comparable(earlier, given, now) or earlier.min == earlier.max:
+    if not _are_comparable(earlier, given, now) or earlier.min == earlier.max:
         return None
     if now.digest == earlier.digest:
         return 1.0
-    if _close(now, earlier, given):
+    if _is_close(now, earlier, given):
         return 1.0
     back, kept = _regression(now, earlier, given)
     least = _MIN_SHARE_OPTIMIZER if by == "optimizer" else _MIN_SHARE_OTHER
@@ -200,7 +202,7 @@ def _share_back(earlier: Summary, given: Summary, now: Summary, by: str) -> floa
     return None
 
 
-def _close(now: Summary, earlier: Summary, given: Summary) -> bool:
+def _is_close(now: Summary, earlier: Summary, given: Summary) -> bool:
     """Return whether `now` is too close to `earlier` for a step to lead there by chance.
 
     This test is for tensors of few elements, where the regression has too little data to estimate its error bars.
@@ -214,22 +216,24 @@ def _close(now: Summary, earlier: Summary, given: Summary) -> bool:
     return bool(distinct and np.linalg.norm(centred[0] - centred[1]) <= _CLOSE_SHARE * min(size, apart))
 
 
-def _nearer(now: Summary, one: Summary, other: Summary) -> bool:
+def _is_nearer(now: Summary, one: Summary, other: Summary) -> bool:
     """Return whether `now` is clearly nearer to `one` than to `other`."""
-    return _comparable(now, one, other) and sketch_distance(now, one) <= _FOLLOWER_RATIO * sketch_distance(now, other)
+    return _are_comparable(now, one, other) and sketch_distance(now, one) <= _FOLLOWER_RATIO * sketch_distance(
+        now, other
+    )
 
 
-def _restored(origin: _Origin, now: Summary) -> bool:
+def _is_restored(origin: _Origin, now: Summary) -> bool:
     """Return whether a tensor whose load was undone has the given values again."""
     given, find = origin.given, origin.undone
     assert given is not None and find is not None
     earlier = origin.initial if find.initial else origin.before
-    if earlier is None or not _comparable(earlier, given, now):
+    if earlier is None or not _are_comparable(earlier, given, now):
         return False
     if now.digest == given.digest:
         return True
     if earlier.min == earlier.max:
-        return _nearer(now, given, earlier)
+        return _is_nearer(now, given, earlier)
     back, kept = _regression(now, earlier, given)
     return back.value + back.bar < 1 - _MIN_SHARE_OTHER and kept.value - kept.bar > _MIN_SHARE_OTHER
 

@@ -31,7 +31,7 @@ from tensortap.report.terminal import audit as audit_page
 from tensortap.report.terminal.audit import AuditFacts, Event
 from tensortap.report.wording import plural
 
-__all__ = ["Audit", "Timeline"]
+__all__ = ["Audit", "TensorTimeline"]
 
 _ACTOR_OF_EVENT = {"stepped": "optimizer", "forward": "forward", "changed": "something else"}
 """Event → the actor to report if the event undid a load."""
@@ -40,7 +40,7 @@ _MIN_WIDTH = 60
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TensorTimeline:
     """The history of one tensor: iterate over its events, or print it."""
 
     name: str
@@ -79,10 +79,13 @@ class Audit:
             self._log.undone_loads.set_initial(name, self._snapshots.summary(name))
         with ExitStack() as undo:  # a failure removes the hooks placed so far
             self._wrap_loading(model, undo)
-            before, after = partial(self._safely, self._before_forward), partial(self._safely, self._after_forward)
+            before, after = (
+                partial(self._run_safely, self._before_forward),
+                partial(self._run_safely, self._after_forward),
+            )
             undo.callback(self._framework.on_call(root.module, before, after))
             if optimizer is not None:
-                steps = (partial(self._safely, self._before_step), partial(self._safely, self._after_step))
+                steps = (partial(self._run_safely, self._before_step), partial(self._run_safely, self._after_step))
                 undo.callback(around_steps(self._framework, optimizer, *steps))
             self._undo = undo.pop_all()
 
@@ -96,7 +99,7 @@ class Audit:
         if self._model is None:
             return
         try:
-            self._safely(self._find_other_changes, "the end", True)
+            self._run_safely(self._find_other_changes, "the end", True)
             self._closing_notes = self._notes()
         finally:
             self._undo.close()
@@ -110,13 +113,13 @@ class Audit:
         for line in audit_page.render(self.facts(), terminal_width(_MIN_WIDTH)):
             console.print(line, soft_wrap=True)
 
-    def timeline(self, name: str) -> Timeline:
+    def timeline(self, name: str) -> TensorTimeline:
         """Return the events of one parameter or buffer, in order."""
         if name not in self._log.events:
             close = difflib.get_close_matches(name, self._log.events, n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise UsageError(f"the model has no parameter or buffer {name!r}{hint}")
-        return Timeline(name, tuple(self._log.events[name]))
+        return TensorTimeline(name, tuple(self._log.events[name]))
 
     def status(self, name: str) -> str:
         """Return loaded, identical, undone, overwritten, missing, mismatch, set, trained or untouched."""
@@ -164,13 +167,13 @@ class Audit:
         self, module: Any, target: str, method: str, inner: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         depth = len(self._loads)
-        self._safely(self._begin_load, module, target, method, args, kwargs)
+        self._run_safely(self._begin_load, module, target, method, args, kwargs)
         try:
             result = inner(*args, **kwargs)
         except BaseException as error:
-            self._safely(self._end_load, depth, None, error)
+            self._run_safely(self._end_load, depth, None, error)
             raise
-        self._safely(self._end_load, depth, result, None)
+        self._run_safely(self._end_load, depth, result, None)
         return result
 
     def _begin_load(
@@ -307,7 +310,7 @@ class Audit:
     def _tensor_ids(self) -> set[int]:
         return {id(tensor) for _, _, tensor in self._snapshots.tensors()}
 
-    def _safely(self, action: Callable[..., Any], *args: Any) -> None:
+    def _run_safely(self, action: Callable[..., Any], *args: Any) -> None:
         """Run a hook's work. An error becomes a note, because an audit must not stop the training."""
         try:
             action(*args)

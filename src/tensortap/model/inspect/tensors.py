@@ -140,9 +140,9 @@ class _TensorCollector:
                         self._add(facts, path, found, "attribute")
                 elif id(found) not in known:
                     full = f"{facts.name}.{path}" if facts.name else path
-                    yield from self._find_unseen(full, type(value).__name__, facts.name, attribute, found, known)
+                    yield from self._collect_hidden(full, type(value).__name__, facts.name, attribute, found, known)
 
-    def _find_unseen(
+    def _collect_hidden(
         self, path: str, container: str, owner: str, attribute: str, module: Any, known: set[int]
     ) -> Iterator[InspectedModule]:
         where = f"{owner}.{attribute}" if owner else attribute
@@ -176,7 +176,7 @@ class _TensorCollector:
             requires_grad=self._ownership.framework.requires_gradient(tensor),
             gradient=self._ownership.gradient(tensor),
             groups=tuple(self._groups.pop(id(tensor), ())),
-            saved_as=self._saved(name, tensor, kind),
+            saved_as=self._keys_of(name, tensor, kind),
             moved=kind != "attribute",
             initialised=self._ownership.initialised(tensor),
             is_parameter=self._ownership.is_parameter(tensor),
@@ -188,7 +188,7 @@ class _TensorCollector:
         self.objects[name] = tensor
         facts.tensors.append(tensor_entry)
 
-    def _saved(self, name: str, tensor: Any, kind: str) -> tuple[str, ...]:
+    def _keys_of(self, name: str, tensor: Any, kind: str) -> tuple[str, ...]:
         if self._infer_saved:
             return (name,) if kind in ("parameter", "buffer") else ()
         return tuple(self._saved_keys.get(id(tensor), ()))

@@ -64,7 +64,7 @@ class PeekedCall:
     def tensors(self, kind: str) -> PeekedTensors:
         """Return the tensors of a kind; raise UsageError if the values of this call were dropped."""
         if kind not in KINDS:
-            raise UsageError(f"kind: {kind!r} does not flow through a module; there are {', '.join(KINDS)}")
+            raise UsageError(f"kind: {kind!r} does not flow through a module; choose from {', '.join(KINDS)}")
         if self._dropped:
             raise UsageError(self.explain_missing(kind))
         result, arrays = PeekedTensors(self, kind), self._arrays[kind]

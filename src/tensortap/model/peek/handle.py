@@ -49,7 +49,7 @@ class PeekOptions:
 
     def __post_init__(self) -> None:
         if unknown := [kind for kind in self.kinds if kind not in KINDS]:
-            raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; there are {', '.join(KINDS)}")
+            raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; choose from {', '.join(KINDS)}")
         if not isinstance(self.times, int) or self.times < 1:
             raise UsageError(f"times: {self.times!r} is not a number of calls, 1 or more")
         if not isinstance(self.max_memory, int) or self.max_memory < 0:

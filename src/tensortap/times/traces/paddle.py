@@ -36,7 +36,7 @@ def add_paddle_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
             timeline.kernels.add(device, start, end, correlation, -1)
             return
         thread = timeline.thread(_thread(event))
-        timeline.host(thread, start, end, _name(_LENGTH.sub("", event.get("name", "")), str(category)))
+        timeline.add_host_event(thread, start, end, _name(_LENGTH.sub("", event.get("name", "")), str(category)))
         if category in _RUNTIME:
             timeline.launches.add(correlation, thread, start)
         if timeline.origin is None:
@@ -58,9 +58,9 @@ def paddle_profile_timeline(profile: Any) -> Timeline:
         node = pending.pop()
         pending.extend(node.children_node)
         thread = timeline.thread(node.thread_id)
-        timeline.host(thread, node.start_ns, node.end_ns, _name(node.name, node.type.name))
+        timeline.add_host_event(thread, node.start_ns, node.end_ns, _name(node.name, node.type.name))
         for call in node.runtime_node:
-            timeline.host(thread, call.start_ns, call.end_ns, call.name)
+            timeline.add_host_event(thread, call.start_ns, call.end_ns, call.name)
             timeline.launches.add(call.correlation_id, thread, call.start_ns)
             for work in call.device_node:
                 timeline.kernels.add(work.device_id, work.start_ns, work.end_ns, call.correlation_id, -1)

@@ -35,7 +35,7 @@ def add_torch_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
             timeline.kernels.add(_integer(device), start, end, _integer(correlation), _integer(operator))
             return
         thread = timeline.thread((event.get("pid"), event.get("tid")))
-        timeline.host(thread, start, end, event.get("name", ""))
+        timeline.add_host_event(thread, start, end, event.get("name", ""))
         if correlation is not None:
             timeline.launches.add(_integer(correlation), thread, start)
         elif operator is not None:
@@ -70,7 +70,7 @@ def torch_profile_timeline(profile: Any) -> Timeline:
                 timeline.kernels.add(event.device_index(), start, end, event.correlation_id(), operator)
         elif not _is_hidden(event):
             thread = timeline.thread(event.device_resource_id())
-            timeline.host(thread, start, start + event.duration_ns(), name)
+            timeline.add_host_event(thread, start, start + event.duration_ns(), name)
             if _RUNTIME.match(name):
                 timeline.launches.add(event.correlation_id(), thread, start)
             else:
