@@ -76,7 +76,7 @@ def test_forward_and_backward_have_spans(tmp_path: Path) -> None:
         assert found[f"backward ends layers.{i}.fc2 (Linear)"] == 1
 
 
-def test_recomputation_has_its_own_word(tmp_path: Path) -> None:
+def test_recomputation_spans_are_named_recompute(tmp_path: Path) -> None:
     model = Net(again=True)
     with annotate(model):
         found = Counter(name for name, _ in spans(lambda: train(model), tmp_path))
@@ -84,7 +84,7 @@ def test_recomputation_has_its_own_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_no_bit_changes_and_nothing_stays(again: bool) -> None:
+def test_training_is_bit_identical_and_no_hook_remains(again: bool) -> None:
     results = []
     for marked in (False, True):
         paddle.seed(0)
@@ -104,7 +104,7 @@ def test_no_bit_changes_and_nothing_stays(again: bool) -> None:
     assert all((plain == seen).all() for plain, seen in zip(*results, strict=True))
 
 
-def test_an_exception_closes_what_it_left(tmp_path: Path) -> None:
+def test_an_exception_leaves_no_span_open(tmp_path: Path) -> None:
     model = Net()
 
     def stop(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Traces in paddle's own format: lengths in names, two lanes a thread, exact times as text."""
+"""Traces in paddle's format: lengths in names, two lanes per thread, exact times as text."""
 
 from __future__ import annotations
 

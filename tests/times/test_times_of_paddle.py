@@ -35,7 +35,7 @@ class Net(paddle.nn.Layer):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleTimes, ModuleTimes]:
-    """From the profiler itself, and from what it exports."""
+    """Times from the live profiler, and from its exported trace."""
     model = Net()
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     path = tmp_path_factory.mktemp("paddle") / "trace.json"
@@ -50,13 +50,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleTimes, ModuleT
     return module_times(prof), module_times(path)
 
 
-def test_all_rows_together_are_the_span_of_the_profile(both: tuple[ModuleTimes, ModuleTimes]) -> None:
+def test_own_times_sum_to_the_span_of_the_profile(both: tuple[ModuleTimes, ModuleTimes]) -> None:
     for times in both:
         assert times.ledger.framework == "paddle" and times.ledger.steps == 2
         assert sum(row.own for row in times.rows) == pytest.approx(times.ledger.span / 1000)
 
 
-def test_both_say_the_same(both: tuple[ModuleTimes, ModuleTimes]) -> None:
+def test_live_and_exported_profiles_agree(both: tuple[ModuleTimes, ModuleTimes]) -> None:
     live, exported = ({(row.module, row.phase): row for row in times.table().rows} for times in both)
     assert set(live) == set(exported)
     for name, row in live.items():

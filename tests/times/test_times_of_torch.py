@@ -1,4 +1,4 @@
-"""Real profiles of torch: what must hold of them however long anything took."""
+"""Real profiles of torch: properties that hold whatever the times are."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     return profiled(model, lambda: model(words).float().square().mean(), tmp_path_factory.mktemp("llama"))
 
 
-def test_all_rows_together_are_the_span_of_the_profile(llama: Profiled) -> None:
+def test_own_times_sum_to_the_span_of_the_profile(llama: Profiled) -> None:
     ledger = llama.live.ledger
     assert sum(usage.own for usage in llama.usage.values()) == pytest.approx(ledger.span / 1000)
     assert all(usage.own >= 0 and usage.total >= usage.own for usage in llama.usage.values())
 
 
-def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
+def test_an_exported_trace_gives_the_same_times(llama: Profiled) -> None:
     def rows(times: ModuleTimes) -> dict[tuple[str, str, str], tuple[int, float]]:
         return {(row.module, row.cls, row.phase): (row.calls, row.memory) for row in times.table(sort="order").rows}
 
@@ -76,7 +76,7 @@ def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> No
     assert {phase for _, phase in calls} == {"forward", "backward", "other"}
 
 
-def test_totals_of_parts_are_in_the_total_of_the_whole(llama: Profiled) -> None:
+def test_totals_of_submodules_are_within_their_parents_total(llama: Profiled) -> None:
     usage = llama.usage
     for phase in ("forward", "backward"):
         inside = sum(each.own for name, each in usage.items() if name[0][0] != "(" and name[1] == phase)
@@ -87,7 +87,7 @@ def test_totals_of_parts_are_in_the_total_of_the_whole(llama: Profiled) -> None:
             assert usage[block, phase].total == pytest.approx(sum(parts))
 
 
-def test_a_container_whose_backward_is_all_of_its_parts_has_none_of_its_own(tmp_path: Path) -> None:
+def test_a_container_without_its_own_nodes_has_no_own_backward_time(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 4)))
     usage = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).usage
     for name in ("(root)", "0", "1"):
@@ -110,7 +110,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputation_is_a_phase_and_in_no_other(reentrant: bool, tmp_path: Path) -> None:
+def test_recomputation_counts_in_no_other_phase(reentrant: bool, tmp_path: Path) -> None:
     model = Blocks(reentrant)
     found = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path)
     usage = found.usage
@@ -161,7 +161,7 @@ def test_the_table_fits_and_can_be_sorted(llama: Profiled) -> None:
     assert [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_profiles_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         torch.ones(1)
     with pytest.raises(UsageError, match=r"no spans of tensortap\.annotate"):

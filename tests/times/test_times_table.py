@@ -26,7 +26,7 @@ def made(tmp_path: Path, slower: float = 0, head: str = "head (Linear)") -> Time
     return trace.ledger(tmp_path)
 
 
-def test_depth_folds_what_is_deeper(tmp_path: Path) -> None:
+def test_depth_folds_deeper_modules(tmp_path: Path) -> None:
     ledger = made(tmp_path)
     rows = {row.module: row for row in make_table(ledger, depth=2).rows if row.phase == "forward"}
     assert set(rows) == {"(root)", "layers.0", "layers.1", "head"}
@@ -69,7 +69,7 @@ def test_every_column_sorts_both_ways(sort: str, tmp_path: Path) -> None:
         assert values == sorted(values, reverse=True)
 
 
-def test_the_rest_is_said_where_rows_are_cut(tmp_path: Path) -> None:
+def test_the_rest_is_reported_if_rows_are_left_out(tmp_path: Path) -> None:
     ledger = made(tmp_path)
     whole, cut = make_table(ledger, top=0), make_table(ledger, top=3)
     assert cut.rows == whole.rows[:3] and cut.left_out == len(whole.rows) - 3
@@ -83,7 +83,7 @@ def test_wrong_arguments(wrong: dict[str, object], tmp_path: Path) -> None:
         make_table(made(tmp_path), **wrong)
 
 
-def test_a_step_on_average(tmp_path: Path) -> None:
+def test_averages_per_step(tmp_path: Path) -> None:
     trace = Trace()
     for start in (10, 60, 110, 160):
         trace.module("forward (root) (Net)", start, start + 20)
