@@ -35,7 +35,7 @@ class _DumpedCall:
     input_paths: list[str] | None = None
     repeated: dict[str, str] = field(default_factory=dict)
     """Path → first path of the same tensor, for a tensor that was passed several times."""
-    replay: bool = False
+    recomputation: bool = False
     key: Key | None = None
     inputs: dict[str, tuple[Array, int]] = field(default_factory=dict)
     output_paths: list[str] = field(default_factory=list)
@@ -115,7 +115,7 @@ class DumpSink:
         self._write_returned()
         given = open_arguments(args, kwargs, self._leaf).tensors
         if not (self._running and self._running[-1].site is site and self._running[-1].input_paths is None):
-            self._running.append(_DumpedCall(site, replay=self._framework.replaying()))
+            self._running.append(_DumpedCall(site, recomputation=self._framework.replaying()))
         self._running[-1].input_paths = [path for path, _ in given]
         self._running[-1].repeated = _repeated(given)
 
@@ -143,7 +143,7 @@ class DumpSink:
             self._write(call)
 
     def _write(self, call: _DumpedCall, returned: bool = True) -> None:
-        if call.replay and call.key is None:  # a recomputation, which was written when it ran first
+        if call.recomputation and call.key is None:  # a recomputation, which was written when it ran first
             return
         input_paths = call.input_paths if call.input_paths is not None else list(call.inputs)
         datasets = [

@@ -116,7 +116,10 @@ class RunningLoad:
 
 
 def _ran_to_the_end(error: BaseException | None) -> bool:
-    """Torch copies all tensors that fit, then raises one error for the others. Any other error stops it at once."""
+    """Return whether the load copied all tensors that fit.
+
+    Torch then raises one error for the others. Any other error stops the load at once.
+    """
     return error is None or "Error(s) in loading state_dict" in str(error)
 
 
@@ -127,7 +130,7 @@ def _may_be_skipped(key: str, error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What a load did, as plain data. Names are those of the model, keys those of the checkpoint."""
+    """The outcome of a load, as plain data. Names are those of the model, keys those of the checkpoint."""
 
     where: str
     target: str = ""
