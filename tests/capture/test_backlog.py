@@ -13,7 +13,7 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import Blocks, FakeWorkshop, Forever, nothing
+from support.fake_gpu import Blocks, FakeReader, Forever, nothing
 from tensortap.capture import recorder
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 
@@ -21,7 +21,7 @@ OUTPUT_BYTES = 4 * 8 * 4
 
 
 @pytest.fixture
-def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     return fake_gpu.install(monkeypatch)
 
 
@@ -204,7 +204,7 @@ def test_a_device_that_fails_takes_nothing_of_the_step_before_along(
 
 def test_a_trial_that_is_cut_short_is_no_proof(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output is changed, uncounted, in the second of two micro steps; rows go out before it is read again there."""
-    monkeypatch.setattr(recorder, "_MANY", 10)
+    monkeypatch.setattr(recorder, "_MOST_PENDING", 10)
     micro, earlier = [0], list[torch.Tensor]()
 
     def between(number: int, x: torch.Tensor) -> torch.Tensor:

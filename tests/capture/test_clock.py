@@ -37,15 +37,15 @@ def test_regions_that_run_again_in_reverse_are_told_apart_by_their_inputs() -> N
     clock.leave("")
     repeated = []
     for region in ("b", "a"):
-        clock.enter_again("block", [identity(region)])
-        repeated += [clock.enter_again("shared", [identity("made anew")]).number for _ in range(2)]
+        clock.enter_recomputation("block", [identity(region)])
+        repeated += [clock.enter_recomputation("shared", [identity("made anew")]).number for _ in range(2)]
     assert repeated == [2, 3, 0, 1]
 
 
 def test_a_module_that_only_runs_in_backward_is_a_new_call() -> None:
     clock = Clock()
     clock.enter("", [])
-    assert not clock.enter_again("helper", []).replay
+    assert not clock.enter_recomputation("helper", []).recomputed
 
 
 def test_a_loop_that_never_ends_its_step_is_not_remembered_for_ever() -> None:

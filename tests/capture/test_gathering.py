@@ -15,7 +15,7 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu, zoo
-from support.fake_gpu import FakeWorkshop
+from support.fake_gpu import FakeReader
 from support.tapping import ALL_KINDS, everything
 from tensortap.capture.deferred import read_order as read_order
 
@@ -23,7 +23,7 @@ OUTPUT_BYTES = 4 * 8 * 4
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorkshop]:
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeReader]:
     """What is put off is read when four more of a chain's outputs have come, at the latest."""
     with fake_gpu.window(monkeypatch, 4 * OUTPUT_BYTES):
         yield fake_gpu.install(monkeypatch)()
@@ -65,7 +65,7 @@ def plainly(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_the_run_is_the_same(tmp_path: Path, patient: FakeWorkshop) -> None:
+def test_the_run_is_the_same(tmp_path: Path, patient: FakeReader) -> None:
     for name, gather in (("once", False), ("later", True)):
         torch.manual_seed(3)
         model = zoo.Residual()
@@ -84,7 +84,7 @@ def test_the_run_is_the_same(tmp_path: Path, patient: FakeWorkshop) -> None:
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("kinds", ["output", ("input", "output", "grad_output", "param_grad")])
 def test_what_is_changed_in_every_step_is_never_put_off(
-    tmp_path: Path, patient: FakeWorkshop, changed: set[int], counted: bool, kinds: Any
+    tmp_path: Path, patient: FakeReader, changed: set[int], counted: bool, kinds: Any
 ) -> None:
     def double(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if number in changed and counted:
@@ -101,7 +101,7 @@ def test_what_is_changed_in_every_step_is_never_put_off(
 
 
 def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
-    tmp_path: Path, patient: FakeWorkshop
+    tmp_path: Path, patient: FakeReader
 ) -> None:
     earlier: list[torch.Tensor] = []
 
@@ -118,7 +118,7 @@ def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
     assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
 
 
-def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: FakeWorkshop) -> None:
+def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: FakeReader) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2) if number == 2 and step >= 2 else x
 
@@ -136,9 +136,9 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
 
 
 def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
-    tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patient: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
 
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if number == 2 and step >= 3:
@@ -155,15 +155,15 @@ def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
 
 
 def test_places_are_tried_again_by_the_steps_that_are_recorded(
-    tmp_path: Path, patient: FakeWorkshop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patient: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
     record(tmp_path / "run", plainly, 4 * 12, kinds="output", steps=range(0, 48, 4))
     assert patient.tried > 6 + 2 * 6  # in the first step, and then every place every fourth time
     tt.open(tmp_path / "run")
 
 
-def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: FakeWorkshop) -> None:
+def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: FakeReader) -> None:
     torch.manual_seed(0)
     model = Chain(lambda number, x: x)
     with tt.capture(model, tmp_path / "run", kinds="output", classes="Linear") as tap:
@@ -176,7 +176,7 @@ def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: FakeWorks
     assert patient.waited
 
 
-def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: FakeWorkshop) -> None:
+def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: FakeReader) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if step == 4:
             raise ZeroDivisionError
@@ -187,7 +187,7 @@ def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, p
     assert any("parts.2" in notice for notice in tt.open(tmp_path / "run").notices)
 
 
-def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: FakeWorkshop) -> None:
+def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: FakeReader) -> None:
     record(tmp_path / "whole", plainly, 3, keep="tensors")
     with torch.no_grad():
         model = Chain(lambda number, x: x)

@@ -14,7 +14,7 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
 from tensortap.frameworks.torch.cuda import reader as torch_cuda
-from tensortap.frameworks.torch.cuda.host_copies import CudaSending
+from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
 from tensortap.kernels import summarize
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -174,7 +174,7 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_ring_that_is_written_over_by_several_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_cuda, "CudaSending", partial(CudaSending, ring=8 << 20, part=1 << 20))
+    monkeypatch.setattr(torch_cuda, "CudaHostCopies", partial(CudaHostCopies, ring=8 << 20, part=1 << 20))
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).cuda()
     x = torch.randn(1500, 512, device="cuda")
     streams = [torch.cuda.Stream() for _ in range(3)]

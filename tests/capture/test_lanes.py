@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import Blocks, FakeWorkshop, nothing
+from support.fake_gpu import Blocks, FakeReader, nothing
 from tensortap.capture.deferred import read_order as read_order
 from tensortap.capture.recorder import Recorder
 from tensortap.frameworks.torch.cuda import lane as torch_lane
@@ -29,7 +29,7 @@ Step = Callable[[nn.Module, int, Any], None]
 
 
 @pytest.fixture
-def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     return fake_gpu.install(monkeypatch)
 
 
@@ -39,12 +39,12 @@ def train(model: nn.Module, step: int, tap: Any) -> None:
 
 def alike(
     path: Path,
-    new_gpu: Callable[[], FakeWorkshop],
+    new_gpu: Callable[[], FakeReader],
     make: Callable[[], nn.Module],
     step: Step = train,
     least: float = 0.25,
     **options: Any,
-) -> FakeWorkshop:
+) -> FakeReader:
     """Both ways of reading give the same records; returns the device_reader that read together."""
     found = []
     for gather in (False, True):
@@ -184,8 +184,8 @@ def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_g
 def test_large_tensors_are_neither_put_off_nor_read_twice(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("torch_lane", "torch/cuda/backlog"):
-        monkeypatch.setattr(f"tensortap.frameworks.{module}.TOO_LARGE", 100)
+    for module in ("lane", "deferred"):
+        monkeypatch.setattr(f"tensortap.frameworks.torch.cuda.{module}.TOO_LARGE", 100)
     gpu = new_gpu()
     model = Blocks(4, nothing)
     with tt.capture(model, tmp_path / "run", kinds="output") as tap:
@@ -265,7 +265,7 @@ def test_what_was_noticed_is_told_though_the_device_fails_at_the_end(
         if now[0] < 3:
             tap.step()
             tap.flush()
-    monkeypatch.setattr(FakeWorkshop, fails, fail)
+    monkeypatch.setattr(FakeReader, fails, fail)
     with pytest.raises(tt.TensortapError, match="the device is lost") if on_error == "raise" else nullcontext():
         tap.close()
     assert ("the device is lost" in capsys.readouterr().err) == (on_error == "warn")
@@ -280,9 +280,9 @@ def test_what_was_found_before_the_device_failed_is_waited_for(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of the last whole step are still on their way when the device fails."""
-    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
     failed = threading.Event()
-    collect = FakeWorkshop.collect
+    collect = FakeReader.collect
 
     def late(self: Any, tickets: Any) -> Any:
         failed.wait()
@@ -300,9 +300,9 @@ def test_what_was_found_before_the_device_failed_is_waited_for(
         tap.flush()
         train(model, now[0], tap)
         if now[0] == last:
-            monkeypatch.setattr(FakeWorkshop, "collect", late)
+            monkeypatch.setattr(FakeReader, "collect", late)
         tap.step()
-    monkeypatch.setattr(FakeWorkshop, "end_step", fail)
+    monkeypatch.setattr(FakeReader, "end_step", fail)
     with pytest.raises(tt.TensortapError, match="the device is lost"):
         tap.close()
     assert any("parts.0: output 0 was changed without" in notice for notice in tt.open(tmp_path / "run").notices)
@@ -357,7 +357,7 @@ def test_a_first_batch_that_is_larger_than_the_others(
 def test_places_that_are_not_met_in_every_step_are_tried_again_too(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_CHECKED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
     now = [0]
 
     class Sometimes(nn.Module):
@@ -475,7 +475,7 @@ def test_an_interrupt_leaves_no_row_that_nobody_has_read(
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     torch.manual_seed(0)
     batches = [torch.randn(4, 8) for _ in range(6)]
-    looked = torch_lane._Waiting.unchanged
+    looked = torch_lane._WaitingTensor.unchanged
     interrupts = [KeyboardInterrupt()]
 
     def interrupted(waiting: Any) -> bool:
@@ -483,7 +483,7 @@ def test_an_interrupt_leaves_no_row_that_nobody_has_read(
             raise interrupts.pop()
         return looked(waiting)
 
-    monkeypatch.setattr(torch_lane._Waiting, "unchanged", interrupted)
+    monkeypatch.setattr(torch_lane._WaitingTensor, "unchanged", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
         for batch in batches:
             try:

@@ -159,7 +159,7 @@ def test_an_error_half_way_leaves_no_hook_behind(
 
 def test_an_interrupt_half_way_has_nothing_recorded_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    stays = Torch.hook_stays
+    stays = Torch.hook_is_current
     asked: list[None] = []
 
     def interrupted(self: Torch, parameter: Any, remove: Any) -> bool:
@@ -168,7 +168,7 @@ def test_an_interrupt_half_way_has_nothing_recorded_twice(tmp_path: Path, monkey
             raise KeyboardInterrupt
         return stays(self, parameter, remove)
 
-    monkeypatch.setattr(Torch, "hook_stays", interrupted)
+    monkeypatch.setattr(Torch, "hook_is_current", interrupted)
     with tt.capture(model, tmp_path / "a") as tap:
         step(model, tap)
         with pytest.raises(KeyboardInterrupt):

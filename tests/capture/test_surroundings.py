@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensortap
-from tensortap.capture.environment import surroundings
+from tensortap.capture.environment import describe_environment
 
 
 def _captured(path: Path) -> dict[str, object]:
@@ -46,7 +46,7 @@ def test_equal_random_states_have_equal_checksums_and_looking_draws_nothing() ->
     for seed in (0, 0, 1):
         random.seed(seed)
         np.random.seed(seed)
-        found.append(surroundings({"random_states": {"torch": "x"}})["random_states"])
+        found.append(describe_environment({"random_states": {"torch": "x"}})["random_states"])
     assert found[0] == found[1]
     assert found[0]["torch"] == "x"
     for name in ("numpy", "python"):
@@ -54,5 +54,5 @@ def test_equal_random_states_have_equal_checksums_and_looking_draws_nothing() ->
     random.seed(1)
     expected = random.random()
     random.seed(1)
-    surroundings({})
+    describe_environment({})
     assert random.random() == expected

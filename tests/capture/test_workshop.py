@@ -20,9 +20,10 @@ import tensortap as tt
 from support import fake_gpu, zoo
 from support.tapping import ALL_KINDS, everything, hooks_on
 from tensortap.errors import CaptureError
-from tensortap.frameworks.base import Collected, Identity
+from tensortap.frameworks.base import Identity
+from tensortap.frameworks.device_reader import CollectedSummaries
 from tensortap.frameworks.torch.framework import Torch
-from tensortap.frameworks.torch.memory import StorageWatch
+from tensortap.frameworks.torch.memory import StorageHold
 from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.store import memory
@@ -134,7 +135,7 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
     Counted is what capture itself keeps, without the device's own tickets."""
     there.submit = lambda tensor, known=None, later=None, flat=None: None  # type: ignore[assignment, method-assign]
-    there.collect = lambda tickets: Collected(  # type: ignore[method-assign]
+    there.collect = lambda tickets: CollectedSummaries(  # type: ignore[method-assign]
         columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
     )
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(50)))
@@ -158,16 +159,16 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -
 
 
 def test_no_memory_is_watched_longer_than_the_step(tmp_path: Path, there: OpsReader) -> None:
-    watches: list[StorageWatch] = []
+    watches: list[StorageHold] = []
 
-    def watch() -> StorageWatch:
-        watches.append(StorageWatch())
+    def watch() -> StorageHold:
+        watches.append(StorageHold())
         return watches[-1]
 
     def watched() -> int:
         return sum(map(len, watches))
 
-    there.watch = watch  # type: ignore[method-assign, assignment]
+    there.hold_tokens = watch  # type: ignore[method-assign, assignment]
 
     model = nn.Linear(3, 2)
     with tt.capture(model, tmp_path / "run") as tap:
@@ -204,18 +205,18 @@ def test_a_tensor_is_known_again_while_its_memory_and_version_last() -> None:
 def test_a_token_is_that_of_one_tensor_while_its_memory_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = fake_gpu.install(monkeypatch)()
     base = torch.ones(4, 8)
-    first, *_, flat = gpu.described(base)
-    assert flat and first == gpu.described(base.detach())[0]
+    first, *_, flat = gpu.describe(base)
+    assert flat and first == gpu.describe(base.detach())[0]
     whole = base.view(2, 16), base[:2], base.view(torch.int32), torch.ones(4, 8)
     parts = base[:, ::2], base.t(), base[0, 1:], base[:0].view(0, 8, 2), base.flatten()[::2], torch._neg_view(base)
-    assert len({gpu.described(other)[0] for other in (base, *whole, *parts)}) == 11
-    assert all(gpu.described(other)[3] for other in whole) and not any(gpu.described(p)[3] for p in parts if p.numel())
+    assert len({gpu.describe(other)[0] for other in (base, *whole, *parts)}) == 11
+    assert all(gpu.describe(other)[3] for other in whole) and not any(gpu.describe(p)[3] for p in parts if p.numel())
     base.add_(1)
-    assert gpu.described(base)[0] != first
+    assert gpu.describe(base)[0] != first
     with torch.inference_mode():
-        assert gpu.described(torch.ones(4, 8))[0] is None
+        assert gpu.describe(torch.ones(4, 8))[0] is None
 
-    watch = gpu.watch()
+    watch = gpu.hold_tokens()
     watch.add(base)
     address = base.untyped_storage()._cdata
     del base, whole, parts
@@ -234,14 +235,14 @@ def test_a_tensor_of_another_class_has_the_token_of_the_plain_one(monkeypatch: p
     gpu = fake_gpu.install(monkeypatch)()
     base = torch.ones(4, 8)
     parts = base, base.view(2, 16), base[:2], base[:, ::2], base.t(), base[0, 1:]
-    plain = [gpu.described(part)[:3] for part in parts]
-    marked = [gpu.described(part.as_subclass(Marked)) for part in parts]
+    plain = [gpu.describe(part)[:3] for part in parts]
+    marked = [gpu.describe(part.as_subclass(Marked)) for part in parts]
     assert [found[:3] for found in marked] == plain and len(set(plain)) == len(parts)
     assert not any(found[3] for found in marked), "it may work otherwise: it is not read as it lies"
     base.add_(1)
-    assert gpu.described(base.as_subclass(Marked))[0] == gpu.described(base)[0] != plain[0][0]
+    assert gpu.describe(base.as_subclass(Marked))[0] == gpu.describe(base)[0] != plain[0][0]
     with torch.inference_mode():
-        assert gpu.described(torch.ones(4, 8).as_subclass(Marked)) == (None, "float32", (4, 8), False)
+        assert gpu.describe(torch.ones(4, 8).as_subclass(Marked)) == (None, "float32", (4, 8), False)
 
 
 @pytest.mark.parametrize("gather", [True, False])
@@ -291,7 +292,7 @@ def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, ther
 
 
 def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: Path, there: OpsReader) -> None:
-    def collect(tickets: Sequence[Any]) -> Collected:
+    def collect(tickets: Sequence[Any]) -> CollectedSummaries:
         raise RuntimeError("an illegal memory access was encountered")
 
     there.collect = collect  # type: ignore[method-assign]

@@ -236,7 +236,7 @@ def test_a_device_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UsageError, match="torch finds no GPU here; leave the device out"):
         tt.compare(run, run, device="cuda")
     for name in ("mps", "nonsense"):
-        with pytest.raises(UsageError, match=f"device='{name}' is not known"):
+        with pytest.raises(UsageError, match=f"device='{name}' is unknown"):
             tt.compare(run, run, device=name)
     with pytest.raises(UsageError, match="workers measure on the CPU"):
         tt.compare(run, run, device="cuda", workers=2)

@@ -32,7 +32,7 @@ ENTRIES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("given", NO_MODELS)
 def test_arguments_that_are_not_models(entry: Any, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"is no model: give a torch\.nn\.Module or a paddle\.nn\.Layer") as told:
+    with pytest.raises(UsageError, match=r"is not a model: give a torch\.nn\.Module or a paddle\.nn\.Layer") as told:
         entry(given)
     assert told.value.__context__ is None  # one error and not two
     assert not list(tmp_path.iterdir())

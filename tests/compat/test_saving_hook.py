@@ -289,7 +289,7 @@ def test_nothing_grows_with_the_micro_steps(tmp_path: Path) -> None:
     sizes = []
     for _ in range(5):
         train(model, 3)
-        sizes.append((sum(map(len, hook._clock._past.values())), len(hook._watcher._passing), hooks_on(model)))
+        sizes.append((sum(map(len, hook._clock._past.values())), len(hook._watcher._step_hooks), hooks_on(model)))
     assert len(set(sizes)) == 1
 
 

@@ -262,7 +262,7 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
     alone = [device_reader.submit(tensor) for tensor in tensors]
     together: list[Any] = []
     for tensor in tensors:
-        assert device_reader.put_off(tensor, Forever(), lambda seen: together.append(device_reader.submit(seen)))
+        assert device_reader.defer(tensor, Forever(), lambda seen: together.append(device_reader.submit(seen)))
     device_reader.end_step()
     one, other = (device_reader.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
@@ -284,9 +284,9 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
 
     device_reader.submit(steady[:1])  # until a stream has been met, nothing waits for it
     for tensor in (steady, steady, changed, changed):
-        assert device_reader.put_off(tensor, Forever(), look)
+        assert device_reader.defer(tensor, Forever(), look)
     if looked:
-        device_reader.catch_up()
+        device_reader.run_deferred()
     changed.mul_(2)
     device_reader.end_step()
     columns, unchanged, missed = device_reader.collect(tickets)

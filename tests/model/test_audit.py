@@ -11,6 +11,7 @@ import pytest
 
 from support.audited import Library, MasterSGD
 from tensortap.errors import UsageError
+from tensortap.frameworks import framework_of
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
 
@@ -364,8 +365,9 @@ def test_lines_of_installed_packages_are_not_user_code(library: Library, tmp_pat
 def test_a_change_on_a_device_is_noticed_before_the_step_that_follows(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensortap.frameworks.loading.in_host_memory", lambda _: False)
     model = library.net(0)
+    loading: Any = framework_of(model)
+    monkeypatch.setattr(type(loading.loading()), "in_host_memory", lambda *_: False)
     optimizer = library.optimizer(model)
     with audit(model, optimizer) as found:
         library.train(model, optimizer)

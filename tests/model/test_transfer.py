@@ -184,5 +184,5 @@ def test_the_report_is_json_serialisable() -> None:
 
 
 def test_only_models_are_accepted() -> None:
-    with pytest.raises(UsageError, match=r"a builtins\.dict is no model"):
+    with pytest.raises(UsageError, match=r"a builtins\.dict is not a model"):
         tt.transfer(nn.Linear(2, 2), {"weight": 1})

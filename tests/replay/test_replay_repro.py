@@ -18,6 +18,7 @@ from support.reproductions import errors, run_script
 from support.tapping import tapped
 from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
+from tensortap.frameworks.torch.dialect import TorchDialect
 
 MODEL = """
 import torch
@@ -151,7 +152,7 @@ def test_plain_arguments_are_written_as_code() -> None:
         "device": [OpaqueValue("device", "cuda:0")],
         "text": "a\n'\"\udc80",
     }
-    written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t")
+    written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t", TorchDialect().opaque)
     args, kwargs = eval(f"(lambda *args, **kwargs: (args, kwargs))({written})", {"torch": torch, "t": 0})
     assert args == (0, [1, (2.5,)], {"k": None})
     assert math.isnan(kwargs.pop("nan"))
@@ -177,7 +178,7 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
         "other": OpaqueValue("object", evil),
     }
     found = arranged([evil], kept, forward, {}, "x")
-    written = found.written(lambda path: "t")
+    written = found.written(lambda path: "t", TorchDialect().opaque)
     assert eval(f"dict({written})", {"t": 1, "torch": SimpleNamespace(device=str)}) == {
         evil: 1,
         "k": evil,

@@ -67,7 +67,13 @@ def test_times_of_modules_with_long_names_drop_the_class_first() -> None:
         for phase in ("forward", "backward")
         for name in EXPERTS
     ]
-    whole = {"framework": "torch", "span": 1e6, "steps": 3, "device": {"kernels": 0, "unlinked": 0}}
+    whole = {
+        "framework": "torch",
+        "backward_calls": "graph nodes",
+        "span": 1e6,
+        "steps": 3,
+        "device": {"kernels": 0, "unlinked": 0},
+    }
     facts = {**whole, "by": "module", "rows": rows, "rows_left_out": 0}
     page = [line.plain for line in times_page(facts, 80)]
     names = [line.split()[0] for line in page[3 : 3 + len(EXPERTS)]]

@@ -89,4 +89,4 @@ def device_reader(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake_gpu.install(monkeypatch)
     monkeypatch.setattr(gpu, "compiled", _compiled_here)
     monkeypatch.setattr(gpu, "clear", lambda address, count, stream: ctypes.memset(address, 0, 4 * count))
-    return fake_gpu.FakeWorkshop(Gpu(Device(0, (9, 0), PROCESSORS, "")))
+    return fake_gpu.FakeReader(Gpu(Device(0, (9, 0), PROCESSORS, "")))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.base import DeferralBound, Trial
+from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
@@ -108,21 +108,21 @@ class FakeEvent:
         pass
 
 
-class FakeWorkshop(CudaReader):
+class FakeReader(CudaReader):
     def __init__(self, gpu: Any = None) -> None:
         super().__init__()
         self.gpu = gpu or FakeGpu()
         self.waited = self.tried = 0
         """How many tensors were put off, and read at once and again."""
 
-    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[torch.Tensor], None]) -> bool:
-        taken = super().put_off(tensor, bound, look)
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[torch.Tensor], None]) -> bool:
+        taken = super().defer(tensor, bound, look)
         self.waited += taken
         return taken
 
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         self.tried += 1
-        super().submit_again(tensor, trial)
+        super().submit_trial(tensor, trial)
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         return OpsReader().parts(tensor)
@@ -142,12 +142,12 @@ def no_context(*_: Any) -> Any:
     return nullcontext()
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeWorkshop]:
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     """From now on all tensors are on that GPU. What is returned makes a new one."""
-    made: list[FakeWorkshop] = []
+    made: list[FakeReader] = []
 
-    def new() -> FakeWorkshop:
-        made.append(FakeWorkshop())
+    def new() -> FakeReader:
+        made.append(FakeReader())
         return made[-1]
 
     new()
@@ -174,11 +174,11 @@ def window(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> Iterator[None]:
 
 
 class Forever:
-    """Whoever waits may wait."""
+    """A bound that never ends."""
 
-    proven = 1 << 60
+    safe_delay = 1 << 60
 
-    def lost(self) -> None:
+    def report_changed(self) -> None:
         pass
 
 

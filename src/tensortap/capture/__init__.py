@@ -1,4 +1,4 @@
-"""The first phase: tap a model while it trains, and write what flows through it into a run."""
+"""The first phase: tap a model while it trains, and write its tensors into a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def capture(
     max_memory: int | None = None,
     gather: bool = True,
 ) -> Tap:
-    """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`; write what flows through it to a folder.
+    """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`, and write its tensors to a folder.
 
     path: the folder of the run. None holds the run in memory, as `tap.run`.
     keep: "summary" (counts, moments, digest and sketch of each tensor), "tensors" (all bytes too), or a mapping from
@@ -43,25 +43,25 @@ def capture(
     classes: class names; only modules of one of them are tapped.
     steps: the steps to record, any container of ints; None is every step.
     ranks: the ranks that record; None is every rank.
-    optimizer: its steps are counted, and no `tap.step()` is needed. Give the one whose `step()` is called: a wrapper
-        rather than what it wraps. A `paddle.Model` stands for the optimizer that it was prepared with.
+    optimizer: its steps are counted, and no `tap.step()` is needed. Give the object whose `step()` is called: the
+        wrapper, not what it wraps. A `paddle.Model` stands for the optimizer that it was prepared with.
     overwrite: replace an earlier run at `path`.
     on_error: what an error inside the tap does. "warn" stops the recording, writes one line to stderr and the reason
-        into the run, and lets training go on. "raise" raises CaptureError at the end of the step.
-    compiled: "boundary" looks at compiled modules from outside; "eager" runs them uncompiled and sees everything.
+        into the run, and training continues. "raise" raises CaptureError at the end of the step.
+    compiled: "boundary" sees compiled modules from outside; "eager" runs them uncompiled and sees everything.
     max_buffer: bytes of host memory that may wait for the disk.
-    max_memory: without a path, the most bytes that the run may take. None is 2 GiB, or a quarter of the memory if that
-        is less. Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept,
-        with a line on stderr and a notice. If records fill all of it, recording stops as it does on a full disk.
-    gather: on a GPU, read several tensors together, a little after they are seen, where that has proved to be the same.
-        False reads each at once.
+    max_memory: upper bound in bytes for a run in memory. None is 2 GiB, or a quarter of the memory if that is less.
+        Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept, with a line on
+        stderr and a notice. If records fill all of it, recording stops as it does on a full disk.
+    gather: on a GPU, defer reads so that several tensors share one launch, where a trial showed equal results. False
+        reads each tensor at once.
 
-    What the modules are called with beside tensors is kept as well, where it changes.
+    Plain arguments of calls are kept as well, where they change.
 
     Evaluation between training steps (autograd off, or the model in eval mode) is neither recorded nor counted; the
-    coverage says how many forwards that were. A run that never trains is recorded whole.
+    coverage reports the number of its forwards. A run that never trains is recorded whole.
 
-    Nothing in the training changes, and nothing stays behind after the block or `close()`. `tap.run` is the run.
+    The training is unchanged, and nothing remains after the block or `close()`. `tap.run` is the run.
 
     >>> with tensortap.capture(model, "runs/a", keep="tensors", steps=range(0, 100, 10)) as tap:
     ...     for batch in loader:
@@ -74,12 +74,12 @@ def capture(
     ...     model(batch).sum().backward()
     >>> tensortap.compare(tap.run, "runs/a")
     """
-    from tensortap.capture.tap import Options, Tap  # loads the writer: not before it is needed
+    from tensortap.capture.tap import Tap, TapOptions  # loads the writer, so only when needed
 
     selection = Selection(keep, kinds, modules, classes, steps, ranks)
     if path is None and max_buffer is not None:
         raise UsageError("max_buffer is for a run on disk, and there is no path: bound a run in memory with max_memory")
     if path is not None and max_memory is not None:
         raise UsageError("max_memory is for a run in memory, and there is a path: bound its buffers with max_buffer")
-    options = Options(overwrite, on_error, compiled, max_buffer, gather, max_memory)
+    options = TapOptions(overwrite, on_error, compiled, max_buffer, gather, max_memory)
     return Tap(model, path, selection, options, optimizer)

@@ -1,18 +1,18 @@
-"""The book of what was seen of each module, so that a hole is never mistaken for agreement."""
+"""Coverage: what the tap saw of each module, so that a gap is never mistaken for agreement."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from tensortap.capture.tree import Alias, Site
+from tensortap.capture.tree import ModuleAlias, Site
 from tensortap.core.records import ALL_FROZEN, GRADIENT_KINDS, Coverage, Status
 
 __all__ = ["CoverageBook"]
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ModuleCoverage:
     site: Site
     calls: int = 0
     gradients: int = 0
@@ -22,16 +22,16 @@ class _Entry:
 
 
 class CoverageBook:
-    """Collects per module what happened; `rows()` turns it into the report."""
+    """Collects what happened to each module; `rows()` returns the report."""
 
     def __init__(
         self,
         sites: Sequence[Site],
-        aliases: Sequence[Alias],
+        aliases: Sequence[ModuleAlias],
         kinds: Collection[str],
         frozen: Collection[str] = (),
     ) -> None:
-        self._entries = {site.name: _Entry(site) for site in sites}
+        self._entries = {site.name: _ModuleCoverage(site) for site in sites}
         self._aliases = list(aliases)
         self._expects_gradient = not set(GRADIENT_KINDS).isdisjoint(kinds)
         self._frozen = set(frozen)
@@ -61,18 +61,18 @@ class CoverageBook:
         return any(entry.gradients for entry in self._entries.values())
 
     def alias(self, name: str) -> None:
-        """What goes in comes out, the very same tensor."""
+        """Mark a module that returns its input tensor unchanged."""
         self._entries[name].alias = True
 
     def remark(self, name: str, text: str) -> None:
-        """Something about one module that its numbers do not show."""
+        """Add a remark about one module that its numbers do not show."""
         entry = self._entries.get(name)
         if entry is not None and text and text not in entry.remarks:
             entry.remarks[text] = None
             self.changed = True
 
     def notice(self, text: str) -> None:
-        """Something about the whole run."""
+        """Add a notice about the run as a whole."""
         if text and text not in self._notices:
             self._notices[text] = None
             self.changed = True
@@ -96,13 +96,13 @@ class CoverageBook:
         ]
         return rows
 
-    def _row(self, entry: _Entry) -> Coverage:
+    def _row(self, entry: _ModuleCoverage) -> Coverage:
         status, reason = self._judge(entry)
         reasons = [reason, *entry.remarks] if reason else list(entry.remarks)
         site = entry.site
         return Coverage(site.name, site.cls, status, entry.calls, "; ".join(reasons), site.base)
 
-    def _judge(self, entry: _Entry) -> tuple[Status, str]:
+    def _judge(self, entry: _ModuleCoverage) -> tuple[Status, str]:
         site = entry.site
         if entry.calls == 0:
             if not site.callable:

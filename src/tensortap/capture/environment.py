@@ -1,4 +1,4 @@
-"""What a run was started in, whatever the framework: Python, the platform, and variables that libraries listen to."""
+"""The environment of a run beyond its framework: Python, the platform, and variables that libraries read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["surroundings"]
+__all__ = ["describe_environment"]
 
-# They change which kernels run, in which precision, or in which order sums are taken. Nothing here names a person,
-# a machine or a place.
+# They change which kernels run, in which precision, or in which order sums are taken. None of them names a person,
+# a machine or a folder.
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -40,9 +40,11 @@ _VARIABLES = (
 )
 
 
-def surroundings(framework: Mapping[str, Any]) -> dict[str, Any]:
-    """What the framework said of itself, and what is true of the process. Random states are told by a checksum: two
-    runs with the same one draw the same numbers."""
+def describe_environment(framework: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the framework's own description and that of the process.
+
+    Random states are checksums: two runs with the same one draw the same numbers.
+    """
     own = {"numpy": _checksum(np.random.get_state()), "python": _checksum(random.getstate())}
     return {
         **framework,
@@ -58,7 +60,7 @@ def _checksum(state: Any) -> str:
 
 
 def _plain(state: Any) -> Any:
-    """The whole state: `repr` leaves out the middle of an array."""
+    """Return the whole state, since `repr` omits the middle of an array."""
     if isinstance(state, (tuple, list)):
         return [_plain(each) for each in state]
     return state.tolist() if isinstance(state, np.ndarray) else state

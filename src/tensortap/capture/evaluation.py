@@ -1,4 +1,4 @@
-"""Tells the forwards of an evaluation from those of training, so that only training counts micro steps."""
+"""Separates forwards of an evaluation from those of training, so that only training counts micro steps."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Evaluation:
         self._uses_modes = False
         """Whether a forward in training mode has run. Some models are trained in eval mode all the time."""
         self._open: list[str] = []
-        """The modules of an evaluation that is under way."""
+        """The modules of an evaluation that is in progress."""
         self._forwards = 0
         self._training_calls = 0
         self._eval_mode_calls = 0
-        """Outermost calls of this step that were left out only because the model was in eval mode."""
+        """Outermost calls of this step that were ignored only because the model was in eval mode."""
 
     def observe(self) -> None:
-        """Look at a forward that is not recorded: it may show that the run trains."""
+        """Take note of a forward that is not recorded: it may show that the run trains."""
         self._is_training_forward()
 
     def gradient_came(self) -> None:
-        """Backward ran, so the run trains."""
+        """Take note of a gradient: the run trains."""
         self._trains = True
 
     def enter(self, module: str, outermost: bool) -> bool:
-        """Return whether the call that begins belongs to evaluation. `outermost`: no training call is under way."""
+        """Return whether the call that begins belongs to evaluation. `outermost`: no training call is in progress."""
         if not self._open and not outermost:
             return False
         if not self._classify():
@@ -67,7 +67,7 @@ class Evaluation:
             return ""
         self._uses_modes = False
         return (
-            "a step ended after forwards in eval mode alone, which were taken for an evaluation and not recorded; "
+            "a step ended after forwards in eval mode alone, which were treated as an evaluation and not recorded; "
             "from then on forwards in eval mode count as training"
         )
 
@@ -88,9 +88,9 @@ class Evaluation:
         if self._is_training_forward():
             return False
         if self._framework.records_gradients():
-            if not self._uses_modes or self._framework.replaying():
+            if not self._uses_modes or self._framework.recomputing():
                 return False
             self._eval_mode_calls += not self._open
             return True
         # A reentrant checkpoint runs its first forward without autograd, inside an autograd function.
-        return self._trains and not self._framework.replaying() and not self._framework.inside_function()
+        return self._trains and not self._framework.recomputing() and not self._framework.inside_function()

@@ -1,7 +1,7 @@
-"""Opens what a module takes or returns, however nested, into tensors with a path each, and what else it was given.
+"""Flattens arguments and outputs of a module, however nested, into tensors with a path each, and plain values.
 
-Own code instead of a framework's: neither torch's nor paddle's opener sees plain dataclasses, and the path is part of
-a record's identity, so it must not depend on the framework.
+This does not use a framework's own function: neither torch's nor paddle's opens plain dataclasses. A path is part of a
+record's identity, so it must not depend on the framework.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ra
 
 @dataclasses.dataclass(slots=True)
 class Opened:
-    """Tensors by path, in order, the types that could not be opened, and all that is no tensor."""
+    """Tensors by path, in order; types that could not be opened; and all other values."""
 
     tensors: list[tuple[str, Any]]
     closed: list[str]
     plain: Sequence[tuple[str, Any]] = ()
-    """By path; a container without tensors is one value."""
+    """Plain values by path. A container without tensors is one value."""
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
-    """Open what a module returned. A bare tensor has the path "0", as if it were the only one of a tuple."""
+    """Flatten an output. A bare tensor has the path "0", like the only element of a tuple."""
     if is_tensor(value):  # by far the most common case
         return Opened([("0", value)], [])
     opener = _Opener(is_tensor)
@@ -36,7 +36,7 @@ def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
 
 
 def open_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Opened:
-    """Open what a module was called with: positions and keyword names are the first part of the path."""
+    """Flatten the arguments of a call. Positions and keyword names are the first part of a path."""
     if len(args) == 1 and not kwargs and is_tensor(args[0]):
         return Opened([("0", args[0])], [])
     opener = _Opener(is_tensor)
@@ -78,7 +78,7 @@ class _Opener:
             self._plain[plain:] = [(path, value)]
 
     def _unique(self, path: str) -> str:
-        """Keys like 1 and "1" read alike: the later one is told apart by a ~2."""
+        """Return the path, with a ~2 for a second key that has the same text, like 1 and "1"."""
         candidate, number = path, 1
         while candidate in self._used:
             number += 1
@@ -88,17 +88,20 @@ class _Opener:
 
 
 def parts_within(value: Any, depth: int, around: Collection[int]) -> Iterator[tuple[Any, Any]] | None:
-    """The parts of a container, each with its key, index or name; None if it cannot be opened, because it has none or
-    is nested in itself. `around` are the ids above it."""
+    """Return the parts of a container, each with its key, index or name.
+
+    Return None if it cannot be opened, because it has no parts or is nested in itself. `around` holds the ids of the
+    containers around it.
+    """
     if isinstance(value, _PLAIN) or depth >= _DEEPEST or id(value) in around:
         return None
     return _keyed_parts(value)
 
 
 def _keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
-    if type(value) in (tuple, list):  # by far the most common, and asking the others takes longer than opening
+    if type(value) in (tuple, list):  # by far the most common, and the checks below take longer than opening
         return iter(enumerate(value))
-    if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping leaves None out
+    if isinstance(value, Mapping):  # before dataclass: a ModelOutput is both, and its mapping omits None
         return iter(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return zip(value._fields, value, strict=True)

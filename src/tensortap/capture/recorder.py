@@ -1,6 +1,6 @@
-"""From a tensor to a record: looked at once, summarised once, stored once, however often it is met.
+"""Turns tensors into records: each tensor is read, summarised and stored once, however often it is seen.
 
-Tensors in host memory are summarised on the spot. Those on a device are looked at there; what is found arrives later.
+Tensors in host memory are summarised at once. Tensors on a device are read there, and their summaries arrive later.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from itertools import count
 from typing import Any
 
 from tensortap.capture.deferred.pending import PendingRows
-from tensortap.capture.deferred.read_order import Place, ReadOrder
+from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
-from tensortap.capture.unique_keys import Keys
+from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.frameworks.base import DeviceReader, Framework, Identity
+from tensortap.frameworks.base import Framework, Identity
+from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
 from tensortap.store.writer.rank_writer import RankWriter
@@ -26,13 +27,13 @@ from tensortap.store.writer.rank_writer import RankWriter
 __all__ = ["Recorder"]
 
 _MOST_KNOWN = 100_000
-_MANY = 4096
-_AT_ONCE: tuple[Place | None, str] = (None, "now")
+_MOST_PENDING = 4096
+_NOW: tuple[ReadSlot | None, str] = (None, "now")
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A tensor in host memory that was met before in this step."""
+    """A tensor in host memory that was seen before in this step."""
 
     identity: Identity | None
     probe: bytes
@@ -45,23 +46,23 @@ class _Known:
 
 
 class _Trial:
-    """Of a row that will be read again, to see whether it could have waited."""
+    """A second read of a row, which shows whether the first could have been deferred."""
 
-    __slots__ = ("_pending", "_place", "_row")
+    __slots__ = ("_pending", "_row", "_slot")
 
-    def __init__(self, place: Place, pending: PendingRows, row: int) -> None:
-        self._place = place
+    def __init__(self, slot: ReadSlot, pending: PendingRows, row: int) -> None:
+        self._slot = slot
         self._pending = pending
         self._row = row
 
     @property
-    def proven(self) -> int:
-        return self._place.proven
+    def safe_delay(self) -> int:
+        return self._slot.safe_delay
 
-    def waited(self, others: int, ticket: Any) -> None:
-        self._place.tried(others, changed=ticket is None)
+    def report_second_read(self, others: int, ticket: Any) -> None:
+        self._slot.report_delay(others, changed=ticket is None)
         if ticket is not None:
-            self._pending.read_again(self._row, self._place, ticket)
+            self._pending.add_second_read(self._row, self._slot, ticket)
 
 
 class Recorder:
@@ -79,102 +80,103 @@ class Recorder:
         self._writer = writer
         self._rank = rank
         self._known: dict[Any, _Known] = {}
-        self._keys = Keys()
+        self._keys = UniqueKeys()
         self._most_known = _MOST_KNOWN
         self._pending: PendingRows | None = None
         self._device_readers: list[DeviceReader] = []
         self._lock = lock
-        """Under which all is recorded."""
+        """Held while anything is recorded."""
         self._gather = gather
-        self._decided: tuple[Place | None, str] | None = None
-        """What `put_off` has decided on the tensor that comes now."""
+        self._decided: tuple[ReadSlot | None, str] | None = None
+        """The decision of `defer` on the current tensor."""
         self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
         self.changed_unseen: set[str] = set()
-        """Modules with a tensor that was changed behind the framework's back, so that its bytes were not kept again."""
+        """Modules with a tensor that changed without its framework knowing, so that its new bytes were not kept."""
 
     @property
     def records(self) -> int:
         """Number of records so far."""
         return self._seq
 
-    def put_off(self, tensor: Any, key: Key, site: Site, keep: Keep) -> bool:
-        """Whether the tensor will be recorded a little later, in one go with others; if not, it is to be recorded now.
+    def defer(self, tensor: Any, key: Key, site: Site, keep: Keep) -> bool:
+        """Return whether the tensor is recorded later, in one launch with others. Otherwise the caller records it now.
 
-        Asked of every tensor between the calls of a model, and before anything else: on a device it is the only thing
-        that is done for most of them then.
+        This runs first for every tensor between the calls of a model. For most tensors on a device it is all that runs.
         """
         self._decided = None
-        if not self._device_readers:  # none is made here, where a graph may be being captured
+        if not self._device_readers:  # none is made here: a CUDA graph may be being captured
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
-        place, when = self._decided = self._decide(tensor, key, keep)
-        if place is None or when != "later":
+        slot, when = self._decided = self._decide(tensor, key, keep)
+        if slot is None or when != "later":
             return False
-        return device_reader.put_off(tensor, place, partial(self._look, device_reader, key, site, keep, place))
+        return device_reader.defer(tensor, slot, partial(self._read_deferred, device_reader, key, site, keep, slot))
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         decided, self._decided = self._decided, None
         for device in self._device_readers:
-            device.catch_up()  # records have an order
+            device.run_deferred()  # records have an order
         if (device_reader := self._framework.device_reader(tensor)) is None:
             self._record_here(tensor, key, site, keep)
         else:
-            place, when = decided or self._decide(tensor, key, keep)
-            self._record_there(device_reader, key, site, keep, tensor, place if when == "twice" else None)
+            slot, when = decided or self._decide(tensor, key, keep)
+            self._record_there(device_reader, key, site, keep, tensor, slot if when == "twice" else None)
 
-    def _look(self, device_reader: DeviceReader, key: Key, site: Site, keep: Keep, place: Place, tensor: Any) -> None:
-        """At one that was put off; None if it was changed since."""
+    def _read_deferred(
+        self, device_reader: DeviceReader, key: Key, site: Site, keep: Keep, slot: ReadSlot, tensor: Any
+    ) -> None:
+        """Record a deferred tensor; None if it has changed since."""
         if tensor is None:
-            self._keys.unique(key)  # it is the one with this key all the same
-            place.lost()
+            self._keys.unique(key)  # it uses up its key all the same
+            slot.report_changed()
         else:
             self._record_there(device_reader, key, site, keep, tensor)
 
-    def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[Place | None, str]:
-        """How a tensor on a device is to be read; see `ReadOrder.when`."""
-        # What needs no gradient may come from elsewhere, another stream's input for one, and go back there unseen.
-        # Parameters and buffers are looked at when nothing runs.
+    def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[ReadSlot | None, str]:
+        """Return when to read a tensor on a device; see `ReadOrder.when`."""
+        # A tensor without gradient may belong to other code, as an input from another stream, and change unseen.
+        # Parameters and buffers are read when nothing runs.
         own = (phase := key.phase) == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
-        return self.read_order.when(key) if own and keep == "summary" and self._gather else _AT_ONCE
+        return self.read_order.when(key) if own and keep == "summary" and self._gather else _NOW
 
     def end_step(self) -> None:
-        """Forget the step. What outlives it may change unseen."""
-        self.settle()
+        """Finish the step, and drop what is known of its tensors: those that outlive it may change unseen."""
+        self.flush_reads()
         self._keys.clear()
         self._most_known = _MOST_KNOWN
         self.send()
 
-    def settle(self) -> None:
-        """A forward or a step is over: what was put off is read."""
+    def flush_reads(self) -> None:
+        """Run all deferred reads, because a forward or a step is over."""
         for device_reader in self._device_readers:
-            device_reader.settle()
+            device_reader.flush()
 
-    def forget(self) -> None:
-        """The recording has stopped: no tensor is held any longer."""
+    def discard_deferred(self) -> None:
+        """Release all deferred tensors, because the recording has stopped."""
         for device_reader in self._device_readers:
-            device_reader.forget()
+            device_reader.discard_deferred()
 
     def send(self) -> None:
-        """Let what the devices have found travel, and into the index when it has arrived."""
+        """Start to copy the devices' results to the host, and give their rows to the index."""
         for device_reader in self._device_readers:
             device_reader.end_step()
         self._known.clear()
         if self._pending is not None:
-            self._pending.forget()  # results that lie on a device may be written over now
-            if len(self._pending):  # the first tensor may have been one too many
+            self._pending.seal()  # results on a device may be overwritten now
+            if len(self._pending):  # there is none if the first tensor failed
                 self._writer.append_rows(self._pending)
             self._pending = None
 
     def close(self) -> None:
-        """Let go of the devices."""
+        """Release the devices."""
         for device_reader in self._device_readers:
             device_reader.close()
 
     def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        # Parameters and buffers are looked at anew each time: fused optimizers, for one, count no version.
+        # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
         identity = None if key.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
         seen = probe(array) if identity is not None else b""
@@ -206,22 +208,22 @@ class Recorder:
         site: Site,
         keep: Keep,
         tensor: Any,
-        tried: Place | None = None,
+        trial: ReadSlot | None = None,
     ) -> None:
-        """`tried` is the place of one that is to be read again later."""
-        # By the thread that launches the step, which must not fall behind its device: it is called as little as can be.
+        """Record a tensor on its device. `trial` is the slot of one that is also read again later."""
+        # This runs on the thread that launches the step, which must stay ahead of its device: keep calls few.
         pending = self._pending
-        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MANY:
-            pending = self._arrive_from(device_reader)
-        token, dtype, shape, flat = device_reader.described(tensor)
-        if key.phase == "state":  # looked at anew each time, as in `_record_here`
+        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
+            pending = self._new_pending(device_reader)
+        token, dtype, shape, flat = device_reader.describe(tensor)
+        if key.phase == "state":  # read every time, as in `_record_here`
             token = None
         before = pending.known.get(token)
         if keep == "tensors" and before is not None and pending.location(before) is None:
-            device_reader.settle()  # its bytes are kept now: it must not be missed for having waited since
+            device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
         ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat)
-        if tried is not None and token is not None:
-            device_reader.submit_again(tensor, _Trial(tried, pending, len(pending)))
+        if trial is not None and token is not None:
+            device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)))
         location, newly = None, False
         if keep == "tensors":
             location = pending.location(before)
@@ -235,8 +237,8 @@ class Recorder:
             pending.remember(tensor, token)
         self._seq += 1
 
-    def _arrive_from(self, device_reader: DeviceReader) -> PendingRows:
-        """Rows that can be added to; what another device has found goes on its way."""
+    def _new_pending(self, device_reader: DeviceReader) -> PendingRows:
+        """Return new rows for this device, after sending those of another one."""
         if device_reader not in self._device_readers:
             self._device_readers.append(device_reader)
             device_reader.lock = self._lock
@@ -259,5 +261,5 @@ class Recorder:
 
 
 def _name_in_file(key: Key) -> str:
-    """How the tensor is called in its safetensors file, for people who open it without tensortap."""
+    """Return the tensor's name in its safetensors file, for readers other than tensortap."""
     return f"{key.module or '(root)'}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}"

@@ -22,7 +22,7 @@ DEFAULT_KINDS = ("input", "output", "grad_output", "param_grad")
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user asked for, checked once. See `tensortap.capture` for the meaning of each."""
+    """The user's selection, validated once. `tensortap.capture` documents each field."""
 
     keep: str | Mapping[str, str] = "summary"
     kinds: Collection[str] = DEFAULT_KINDS
@@ -70,14 +70,14 @@ class Selection:
         return any(_matches(name, pattern) for pattern in patterns)
 
     def keep_of(self, name: str) -> Keep:
-        """The first pattern that matches decides; a module that no pattern names is summarised."""
+        """Return what to keep: the first matching pattern decides, and without one a summary is kept."""
         for pattern, word in self._rules:
             if _matches(name, pattern):
                 return "tensors" if word == "tensors" else "summary"
         return "summary"
 
     def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> None:
-        """A selection that matches nothing is a mistake, and most often a misspelt name."""
+        """Raise UsageError if no module was chosen, and suggest similar names."""
         if chosen:
             return
         wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "<function>"
@@ -91,17 +91,17 @@ class Selection:
         raise UsageError(message)
 
     def unmatched(self, chosen: Collection[str]) -> list[str]:
-        """What to say of each pattern of keep= that decides over none of the chosen modules."""
-        said = []
+        """Return a notice for each pattern of keep= that matches none of the chosen modules."""
+        notices = []
         for pattern, _ in self._rules:
             if not any(_matches(name, pattern) for name in chosen):
                 close = [display_name(name) for name in difflib.get_close_matches(pattern, chosen, n=3, cutoff=0.4)]
                 hint = f"; did you mean {', '.join(close)}?" if close else ""
-                said.append(f"keep: {pattern!r} matches no tapped module, so it decides nothing{hint}")
-        return said
+                notices.append(f"keep: {pattern!r} matches no tapped module, so it decides nothing{hint}")
+        return notices
 
     def described(self) -> dict[str, Any]:
-        """For run.json: what was asked, in words where it was a function."""
+        """Return the selection for run.json, with the names of functions."""
         modules = self.modules if isinstance(self.modules, str) else None
         if modules is None and not callable(self.modules):
             modules = list(self.modules)  # type: ignore[assignment]  # JSON takes both
@@ -118,8 +118,8 @@ class Selection:
 
 
 def _holds_ints(value: Any) -> bool:
-    """Whether it can be asked for numbers. What lists hold can be told at once; other containers are only asked."""
-    if isinstance(value, (str, bytes)):  # a text is a container, but of texts
+    """Return whether a container may hold numbers. The elements of lists and sets are checked."""
+    if isinstance(value, (str, bytes)):  # a container, but of strings
         return False
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(isinstance(each, Integral) for each in value)

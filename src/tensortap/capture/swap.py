@@ -1,4 +1,4 @@
-"""Puts other tensors into what a module takes or returns, at the places where `flatten` finds its own."""
+"""Replaces tensors in the arguments or outputs of a module, where `flatten` finds them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["Swap", "swapped"]
 
 
 class Swap(NamedTuple):
-    """A tensor put into a list, dict or object that others may hold too, so that it must be taken back there."""
+    """A tensor that was put into a list, dict or object which other code may hold, and must be restored there."""
 
     holder: Any
     name: Any
     old: Any
     new: Any
 
-    def take_back(self) -> None:
-        """Unless somebody has put yet another thing there since."""
+    def restore(self) -> None:
+        """Put the old tensor back, unless other code has replaced the new one meanwhile."""
         if _get(self.holder, self.name) is self.new:
             _set(self.holder, self.name, self.old)
 
 
 def swapped(value: Any, tensors: Iterator[Any], is_tensor: Callable[[Any], bool], swaps: list[Swap]) -> Any:
-    """The value with `tensors`, one for each of its own, in the order in which `flatten` opens it.
+    """Return the value with `tensors` in the place of its own, in the order in which `flatten` finds them.
 
-    Tuples are made anew. Lists, dicts and dataclasses are changed where they are, because a module may hand results
-    back through them; `swaps` gets what was changed.
+    Tuples are rebuilt. Lists, dicts and dataclasses are changed in place, because a module may return results through
+    them; `swaps` receives the changes.
     """
-    return _Swapper(tensors, is_tensor, swaps).of(value, 0)
+    return _Swapper(tensors, is_tensor, swaps).swap(value, 0)
 
 
 class _Swapper:
@@ -41,13 +41,13 @@ class _Swapper:
         self._swaps = swaps
         self._open: set[int] = set()
 
-    def of(self, value: Any, depth: int) -> Any:
+    def swap(self, value: Any, depth: int) -> Any:
         if self._is_tensor(value):
             return next(self._tensors)
         if (parts := parts_within(value, depth, self._open)) is None:
             return value
         self._open.add(id(value))
-        new = [(name, part, self.of(part, depth + 1)) for name, part in list(parts)]
+        new = [(name, part, self.swap(part, depth + 1)) for name, part in list(parts)]
         self._open.discard(id(value))
         if all(part is other for _, part, other in new):
             return value

@@ -1,10 +1,10 @@
-"""The tap: an observer that writes what it sees into a run."""
+"""The tap: an observer that writes records into a run."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from tensortap import kernels
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
-from tensortap.capture.environment import surroundings
+from tensortap.capture.environment import describe_environment
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
@@ -21,6 +21,7 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
+from tensortap.core.interrupts import interrupt_in, suppress_errors
 from tensortap.core.machine import cores
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
@@ -31,12 +32,12 @@ from tensortap.store.run import Run, open_run
 from tensortap.store.writer.rank_writer import RankWriter
 from tensortap.store.writer.run_writer import RunWriter
 
-__all__ = ["Options", "Tap"]
+__all__ = ["Tap", "TapOptions"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """How the tap behaves, as against what it selects."""
+class TapOptions:
+    """How the tap behaves; `Selection` says what it records."""
 
     overwrite: bool = False
     on_error: str = "warn"
@@ -51,7 +52,7 @@ class Options:
 
 
 class RunSink:
-    """Writes records into one rank of a run: at `path`, or in memory if there is none."""
+    """Writes records into one rank of a run: at `path`, or in memory without one."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class RunSink:
         tree: Tree,
         path: Path | None,
         selection: Selection,
-        options: Options,
+        options: TapOptions,
         lock: AbstractContextManager[Any],
     ) -> None:
         threads = framework.compute_threads(tree.sites[0].owner)
@@ -69,7 +70,7 @@ class RunSink:
             "model": tree.sites[0].cls,
             "modules": len(tree.sites),
             "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
-            "environment": surroundings(framework.environment()),
+            "environment": describe_environment(framework.environment()),
         }
         self.where = "memory" if path is None else str(path)
         self.writer: RankWriter
@@ -91,7 +92,8 @@ class RunSink:
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
         self.record = self._recorder.record
-        self.put_off, self.settle, self.forget = self._recorder.put_off, self._recorder.settle, self._recorder.forget
+        self.defer, self.flush_reads = self._recorder.defer, self._recorder.flush_reads
+        self.discard_deferred = self._recorder.discard_deferred
 
     @property
     def records(self) -> int:
@@ -100,7 +102,7 @@ class RunSink:
 
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._recorder.end_step()
-        self._say_unseen(book)
+        self._collect_notices(book)
         if book.changed:
             self.writer.coverage(book.rows(), book.notices)
         self.writer.end_step(step)
@@ -113,26 +115,26 @@ class RunSink:
         if self._closed:
             return
         self._closed = True
-        failures: list[Exception] = []  # a device that has failed gives nothing back; what came before it is kept
+        failures: list[Exception] = []  # a failed device returns nothing; what came before is kept
         try:
-            failures += _failure(self._recorder.send)
-            failures += _failure(self.writer.flush)
-        finally:  # before the writer lets go of memory that a device may still be writing into
-            failures += _failure(self._recorder.close)
-        failures += _failure(partial(self._tell, status, book))
+            failures += _failures_of(self._recorder.send)
+            failures += _failures_of(self.writer.flush)
+        finally:  # before the writer frees memory that a device may still write into
+            failures += _failures_of(self._recorder.close)
+        failures += _failures_of(partial(self._write_coverage, status, book))
         if failures:
             status, reason = "failed", reason or f"{type(failures[0]).__name__}: {failures[0]}"
-        failures += _failure(partial(self.writer.close, status, reason))
-        if failures:
-            raise failures[0]
+        failures += _failures_of(partial(self.writer.close, status, reason))
+        if failures:  # the user's own exception, from a signal handler, comes first
+            raise next((each for each in failures if interrupt_in(each) is not None), failures[0])
 
-    def _tell(self, status: str, book: CoverageBook) -> None:
-        self._say_unseen(book)
+    def _write_coverage(self, status: str, book: CoverageBook) -> None:
+        self._collect_notices(book)
         if status == "finished" or book.changed:
             self.writer.coverage(book.rows(), book.notices)
 
-    def _say_unseen(self, book: CoverageBook) -> None:
-        while self._recorder.changed_unseen:  # one by one: the index's thread may be adding to it
+    def _collect_notices(self, book: CoverageBook) -> None:
+        while self._recorder.changed_unseen:  # one by one: the index's thread may add to it
             module = self._recorder.changed_unseen.pop()
             book.notice(
                 f"{display_name(module)}: a tensor was changed without its framework knowing; its summary is right, "
@@ -151,10 +153,10 @@ class Tap(Observer):
     _ignores_evaluation = True
 
     def __init__(
-        self, model: Any, path: str | Path | None, selection: Selection, options: Options, optimizer: Any = None
+        self, model: Any, path: str | Path | None, selection: Selection, options: TapOptions, optimizer: Any = None
     ) -> None:
         self.path = None if path is None else Path(path)
-        """Where the run is; None if it is held in memory."""
+        """The folder of the run; None if it is in memory."""
         self.rank = framework_of(network_of(model)).rank()
         self._run: RunSink | None = None
         self._reader: Run | None = None
@@ -170,8 +172,8 @@ class Tap(Observer):
             optimizer=optimizer,
         )
         if self._run is not None and _on_device(self._framework, self._tree):
-            garbage.put_off(this := object())
-            resume = weakref.finalize(self, garbage.resume, this)  # once, also if nobody closes it
+            garbage.throttle(this := object())
+            resume = weakref.finalize(self, garbage.resume, this)  # once, also without close()
             resume.atexit = False
             self._undo.callback(resume)
 
@@ -185,8 +187,8 @@ class Tap(Observer):
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
             watcher.forward_begins = self._uncounted.forward_begins
-            watcher.put_off = self._run.put_off
-            watcher.forward_over = self._run.settle
+            watcher.defer = self._run.defer
+            watcher.forward_ended = self._run.flush_reads
             watcher.called_with = self._run.writer.called
         return watcher
 
@@ -196,7 +198,7 @@ class Tap(Observer):
             return
         if self._uncounted is not None:
             self._book.notice(self._uncounted.notice())
-            self._uncounted.forget()
+            self._uncounted.release()
         if not self._run.records and self._error is None and status == "finished":
             text = f"nothing was recorded into {self._run.where}: {self._why_empty()}"
             self._book.notice(text)
@@ -218,41 +220,43 @@ class Tap(Observer):
         )
 
     def _note_idle_steps(self) -> None:
-        if self._run is None or self._run.records:  # else the reason for an empty run says more
+        if self._run is None or self._run.records:  # otherwise the reason for an empty run says more
             super()._note_idle_steps()
 
     def _begin_step(self) -> None:
         super()._begin_step()
         self._recorded_steps += self._listening
 
-    def _tell(self) -> None:
-        # The run ends here, so that its reader learns the reason even if the process is killed later.
-        if self._error is not None and self._run is not None and not self._told:
-            with suppress(Exception):
+    def _report_error(self) -> None:
+        # The run ends here, so that its reader sees the reason even if the process is killed later.
+        if self._error is not None and self._run is not None and not self._reported:
+            with suppress_errors():
                 self._run.close("failed", str(self._error) or type(self._error).__name__, self._book)
-        super()._tell()
+        super()._report_error()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         super()._stop(error)
         if self._run is not None:
-            self._run.forget()
+            self._run.discard_deferred()
 
     def flush(self) -> None:
-        """Wait until all that was recorded so far is in the run's files, where a kill cannot take it back."""
+        """Wait until everything recorded so far is in the run's files, where it survives a kill."""
         if self._run is None or self._closed:
             return
         try:
             with self._lock:
                 self._run.flush()
         except Exception as error:
+            if (interrupt := interrupt_in(error)) is not None:
+                raise interrupt from None
             self._stop(error)
-        self._tell()
+        self._report_error()
 
     @property
     def run(self) -> Run:
-        """The run that this tap records, for reading. Inside the block it holds what was recorded so far.
+        """The run that this tap records. Inside the block it holds what was recorded so far.
 
-        Each access inside the block flushes and returns a new view; afterwards it is the complete run.
+        Each access inside the block flushes and returns a new view. Afterwards it is the complete run.
         """
         if not self._closed:
             self.flush()
@@ -273,13 +277,13 @@ class Tap(Observer):
         return self._run.writer.run()
 
     def stats(self) -> dict[str, Any]:
-        """What the tap has cost and written so far."""
+        """Return what the tap has cost and written so far."""
         written = self._run.writer.stats() if self._run is not None else {}
         return {"steps": self._clock.step, "seconds_in_hooks": self._seconds} | written
 
 
-def _failure(task: Callable[[], None]) -> list[Exception]:
-    """What it has raised: one, or none."""
+def _failures_of(task: Callable[[], None]) -> list[Exception]:
+    """Run a task, and return the exception that it raised, if any, in a list."""
     try:
         task()
     except Exception as error:

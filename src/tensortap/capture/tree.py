@@ -1,4 +1,4 @@
-"""The model's modules by structural name: wrappers stripped, shared modules once, compiled parts marked."""
+"""The modules of a model by structural name: without wrappers, shared modules once, compiled parts marked."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 from tensortap.frameworks.base import Framework
 
-__all__ = ["Alias", "Site", "Tree"]
+__all__ = ["ModuleAlias", "Site", "Tree"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """A module at its place in the model."""
+    """A module and its position in the model."""
 
     name: str
     cls: str
     module: Any
-    """The one that is hooked."""
+    """The module that is hooked."""
     owner: Any
-    """The one that owns parameters and buffers; another than `module` only if that is a compiled wrapper."""
+    """The module that owns parameters and buffers. It differs from `module` only if that is a compiled wrapper."""
     inside: str | None
-    """Name of the compiled module that this one is a part of, if any."""
+    """Name of the compiled module that contains this one, if any."""
     base: str
-    """The framework's own class that it inherits from; empty if it is one itself, or only a user's."""
+    """The framework's own class that its class inherits from; "" if it is that class, or purely user-defined."""
     callable: bool
-    """False for a list of modules, which computes nothing itself."""
+    """Whether it computes anything itself; a list of modules does not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
-    """A second name of a module that is already known."""
+class ModuleAlias:
+    """A second name of a shared module."""
 
     name: str
     cls: str
@@ -38,11 +38,11 @@ class Alias:
 
 
 class Tree:
-    """All sites of a model in definition order, and the second names."""
+    """All sites of a model in definition order, and their aliases."""
 
     def __init__(self, framework: Framework, model: Any, eager: bool = False) -> None:
         self.sites: list[Site] = []
-        self.aliases: list[Alias] = []
+        self.aliases: list[ModuleAlias] = []
         self.wrappers: list[Any] = []
         self._framework = framework
         self._eager = eager
@@ -51,7 +51,7 @@ class Tree:
 
     def _walk(self, module: Any, name: str, inside: str | None) -> None:
         if (first := self._known.get(id(module))) is not None:
-            self.aliases.append(Alias(name, type(module).__name__, first))
+            self.aliases.append(ModuleAlias(name, type(module).__name__, first))
             return
         outermost, compiled = module, False
         while True:
@@ -64,8 +64,8 @@ class Tree:
                 break
             self.wrappers.append(module)
             module = inner
-        # What a compiled wrapper holds runs inside the graph: only the wrapper can be watched. Every other wrapper
-        # calls what it holds, and that is the module the user wrote.
+        # The module inside a compiled wrapper runs in the graph, so only the wrapper can be hooked. Every other wrapper
+        # calls its module, and that is the one the user wrote.
         site = Site(
             name=name,
             cls=type(module).__name__,

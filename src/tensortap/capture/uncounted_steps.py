@@ -1,30 +1,30 @@
-"""Sees a training loop whose steps nobody counts: all of it would be recorded as one step."""
+"""Detects a training loop whose steps are not counted, so that all of it is recorded as one step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from math import prod
 from typing import Any
 
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.tree import Tree
+from tensortap.core.interrupts import suppress_errors
 from tensortap.core.records import GRADIENT_KINDS
 from tensortap.frameworks.base import Framework
 
 __all__ = ["UncountedSteps"]
 
 _LARGEST = 4096
-"""Elements of a parameter of which a copy may be held."""
+"""Upper bound on the elements of a parameter that is copied."""
 _PARAMETERS = 4
 
 
 class UncountedSteps:
-    """Holds what a few small parameters were when the first forward began, and when the last one did.
+    """Copies of a few small parameters from the start of the first and of the last forward.
 
-    By their values, since fused optimizers and paddle's count no version; as copies on their own device, which are read
-    only at the end, so that nothing waits. Only a tap's first step is watched: if a second one begins, somebody counts.
+    Values are compared, since fused optimizers and paddle's do not count versions. The copies stay on their device and
+    are read only at the end, so that nothing waits. Only a tap's first step is watched: a second one proves counting.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class UncountedSteps:
         self._backward = False
 
     def forward_begins(self) -> None:
-        """The root is about to run, and not to repeat what it did."""
+        """Take note of a forward of the root that is not a recomputation."""
         if self._clock.step:
-            self.forget()
+            self.release()
         elif self._framework.records_gradients():
             self._forwards += 1
-            with suppress(Exception):  # a tensor that cannot be copied is no reason to stop the tap
-                self._look()
+            with suppress_errors():  # a tensor that cannot be copied must not stop the tap
+                self._copy()
 
-    def _look(self) -> None:
+    def _copy(self) -> None:
         if self._forwards == 1:
             self._watched = self._small()
             self._first = [self._framework.copy(tensor) for tensor in self._watched]
@@ -60,7 +60,7 @@ class UncountedSteps:
             self._backward = self._book.any_gradient
 
     def _small(self) -> list[Any]:
-        """A few of the smallest parameters that are trained."""
+        """Return a few of the smallest trained parameters."""
         framework = self._framework
         found = {
             id(tensor): (prod(tensor.shape), tensor)
@@ -70,14 +70,14 @@ class UncountedSteps:
         small = sorted((each for each in found.values() if 0 < each[0] <= _LARGEST), key=lambda each: each[0])
         return [tensor for _, tensor in small[:_PARAMETERS]]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         self._watched = self._first = self._last = ()
 
     def notice(self) -> str:
-        """What to say when the tap closes; nothing where the parameters stayed, as they do while gradients add up."""
+        """Return the notice for a closing tap; "" if the parameters stayed, as in gradient accumulation."""
         if self._clock.step or not self._changed():
             return ""
-        # Where no gradient is recorded, backward is not seen; then one change alone may have been a load.
+        # If no gradient is recorded, backward is not seen, and a single change may have been a load.
         if not self._backward if self._sees_gradients else self._forwards < 3:
             return ""
         return (
@@ -86,7 +86,7 @@ class UncountedSteps:
         )
 
     def _changed(self) -> bool:
-        with suppress(Exception):
+        with suppress_errors():
             host = self._framework.host
             pairs = zip(self._first, self._last, strict=False)
             return any(host(first).tobytes() != host(last).tobytes() for first, last in pairs)

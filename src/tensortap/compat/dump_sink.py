@@ -115,7 +115,7 @@ class DumpSink:
         self._write_returned()
         given = open_arguments(args, kwargs, self._leaf).tensors
         if not (self._running and self._running[-1].site is site and self._running[-1].input_paths is None):
-            self._running.append(_DumpedCall(site, recomputation=self._framework.replaying()))
+            self._running.append(_DumpedCall(site, recomputation=self._framework.recomputing()))
         self._running[-1].input_paths = [path for path, _ in given]
         self._running[-1].repeated = _repeated(given)
 

@@ -78,7 +78,7 @@ def save_gradients_and_inputs(
         framework = framework_of(module)
         if not _is_selected_rank(framework, rank) or not framework.records_gradients():
             return
-        if framework.replaying() and pending.forwards:  # activation checkpointing runs a forward again in backward
+        if framework.recomputing() and pending.forwards:  # activation checkpointing runs a forward again in backward
             return
         arrays = CallArrays()
         for kind, value in (("input", args), ("output", output)):

@@ -82,7 +82,7 @@ class MicroSteps:
         self._substitutes.clear()
 
     def _before(self, name: str, *_: Any) -> None:
-        if self._framework.replaying():
+        if self._framework.recomputing():
             return
         root_takes_over = name == "" and self._counted_module not in (None, "")
         if self._counted_module is None or root_takes_over:
@@ -109,7 +109,7 @@ class MicroSteps:
             self._listener.begin(highest is None, mode)
 
     def _after(self, name: str, *_: Any) -> None:
-        if name == self._counted_module and self._depth and not self._framework.replaying():
+        if name == self._counted_module and self._depth and not self._framework.recomputing():
             self._depth -= 1
 
     def _mode_now(self) -> ForwardMode:

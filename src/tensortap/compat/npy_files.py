@@ -88,7 +88,7 @@ class NpyFiles:
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         kind = GRADS if key.kind == "param_grad" else TENSORS
         # With several forwards before a backward, a recomputation may repeat a call of an earlier micro step.
-        if kind == TENSORS and (self._framework.replaying() or self.ignored()):
+        if kind == TENSORS and (self._framework.recomputing() or self.ignored()):
             return
         index = self._limits[kind].next(key.step)
         if index is None:
@@ -160,12 +160,12 @@ class NpyFiles:
         return tree / kind / f"rank_{self._rank}"
 
     def _layer_name(self, site: Site) -> str:
-        return str(site.owner.full_name()) if self._framework.name == "paddle" else site.name
+        return self._framework.assigned_name(site.owner) or site.name
 
     def _parameter_name(self, site: Site, key: Key) -> str:
-        if self._framework.name == "paddle":
-            return str(dict(self._framework.parameters(site.owner))[key.path].name)
-        return f"{site.name}.{key.path}" if site.name else key.path
+        parameter = dict(self._framework.parameters(site.owner)).get(key.path)
+        structural = f"{site.name}.{key.path}" if site.name else key.path
+        return (self._framework.assigned_name(parameter) if parameter is not None else "") or structural
 
     def _save(self, file: Path, array: npt.NDArray[Any]) -> None:
         """Write a file that gets its name when complete. bfloat16 and float8 are widened: plain NumPy lacks them."""

@@ -172,7 +172,7 @@ class SavingHook(Observer):
                 yield
         except Exception as error:
             self._stop(error)
-        self._tell()
+        self._report_error()
 
     def _arm(self) -> None:
         """Place the hooks on parameters again if one was replaced or unfrozen since the last time."""

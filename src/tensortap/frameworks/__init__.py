@@ -1,48 +1,38 @@
-"""The only room that imports torch or paddle, and only when a model of theirs is at hand."""
+"""The only room that imports torch or paddle, and only when a model of theirs is in use.
+
+A framework is one folder and one registration below. Other packages add theirs with `register`, or with an entry point
+in the group `tensortap.frameworks`.
+"""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tensortap.errors import MissingDependency, UsageError
-from tensortap.frameworks.base import Framework
+from tensortap.errors import MissingDependency
+from tensortap.frameworks.base import Framework, FrameworkBase, Identity, Remove, require
+from tensortap.frameworks.registry import framework_of, network_of, register
 
 if TYPE_CHECKING:
     from tensortap.kernels.pairs.device import PairDevice
 
-__all__ = ["Framework", "framework_of", "network_of", "pair_device"]
+__all__ = [
+    "Framework",
+    "FrameworkBase",
+    "Identity",
+    "Remove",
+    "framework_of",
+    "network_of",
+    "pair_device",
+    "register",
+    "require",
+]
 
-
-def framework_of(model: Any) -> Framework:
-    """The framework that a model was built with. A framework that is not loaded cannot have built it.
-
-    >>> framework_of(torch.nn.Linear(2, 2)).name
-    'torch'
-    """
-    if (torch := sys.modules.get("torch")) is not None and isinstance(model, torch.nn.Module):
-        from tensortap.frameworks.torch.framework import Torch
-
-        return Torch()
-    if (paddle := sys.modules.get("paddle")) is not None and isinstance(model, paddle.nn.Layer):
-        from tensortap.frameworks.paddle.framework import Paddle
-
-        return Paddle()
-    raise UsageError(
-        f"a {type(model).__module__}.{type(model).__qualname__} is no model: "
-        "give a torch.nn.Module or a paddle.nn.Layer (or a paddle.Model; not the model's class, optimizer or trainer)"
-    )
-
-
-def network_of(model: Any) -> Any:
-    """The module to tap: the network of a `paddle.Model`, and every other model itself."""
-    if (paddle := sys.modules.get("paddle")) is not None and isinstance(model, paddle.Model):
-        return model.network
-    return model
+register("torch", "tensortap.frameworks.torch.framework:Torch", models="a torch.nn.Module")
+register("paddle", "tensortap.frameworks.paddle.framework:Paddle", models="a paddle.nn.Layer (or a paddle.Model)")
 
 
 def pair_device(name: str) -> PairDevice:
-    """The GPU of that name, to measure pairs of tensors on."""
+    """Return the GPU with this name, as a device that measures pairs of tensors."""
     try:
         from tensortap.frameworks.torch.pairs import gpu_pairs
     except ImportError as error:

@@ -1,353 +1,349 @@
-"""What capture asks of a framework.
+"""The contract between capture and a framework, in small protocols.
 
-One small class for each framework answers these questions; capture itself knows neither torch nor paddle. Modules,
-tensors, parameters and graph nodes are opaque here: they go in and come out, and only their framework looks inside.
+Capture knows no framework. Modules, tensors, parameters and graph nodes are opaque to it: only their framework looks
+inside. `Framework` is what capture needs of every framework. `capabilities.py` holds what single features need beyond
+that, and `FrameworkBase` has neutral answers for a framework that lacks wrappers, compilers, devices or ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.arguments import OpaqueValue
-from tensortap.core.host_copies import DeviceBytes, MemoryPinning
+from tensortap.core.host_copies import MemoryPinning
+from tensortap.errors import UsageError
+from tensortap.frameworks.device_reader import DeviceReader
 
 __all__ = [
-    "After",
-    "Before",
-    "Collected",
-    "Consumer",
-    "DeferralBound",
-    "Described",
-    "DeviceReader",
-    "Edge",
-    "Exchange",
+    "AfterCall",
+    "Autograd",
+    "BeforeCall",
+    "Devices",
     "Framework",
-    "Gradient",
+    "FrameworkBase",
+    "GradientCallback",
+    "Hooks",
     "Identity",
+    "Modules",
+    "Process",
     "Remove",
-    "Trial",
-    "Watch",
+    "Tensors",
+    "require",
 ]
 
 Remove = Callable[[], None]
-"""Takes back what was placed; calling it twice does no harm."""
+"""Removes what was placed. A second call has no effect."""
 
-Before = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-"""Called with args and kwargs before the module runs. It may return others that the module gets in their place."""
+BeforeCall = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+"""Called with args and kwargs before the module runs. May return others, which the module then receives instead."""
 
-After = Callable[[Any], Any]
-"""Called with what the module returned; None also when it raised. It may return what the caller gets instead."""
+AfterCall = Callable[[Any], Any]
+"""Called with the module's output, or with None if the module raised. May return a replacement for the output."""
 
-Gradient = Callable[[Any], None]
-"""Called with the gradient of one tensor; with None if backward passes the tensor without a gradient for it."""
-
-Exchange = Callable[[Any], "npt.NDArray[np.generic] | None"]
-"""Called with a gradient on its way back; may return the values that go on in its place."""
+GradientCallback = Callable[[Any], None]
+"""Called with the gradient of one tensor, or with None if backward passes the tensor without a gradient for it."""
 
 
-@dataclass(slots=True)  # not frozen: one is made for every sighting, and that would take twice as long
+@dataclass(slots=True)  # not frozen: one is made for every sighting, and freezing doubles the time that takes
 class Identity:
-    """Says that two sightings are of the very same tensor, unchanged in between."""
+    """Identifies a tensor and its current values, to recognise a second sighting."""
 
     token: Hashable
-    """Equal while memory, geometry and version are; may be reused by another tensor once this one is gone."""
+    """Equal while memory, geometry and version are equal. Another tensor may reuse it once this one is freed."""
     alive: Callable[[], bool] = field(compare=False)
-    """Whether the tensor that the token was made for still holds that memory."""
+    """Returns whether the tensor that the token was made for still holds its memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """Where a tensor's gradient arrives in the autograd graph."""
-
-    node: Any
-    slot: int
-    shape: tuple[int, ...] = ()
-    """The tensor's own shape: a gradient that arrives through its base is brought into it."""
-    base: Edge | None = None
-    """The edge of the tensor that this one is a view of: a change in place reroutes the gradient there."""
-    tensor: Any = field(default=None, compare=False)
-    """The tensor itself, where only a hook on it tells its gradient from those of others that its operation made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """A graph node that sends gradient along an edge: the index is its place among the node's outgoing gradients."""
-
-    node: Any
-    index: int
-    edge: Edge
-    rivals: tuple[Edge, ...] = ()
-    """Further edges that may be meant as well, where the framework does not tell the outputs of an operation apart."""
-
-
-Described = tuple[Hashable | None, str, tuple[int, ...], bool]
-"""Token, dtype, shape and whether it lies flat: see `DeviceReader.described`."""
-
-
-class Collected(NamedTuple):
-    """What a device found, one row a ticket."""
-
-    columns: Mapping[str, npt.NDArray[Any]]
-    """The fields of summaries, by name."""
-    unchanged: Sequence[bool]
-    """Whether the tensor turned out to be what it was at the sighting that it was compared with."""
-    missed: Collection[int] = ()
-    """Rows of tensors that were put off and then not read, as a rule because they had been changed: there is nothing of
-    them."""
-
-
-class DeferralBound(Protocol):
-    """Says of a tensor how long it may wait to be read."""
-
-    @property
-    def proven(self) -> int:
-        """Of how many further tensors it is known that it has not changed when they come."""
-
-    def lost(self) -> None:
-        """It was changed before it was read."""
-
-
-class Trial(Protocol):
-    """Wants to know how long a tensor, which was read at once, could have waited."""
-
-    @property
-    def proven(self) -> int:
-        """As of `DeferralBound`: there is no need to wait longer."""
-
-    def waited(self, others: int, ticket: Any) -> None:
-        """It was read again when so many others had come. No ticket, if it had been changed."""
-
-
-class Watch(Protocol):
-    """Sees to it that a token stays that of one tensor."""
-
-    def add(self, tensor: Any) -> None:
-        """From now on no other tensor than this gets its token."""
-
-    def clear(self) -> None:
-        """Leave all of them to others."""
-
-
-class DeviceReader(Protocol):
-    """Looks at tensors where they are, on their device, without waiting for it."""
-
-    lock: AbstractContextManager[Any]
-    """Held by all that is done here. What was put off may be looked at in any thread, when a backward ends: whoever
-    looks under a lock of its own sets it here."""
-
-    def described(self, tensor: Any) -> Described:
-        """A token; the name of the dtype, and the shape, of this rank's share where it has one; and whether it lies
-        flat, which `submit` wants to know.
-
-        The token is equal at two sightings of the very same tensor, unchanged in between, if a watch was kept on it.
-        None where the framework does not track changes, and every sighting must be looked at anew."""
-
-    def watch(self) -> Watch:
-        """A new one, with no tensor yet."""
-
-    def submit(self, tensor: Any, known: Any = None, flat: bool | None = None) -> Any:
-        """Summarise a tensor, which may be changed or freed right after. Returns a ticket. `known` is that of an
-        earlier sighting of what should be the same tensor: a few elements are enough then, unless they have changed.
-        `flat` is what `described` has said; None if it was not asked."""
-
-    def put_off(self, tensor: Any, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
-        """Call `look` a little later, with another name of the tensor, in one go with others; what it submits then may
-        be read together with what others do. The tensor may be freed meanwhile, but not changed: if it was, `look` is
-        called with None. False if it cannot wait."""
-
-    def catch_up(self) -> None:
-        """Have all looked at that was put off, for something comes that must be looked at now."""
-
-    def submit_again(self, tensor: Any, trial: Trial) -> None:
-        """Summarise a tensor that was just submitted once more, as late as it would be read at the latest if it were
-        put off. One that cannot be put off is not tried."""
-
-    def settle(self) -> None:
-        """Read all that was put off: the forward, the backward or the step is over."""
-
-    def forget(self) -> None:
-        """Let go of all that was put off, unread: nobody wants it any more."""
-
-    def parts(self, tensor: Any) -> Iterator[DeviceBytes]:
-        """The whole of a tensor in C order. It may be changed or freed once all parts have been gone through; each must
-        be copied before the next is asked for."""
-
-    def end_step(self) -> None:
-        """Let the step's summaries travel to the host."""
-
-    def arrive(self, tickets: Sequence[Any]) -> None:
-        """Wait until what was found is in host memory, where nothing that befalls the device can take it back. Another
-        thread may ask."""
-
-    def collect(self, tickets: Sequence[Any]) -> Collected:
-        """What was found, once the step has ended; waits for it. Another thread may ask."""
-
-    def close(self) -> None:
-        """Wait for all that is under way, and let go of the memory."""
-
-
-class Framework(Protocol):
-    """The questions. `frameworks.torch` and `frameworks.paddle` answer them."""
+class Process(Protocol):
+    """The process that trains, and its place among others."""
 
     name: str
+    """The framework's name, as runs store it."""
 
-    # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
-        """Versions, devices, flags and seeds: what two runs may differ in before the first step."""
+        """Return versions, devices, flags and seeds: everything in which two runs may differ before the first step."""
 
     def rank(self) -> int: ...
 
     def world(self) -> int: ...
 
     def compute_threads(self, model: Any) -> int:
-        """How many CPU threads the model's own computation keeps busy."""
+        """Return how many CPU threads the model's own computation keeps busy."""
 
     def openmp(self) -> str | None:
-        """The file of the OpenMP runtime whose threads compute, if there is one."""
-
-    # --- modules -----------------------------------------------------------------------------------------------
-    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
-        """Direct children, a shared one under each of its names."""
-
-    def own_class(self, module: Any) -> str:
-        """The framework's own class that a module is of, itself or by inheritance; empty if it is the user's alone."""
-
-    def wrapped(self, module: Any) -> str | None:
-        """The child's attribute name if this module only wraps another (DDP, compile, FSDP, checkpoint)."""
-
-    def compiled(self, module: Any) -> bool:
-        """Whether calling this module runs a compiled graph, inside which hooks do not run."""
-
-    def callable(self, module: Any) -> bool:
-        """Whether the module computes anything itself; a list of modules does not."""
-
-    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
-        """The module's own parameters, not its children's."""
-
-    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
-        """The same for many at once, each with its module's place among them: asked at the beginning of every step."""
-
-    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
-        """The module's own buffers, not its children's."""
-
-    def remarks(self, module: Any) -> str:
-        """What a tap on this module cannot help changing or missing; usually nothing."""
+        """Return the file of the OpenMP runtime whose threads compute, if there is one."""
 
     def notices(self) -> Sequence[str]:
-        """What has come up so far that the run as a whole should report; usually nothing."""
+        """Return what the run as a whole should report about the framework so far; usually nothing."""
 
-    # --- hooks -------------------------------------------------------------------------------------------------
-    def on_call(self, module: Any, before: Before, after: After) -> Remove:
-        """Around every call. `after` comes also when the module raises. Copies of the module do not report."""
 
-    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
-        """When the gradient of this tensor is known; None if it takes no part in autograd."""
+class Modules(Protocol):
+    """The structure of a model."""
 
-    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
-        """This backward's own gradient of a parameter, not the accumulated one; None if it is frozen."""
+    def is_module(self, value: Any) -> bool:
+        """Return whether the value is a module of this framework."""
 
-    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
-        """Whether what `on_parameter_gradient` returned some time ago is still right: it is on this very parameter, and
-        comes after all other hooks. False where that is not known."""
+    def network(self, model: Any) -> Any:
+        """Return the module to tap: the one inside a trainer-like object, otherwise the argument itself."""
 
-    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        """After each step of the optimizer."""
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """Return the direct children; a shared child appears under each of its names."""
 
-    def run_eagerly(self) -> Remove:
-        """Make compiled modules run uncompiled, so that everything can be seen."""
+    def own_class(self, module: Any) -> str:
+        """Return the framework's own class of a module, also through inheritance; "" for a purely user-defined one."""
 
-    # --- autograd ----------------------------------------------------------------------------------------------
-    def replaying(self) -> bool:
-        """Whether this forward is a recomputation during backward (activation checkpointing)."""
+    def assigned_name(self, item: Any) -> str:
+        """Return the name that the framework assigned to a module or parameter; "" if it assigns none."""
+
+    def wrapped(self, module: Any) -> str | None:
+        """Return the attribute of the wrapped child if this module is a wrapper (DDP, compile, FSDP, checkpoint)."""
+
+    def compiled(self, module: Any) -> bool:
+        """Return whether calling this module runs a compiled graph, inside which hooks do not run."""
+
+    def callable(self, module: Any) -> bool:
+        """Return whether the module computes anything itself; a list of modules does not."""
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """Return the module's own parameters, without those of its children."""
+
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        """Return the parameters of many modules, each with the index of its module. Runs at the start of every step."""
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        """Return the module's own buffers, without those of its children."""
+
+    def remarks(self, module: Any) -> str:
+        """Return what a tap on this module inevitably changes or misses; usually nothing."""
+
+
+class Hooks(Protocol):
+    """Callbacks on modules and tensors."""
+
+    def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
+        """Call back around every call, also one that raises. Copies of the module do not report."""
+
+    def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
+        """Call back when this tensor's gradient is known. Return None if the tensor takes no part in autograd."""
+
+    def on_parameter_gradient(self, parameter: Any, seen: GradientCallback) -> Remove | None:
+        """Call back with this backward's own gradient, not the accumulated one. Return None for a frozen parameter."""
+
+    def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
+        """Return whether an earlier `on_parameter_gradient` still holds.
+
+        The hook must be on this very parameter, and run after all other hooks. False if that is unknown.
+        """
+
+    def propagates_exceptions(self) -> bool:
+        """Return whether an exception that the current hook raises reaches the caller unchanged."""
+
+
+class Autograd(Protocol):
+    """The state of automatic differentiation, and arithmetic on gradients."""
+
+    def recomputing(self) -> bool:
+        """Return whether the current forward is a recomputation during backward (activation checkpointing)."""
 
     def inside_function(self) -> bool:
-        """Whether the caller runs inside the forward of an autograd function, where autograd is off."""
+        """Return whether the caller runs inside the forward of an autograd function, where autograd is off."""
 
     def records_gradients(self) -> bool:
-        """Whether autograd is on right now."""
+        """Return whether autograd is on."""
 
     def requires_gradient(self, tensor: Any) -> bool: ...
 
     def version(self, tensor: Any) -> int:
-        """Counts changes in place; 0 where the framework does not count."""
+        """Return the number of in-place changes so far; 0 if the framework does not count them."""
 
     def mark(self) -> int:
-        """A point in the graph's growth: nodes made later are told from earlier ones by it."""
-
-    def edge(self, tensor: Any) -> Edge | None:
-        """Where this tensor's gradient would arrive now; None if it takes no part in autograd."""
-
-    def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
-        """The nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
-
-    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
-        """When this node has computed the gradients that it sends on; None if it cannot be watched. `seen` gets them by
-        the index of `Consumer`, or None if it is not known which of them goes where."""
-
-    def uses(self, node: Any) -> Callable[[], int | None]:
-        """To be asked in backward: how many gradients it sends to this node; None if that is not known. The question
-        keeps no node alive."""
-
-    def memory(self, tensor: Any) -> int:
-        """Where the elements are: of two tensors that live, equal if they share them. 0 if there are none."""
+        """Return a point in the growth of the graph, which separates later nodes from earlier ones."""
 
     def add(self, left: Any, right: Any) -> Any:
-        """A new tensor: the sum of two gradients."""
+        """Return the sum of two gradients as a new tensor."""
 
     def copy(self, tensor: Any) -> Any:
-        """A detached copy in memory of its own."""
+        """Return a detached copy in memory of its own."""
 
-    # --- tensors -----------------------------------------------------------------------------------------------
+
+class Tensors(Protocol):
+    """Tensors and their values."""
+
     def is_tensor(self, value: Any) -> bool: ...
 
-    def named(self, value: Any) -> OpaqueValue | None:
-        """What a dtype or a device is called; None of all else."""
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
+        """Return the name of a dtype or a device; None for every other value."""
 
     def unreadable(self, tensor: Any) -> str:
-        """Why this tensor's elements cannot be read (meta, nested, vmapped, ...); empty if they can."""
+        """Return why this tensor's elements cannot be read (meta, nested, vmapped, ...); "" if they can."""
 
     def identity(self, tensor: Any) -> Identity | None:
-        """None where the framework does not track changes, and every sighting must be looked at anew."""
+        """Return the identity, or None if the framework tracks no changes: every sighting is then read again."""
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
-        """The elements as a NumPy array; of a tensor in host memory a view, not a copy. It is to be read, or copied,
-        before the user's code goes on, which may change that memory or give it back."""
+        """Return the elements as a NumPy array: a view of a tensor in host memory, not a copy.
 
-    # --- devices -----------------------------------------------------------------------------------------------
+        The caller reads or copies the array before the user's code continues and changes or frees that memory.
+        """
+
+
+class Devices(Protocol):
+    """Tensors outside of host memory."""
+
     def device_reader(self, tensor: Any) -> DeviceReader | None:
-        """Where to look at this tensor without bringing it to the host; None if it is there or must come."""
+        """Return what reads this tensor on its device; None if it is in host memory or must be copied there."""
 
     def pinning(self, model: Any) -> MemoryPinning | None:
-        """For memory that the model's device writes into; None if its tensors are in the host's memory."""
+        """Return what pins memory for copies from the model's device; None if the model is in host memory."""
 
-    # --- other values in their place ---------------------------------------------------------------------------
-    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
-        """A new tensor in `tensor`'s place: its dtype, device and layout, these values, and its part in autograd. The
-        gradient that comes back through it goes through `exchange`. None for tensors that cannot be replaced."""
 
-    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
-        """Put the gradient of this tensor, summed over all its uses, through `exchange` before it goes any further;
-        None if the tensor takes no part in autograd."""
+class Framework(Process, Modules, Hooks, Autograd, Tensors, Devices, Protocol):
+    """Everything that capture needs of a framework."""
 
-    def has_past(self, gradient: Any) -> bool:
-        """Whether a gradient may itself be differentiated, as in a backward with create_graph=True."""
 
-    def overwrite(self, tensor: Any, values: Any) -> None:
-        """Change a tensor in place to another one's values, as an operation that autograd sees."""
+class FrameworkBase:
+    """Neutral implementations for a framework without ranks, wrappers, compiler, devices or change tracking.
 
-    def remember(self, model: Any) -> Callable[[], None]:
-        """Keep parameters, buffers, gradients and the random state; calling what is returned puts all of it back,
-        bit for bit and as often as one likes."""
+    A subclass sets `name` and implements `is_module`, `children`, `parameters`, `on_call`, `is_tensor` and `host`. It
+    overrides whatever else it can answer, and adds the methods of the `capabilities` that it supports.
+    """
 
-    def backward(self, tensors: Sequence[Any]) -> None:
-        """Backward from these: with 1 from numbers, with random gradients, always the same, from all else."""
+    name: str
 
-    def fill(self, tensor: Any, values: npt.NDArray[np.generic], recast: bool = False) -> None:
-        """Put values into a parameter or buffer, bit for bit and not as an operation of autograd. Its dtype and device
-        stay as they are; `recast` gives it the values' dtype where the framework can change it, as torch can."""
+    def environment(self) -> dict[str, Any]:
+        return {}
+
+    def rank(self) -> int:
+        return 0
+
+    def world(self) -> int:
+        return 1
+
+    def compute_threads(self, model: Any) -> int:
+        return 1
+
+    def openmp(self) -> str | None:
+        return None
+
+    def notices(self) -> Sequence[str]:
+        return ()
+
+    def is_module(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def network(self, model: Any) -> Any:
+        return model
+
+    def children(self, module: Any) -> Sequence[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def own_class(self, module: Any) -> str:
+        return ""
+
+    def assigned_name(self, item: Any) -> str:
+        return ""
+
+    def wrapped(self, module: Any) -> str | None:
+        return None
+
+    def compiled(self, module: Any) -> bool:
+        return False
+
+    def callable(self, module: Any) -> bool:
+        return True
+
+    def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
+        return [(index, *each) for index, module in enumerate(modules) for each in self.parameters(module)]
+
+    def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return ()
+
+    def remarks(self, module: Any) -> str:
+        return ""
+
+    def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
+        raise NotImplementedError
+
+    def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
+        return None
+
+    def on_parameter_gradient(self, parameter: Any, seen: GradientCallback) -> Remove | None:
+        return self.on_gradient(parameter, seen)
+
+    def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
+        return False
+
+    def propagates_exceptions(self) -> bool:
+        return True
+
+    def recomputing(self) -> bool:
+        return False
+
+    def inside_function(self) -> bool:
+        return False
+
+    def records_gradients(self) -> bool:
+        return True
+
+    def requires_gradient(self, tensor: Any) -> bool:
+        return True
+
+    def version(self, tensor: Any) -> int:
+        return 0
+
+    def mark(self) -> int:
+        return 0
+
+    def add(self, left: Any, right: Any) -> Any:
+        return left + right
+
+    def copy(self, tensor: Any) -> Any:
+        return copy.deepcopy(tensor)
+
+    def is_tensor(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
+        return None
+
+    def unreadable(self, tensor: Any) -> str:
+        return ""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        return None
+
+    def host(self, tensor: Any) -> npt.NDArray[np.generic]:
+        raise NotImplementedError
+
+    def device_reader(self, tensor: Any) -> DeviceReader | None:
+        return None
+
+    def pinning(self, model: Any) -> MemoryPinning | None:
+        return None
+
+
+def require(framework: Process, capability: type, feature: str) -> Any:
+    """Return the framework if it has all methods of the capability.
+
+    Raise UsageError otherwise, with the framework's name, the feature and the missing methods.
+    """
+    missing = [name for name in _methods(capability) if not hasattr(framework, name)]
+    if missing:
+        raise UsageError(
+            f"{feature} is not available for {framework.name}: its support lacks {', '.join(missing)} "
+            f"({capability.__module__}.{capability.__qualname__})"
+        )
+    return framework
+
+
+def _methods(capability: type) -> Iterator[str]:
+    return (name for name in vars(capability) if not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""What the Python call stack tells about the code that is running."""
+"""What the Python call stack shows about the running code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["inside_function"]
 def inside_function() -> bool:
     """Return whether a caller is the `forward(ctx, ...)` of an autograd function, as in reentrant checkpointing.
 
-    Neither framework can be asked. Every implementation of checkpointing has its own function class, so the signature
-    is the only common mark.
+    Neither framework reports this. Every implementation of checkpointing has its own function class, so the signature
+    is the only common sign.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What is placed on modules and optimizers: it reports its own object and nobody else's, and comes off cleanly."""
+"""Hooks on modules and optimizers that report only their own object and can be removed in any order."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["CallHook", "Detour", "innermost_optimizer"]
 
 
 class CallHook:
-    """Calls `report` for the module it was made for.
+    """A hook that calls `report` only for the module that it was made for.
 
-    Copying a model copies its hooks too. A copy of this one, deep or through pickle, is silent: it neither reports a
-    module that nobody asked about nor drags the tap and its open files along.
+    A copy of a model includes its hooks. A copy of this one, deep or through pickle, does nothing: it does not report
+    the copied module, and does not copy the tap and its open files.
     """
 
     __slots__ = ("_module", "_report")
 
     def __init__(self, module: Any = None, report: Callable[..., Any] | None = None) -> None:
-        self._module = id(module)  # the address alone: a strong reference would be a cycle through the model
+        self._module = id(module)  # only the id: a reference would be a cycle through the model
         self._report = report
 
     def __call__(self, module: Any, *seen: Any) -> Any:
-        """What `report` returns takes the place of what was seen; None, as from all that only look, leaves it."""
+        """Return the result of `report`, which replaces what was seen; None leaves it unchanged."""
         if self._report is not None and id(module) == self._module:
             return self._report(*seen)
         return None
@@ -39,18 +39,19 @@ class CallHook:
 
 
 class Detour:
-    """Stands in for a callable attribute where a framework offers no hook.
+    """Replaces a callable attribute where a framework offers no hook.
 
-    `around(inner, *args, **kwargs)` runs in its place. Several may stand on one attribute and leave in any order.
+    `around(inner, *args, **kwargs)` runs instead of it. Several detours may be on one attribute, and can be removed in
+    any order.
     """
 
     def __init__(self, owner: Any, attribute: str, around: Callable[..., Any]) -> None:
         self._owner = owner
         self._attribute = attribute
         self._around = around
-        self._own = attribute in vars(owner)  # else it is the class's, and must not stay on the instance
+        self._own = attribute in vars(owner)  # otherwise it is the class's, and must not remain on the instance
         self.inner = getattr(owner, attribute)
-        vars(owner)[attribute] = self  # wrappers of optimizers hand setattr on to what they wrap
+        vars(owner)[attribute] = self  # setattr of an optimizer wrapper would set it on the wrapped one
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._around(self.inner, *args, **kwargs)
@@ -59,7 +60,7 @@ class Detour:
         return copy.deepcopy(self.inner, memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._owner, self._attribute)  # pickled, it is what it stands in for
+        return getattr, (self._owner, self._attribute)  # pickled, it is what it replaces
 
     def remove(self) -> None:
         top = vars(self._owner).get(self._attribute)
@@ -76,9 +77,10 @@ class Detour:
 
 
 def innermost_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer that a wrapper, such as Accelerate's, keeps as `.optimizer`; one without a wrapper as it is.
+    """Return the optimizer inside a wrapper, such as Accelerate's, which keeps it as `.optimizer`.
 
-    A wrapper may derive from torch's class without its state: a hook on it then fails or never runs.
+    An optimizer without a wrapper is returned as it is. A wrapper may derive from torch's class without its state: a
+    hook on it then fails or never runs.
     """
     while (inner := getattr(optimizer, "optimizer", None)) is not None and hasattr(inner, "param_groups"):
         optimizer = inner

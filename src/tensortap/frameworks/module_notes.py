@@ -1,4 +1,4 @@
-"""Notes about modules, kept outside of them."""
+"""Values attached to modules, but stored outside of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ N = TypeVar("N")
 
 
 class ModuleNotes(Generic[N]):
-    """One note for each module, by its identity: a module may define equality.
+    """One value for each module, by identity, since a module may define equality.
 
-    A note is forgotten with its module, which it must not refer to. A copy of a module has no note.
+    A value is dropped with its module, so it must not refer to it. A copy of a module has none.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class ModuleNotes(Generic[N]):
     def put(self, module: Any, note: N) -> None:
         number = id(module)
 
-        def forget(dead: weakref.ref[Any]) -> None:
+        def discard(dead: weakref.ref[Any]) -> None:
             known = self._notes.get(number)
-            if known is not None and known[0] is dead:  # the number may be another module's by now
+            if known is not None and known[0] is dead:  # another module may have the number by now
                 del self._notes[number]
 
-        self._notes[number] = weakref.ref(module, forget), note
+        self._notes[number] = weakref.ref(module, discard), note
 
     def drop(self, module: Any) -> N | None:
-        """Forget a module's note, and return it."""
+        """Remove a module's value, and return it."""
         note = self.get(module)
         if note is not None:
             del self._notes[id(module)]

@@ -1,4 +1,4 @@
-"""What replaying a module asks of a framework beyond watching it: recorded values become tensors again."""
+"""What replaying a recorded call needs of a framework: recorded values as tensors, and the words of a script."""
 
 from __future__ import annotations
 
@@ -9,46 +9,83 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.arguments import OpaqueValue
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks.base import Framework, require
+from tensortap.frameworks.capabilities import ReplayedCalls
 
-__all__ = ["FLOATS", "Player", "player_of"]
+__all__ = ["FLOATS", "Dialect", "Player", "player_of"]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The dtypes that a module can be moved to."""
 
 
+class Dialect(Protocol):
+    """The lines of a reproduction script that differ by framework. Arguments and results are expressions."""
+
+    name: str
+    imports: str
+    """Import statements for what `helpers` and the other lines use."""
+    helpers: str
+    """Statements that define `recorded`, the tensors of the file, and `show(what, ours, theirs)`."""
+    restore: str
+    """Statements that write `recorded` values into the state of `module`."""
+
+    def submodule(self, model: str, name: str) -> str:
+        """Return a part of a model, by its name."""
+
+    def moved_module(self, device: str | None, dtype: str | None) -> str:
+        """Return a statement that moves `module`; "" if there is nothing to do."""
+
+    def moved(self, tensor: str, device: str | None, dtype: str | None) -> str:
+        """Return a tensor on another device or in another dtype."""
+
+    def leaf(self, variable: str, tensor: str) -> str:
+        """Return statements that make a variable which receives gradients."""
+
+    def backward(self, outputs: list[str], gradients: list[str]) -> str:
+        """Return a statement that runs backward from outputs, with gradients in the outputs' own dtype."""
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of `module`."""
+
+    def norm(self, tensor: str) -> str:
+        """Return the L2 norm of a tensor as a float."""
+
+    def opaque(self, value: OpaqueValue) -> str:
+        """Return a dtype or a device."""
+
+
 class Player(Protocol):
-    """The questions. `frameworks.torch_player` and `frameworks.paddle_player` answer them."""
+    """Runs a recorded call again."""
+
+    dialect: Dialect
+    """How scripts that reproduce the call are written."""
 
     def tensor(self, values: npt.NDArray[np.generic], like: Any, dtype: str | None) -> Any:
-        """A tensor with these values on the device of the module `like`; floating point numbers take the dtype, if one
-        is given."""
+        """Return a tensor with these values on the device of the module `like`.
+
+        `dtype`, if given, converts floating point values.
+        """
 
     def differentiable(self, tensor: Any) -> Any:
-        """The same values as an input that takes part in autograd, if they can; a module may change it in place."""
+        """Return the same values as an input of autograd, which a module may change in place."""
 
     def moved(self, module: Any, dtype: str | None, device: str | None) -> Any:
-        """The module with its floating point state in another dtype, and all of it on another device."""
+        """Return the module with its floating point state in another dtype, and all state on another device."""
 
     def own_gradients(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Of each output's whole gradient, what came from outside: not through other outputs that were made from it."""
+        """Return the part of each output's gradient that came from outside, not through other outputs of the call."""
 
     def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Backward from the outputs with these gradients."""
+        """Run backward from the outputs with these gradients."""
 
-    def named(self, told: OpaqueValue) -> Any:
-        """The dtype or device that is called so."""
+    def named(self, value: OpaqueValue) -> Any:
+        """Return the dtype or device with this name."""
 
     def plain_source(self, module: Any) -> str | None:
-        """An expression that builds the same module with the framework alone; None if there is none."""
+        """Return an expression that builds the same module with the framework alone; None if there is none."""
 
 
 def player_of(framework: Framework) -> Player:
-    """The one that knows the framework's tensors."""
-    if framework.name == "torch":
-        from tensortap.frameworks.torch.player import TorchPlayer
-
-        return TorchPlayer()
-    from tensortap.frameworks.paddle.player import PaddlePlayer
-
-    return PaddlePlayer()
+    """Return what replays calls of this framework."""
+    supported: ReplayedCalls = require(framework, ReplayedCalls, "replaying recorded calls")
+    return supported.player()

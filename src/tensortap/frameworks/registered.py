@@ -1,8 +1,8 @@
 """What a module registers: its parameters and buffers, as the framework itself lists them.
 
 Paddle registers a BatchNorm's running mean and variance as parameters that no optimizer trains. Users see them in
-`parameters()`, so they are parameters here. `Registration.statistics` says that they play the role of buffers, which is
-what captures record them as.
+`parameters()`, so they are parameters here. `Registration.statistics` marks that they have the role of buffers, as
+which captures record them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks.base import Framework, require
+from tensortap.frameworks.capabilities import StateRegistration
 
-__all__ = ["Registration", "registered"]
-
-_NON_PERSISTENT = ("_non_persistent_buffers_set", "_non_persistable_buffer_names_set")
-"""Where torch and paddle keep the names of the buffers that a module does not save."""
+__all__ = ["Registration", "list_registered", "registered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +37,26 @@ class Registration:
 
     @property
     def trained(self) -> bool:
-        """Whether its values are an optimizer's to change, and not a forward's."""
+        """Whether an optimizer changes its values, rather than a forward."""
         return self.parameter and not self.statistics
 
 
 def registered(framework: Framework, module: Any) -> Iterator[tuple[str, Any, Registration]]:
-    """Yield (name, tensor, registration) of the module's own tensors, parameters first; not its children's."""
+    """Yield (name, tensor, registration) of the module's own tensors, parameters first."""
+    supported: StateRegistration = require(framework, StateRegistration, "listing what a module registers")
+    return supported.registered(module)
+
+
+def list_registered(framework: Framework, module: Any, unsaved: str) -> Iterator[tuple[str, Any, Registration]]:
+    """Implement `registered` for modules that keep dicts `_parameters` and `_buffers`.
+
+    `unsaved` is the attribute that holds the names of the buffers that are not saved.
+    """
     role_of_buffer = {name for name, _ in framework.buffers(module)}
     for name, tensor in module._parameters.items():
         if tensor is not None:
             yield name, tensor, Registration("parameter", statistics=name in role_of_buffer)
-    unsaved = next(filter(None, (getattr(module, name, None) for name in _NON_PERSISTENT)), ())
+    names = getattr(module, unsaved, None) or ()
     for name, tensor in module._buffers.items():
         if tensor is not None:
-            yield name, tensor, Registration("non-persistent buffer" if name in unsaved else "buffer")
+            yield name, tensor, Registration("non-persistent buffer" if name in names else "buffer")

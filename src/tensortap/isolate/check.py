@@ -17,7 +17,8 @@ from tensortap.compare.measure.noise import check_noise
 from tensortap.compare.request import Request, Source, open_source
 from tensortap.core.records import Comparison, Key
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of, network_of
+from tensortap.frameworks import framework_of, network_of, require
+from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.conclusion import conclude_live
 from tensortap.isolate.isolator import Isolator
@@ -205,13 +206,14 @@ class Check(Observer):
     def perturb_parameters(self) -> None:
         """Move the model's own parameters, too; whoever asks for it puts them back."""
         moved: set[int] = set()
+        writing: ValueWriting = require(self._framework, ValueWriting, "measuring noise")
         for site in self._tree.sites:
             for name, parameter in self._framework.parameters(site.owner):
                 if id(parameter) not in moved and self._perturbation is not None:
                     moved.add(id(parameter))
                     key = Key(self._clock.step, 0, "state", site.name, 0, "param", name)
                     values = self._perturbation.of(self._framework.host(parameter), key)
-                    self._framework.fill(parameter, values)
+                    writing.fill(parameter, values)
 
     def coarsest(self) -> dict[str, str | None]:
         """By module: the coarsest dtype that it shows."""

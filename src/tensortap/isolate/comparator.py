@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Call
+from tensortap.capture.clock import ModuleCall
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
-from tensortap.capture.unique_keys import Keys
+from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.measure.range_ends import beside_range_ends
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
@@ -50,7 +50,7 @@ class Comparator:
         self._framework = framework
         self._reference = reference
         self._tolerances = tolerances
-        self._keys = Keys()
+        self._keys = UniqueKeys()
         about: dict[str, Any] = {"framework": framework.name, "model": model, "world": framework.world()}
         about["environment"] = framework.environment()
         self.run = LiveRun(f"{model}, as it runs", about, reference.rank)
@@ -75,7 +75,7 @@ class Comparator:
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, found
 
-    def called(self, call: Call, step: int, caller: str | None) -> None:
+    def called(self, call: ModuleCall, step: int, caller: str | None) -> None:
         """A module is being called by another one's code, or from outside the model."""
         rename = self._reference.rename
         spot = step, call.micro, rename(call.module), call.number

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Call, Clock
+from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.selection import Selection
@@ -28,7 +28,8 @@ from tensortap.capture.swap import Swap, swapped
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.core.records import Key
-from tensortap.frameworks.base import Exchange, Framework
+from tensortap.frameworks.base import Framework, require
+from tensortap.frameworks.capabilities import GradientReplacer, Substitution
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Counterpart, Reference
@@ -86,6 +87,7 @@ class Isolator(Watcher):
         perturbation: Perturbation | None,
     ) -> None:
         super().__init__(framework, tree, chosen, selection, clock, book, comparator.record)
+        self._substitution: Substitution = require(framework, Substitution, "an isolating check")
         self._reference = reference
         self._comparator = comparator
         self._perturbation = perturbation
@@ -96,8 +98,8 @@ class Isolator(Watcher):
         self._sameness = Sameness(framework.version)
         self._feeds = True
 
-    def _drop_passing(self) -> None:
-        super()._drop_passing()
+    def _drop_step_hooks(self) -> None:
+        super()._drop_step_hooks()
         self._under_way.clear()
         self._arrived.clear()
         self._sameness.clear()
@@ -127,7 +129,7 @@ class Isolator(Watcher):
     def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
         if site.name == "":
-            self._remark_all()
+            self._collect_remarks()
         if call is None or site.name not in self._sites:
             return None
         opened = open_value(output, self._framework.is_tensor)
@@ -136,7 +138,7 @@ class Isolator(Watcher):
         tensors = self._force(site, call, "output", opened, under_way.given, under_way.differentiable)
         self._hand_back(under_way.given, opened, tensors)
         for swap in under_way.swaps:
-            swap.take_back()
+            swap.restore()
         if all(own is forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)):
             return None
         return swapped(output, iter(tensors), self._framework.is_tensor, [])
@@ -144,7 +146,7 @@ class Isolator(Watcher):
     def _force(
         self,
         site: Site,
-        call: Call,
+        call: ModuleCall,
         kind: str,
         opened: Opened,
         given: Sequence[_Given] = (),
@@ -206,16 +208,18 @@ class Isolator(Watcher):
                 self._sameness.stands_for(forced, tensor, counterpart.tensor)
             return _Found(forced, level)
         levels = [level]
-        remove = self._framework.exchange_gradient(original, self._guard(partial(self._exchange, levels)))
+        remove = self._substitution.replace_gradient(original, self._guard(partial(self._exchange, levels)))
         forced = self._forced(tensor, key, counterpart, site, arrive)
         if remove is not None:
-            self._passing.append(remove)
+            self._step_hooks.append(remove)
             if forced is not None:
                 self._sameness.returned(forced, counterpart.tensor, levels)
         return _Found(forced, level)
 
-    def _forced(self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, exchange: Exchange) -> Any | None:
-        forced = self._framework.forced(tensor, self._values(counterpart, key), exchange)
+    def _forced(
+        self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, exchange: GradientReplacer
+    ) -> Any | None:
+        forced = self._substitution.substitute(tensor, self._values(counterpart, key), exchange)
         if forced is None:
             self._book.remark(site.name, f"{key.kind} {key.path} cannot be replaced by the reference's")
         return forced
@@ -225,7 +229,7 @@ class Isolator(Watcher):
         returned = {id(own): forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)}
         for _, own, forced, version in given:
             if self._framework.version(forced) != version:
-                self._framework.overwrite(own, returned.get(id(forced), forced))
+                self._substitution.overwrite(own, returned.get(id(forced), forced))
 
     # --- backward ----------------------------------------------------------------------------------------------
     def _exchange(self, levels: Sequence[Level], gradient: Any) -> npt.NDArray[np.generic] | None:
@@ -243,7 +247,7 @@ class Isolator(Watcher):
         key, counterpart = seen[0]
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
-        if self._framework.has_past(gradient):  # the recorded one has no past to differentiate again
+        if self._substitution.is_differentiable(gradient):  # the recorded one has no past to differentiate again
             self._book.notice(_DIFFERENTIATED)
             return None
         for each, _ in seen:

@@ -16,7 +16,8 @@ from tensortap.compare.judge.tolerance import EPSILON
 from tensortap.core.records import KINDS
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks.base import Framework, require
+from tensortap.frameworks.capabilities import Reruns
 from tensortap.isolate.check import Check, Options
 from tensortap.store import open_run
 from tensortap.store.noise_file import Spot, write_noise
@@ -40,10 +41,11 @@ def measure_noise(
         raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random steps")
     network = network_of(model)
     framework = framework_of(network)
-    run = work if callable(work) else lambda _: _forward_and_backward(framework, network, work)
+    reruns: Reruns = require(framework, Reruns, "measuring noise")
+    run = work if callable(work) else lambda _: _forward_and_backward(framework, reruns, network, work)
     spreads: Spreads = {}
     lowered: Mapping[str, str] = {}
-    model_back, randoms = framework.remember(network), (random.getstate(), np.random.get_state())
+    model_back, randoms = reruns.save_state(network), (random.getstate(), np.random.get_state())
 
     def put_back() -> None:
         model_back()
@@ -101,7 +103,7 @@ def _collect(check: Check, spreads: Spreads) -> None:
         spreads[spot] = max(before[0], error), max(before[1], row_error)
 
 
-def _forward_and_backward(framework: Framework, model: Any, batch: Any) -> None:
+def _forward_and_backward(framework: Framework, reruns: Reruns, model: Any, batch: Any) -> None:
     """Of a batch alone: backward starts at the loss if the model returns one, else everywhere at its outputs."""
     if isinstance(batch, Mapping):
         output = model(**batch)
@@ -109,4 +111,4 @@ def _forward_and_backward(framework: Framework, model: Any, batch: Any) -> None:
         output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
     tensors = [t for _, t in open_value(output, framework.is_tensor).tensors if framework.requires_gradient(t)]
     losses = [tensor for tensor in tensors if not tuple(tensor.shape)]
-    framework.backward(losses or tensors)
+    reruns.run_backward(losses or tensors)

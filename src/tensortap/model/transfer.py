@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tensortap.core import dtypes
 from tensortap.core.name_mapping import MappedName, UnmappedName
 from tensortap.errors import UsageError
-from tensortap.frameworks import Framework, framework_of, network_of
+from tensortap.frameworks import Framework, framework_of, network_of, require
+from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.model.page_width import page_width
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def _find_unplaced(found: Plan, ends: Sequence[_ModelEnd]) -> Iterator[tuple[Unm
 
 
 def _copy(found: Plan, source: _ModelEnd, target: _ModelEnd, report: Transfer) -> None:
+    writing: ValueWriting = require(target.framework, ValueWriting, "transferring weights into a model")
     filled = dict[int, tuple[str, Any]]()
     for name, reading in found.tensors.readings.items():
         tensor, parts = target.tensors[name], [source.tensors[part] for part in reading.parts]
@@ -183,7 +185,7 @@ def _copy(found: Plan, source: _ModelEnd, target: _ModelEnd, report: Transfer) -
             if known[1].tobytes() != array.tobytes():
                 report.left.append(UnmappedName("source", reading.parts[0], f"the target ties {name} to {known[0]}"))
             continue
-        target.framework.fill(tensor, array)
+        writing.fill(tensor, array)
         filled[id(tensor)] = name, array
         dtype = dtypes.name_of(target.framework.host(tensor).dtype)
         given = dtypes.name_of(array.dtype)

@@ -17,7 +17,6 @@ import numpy as np
 
 from tensortap.core.arguments import LEFT_OUT, OpaqueValue, in_words
 from tensortap.errors import UsageError
-from tensortap.replay.dialects import TORCH
 
 __all__ = ["Arguments", "Slot", "arranged", "moved", "parts_of"]
 
@@ -59,11 +58,11 @@ class Arguments:
             name: _filled(each, value) for name, each in self.keywords.items()
         }
 
-    def written(self, variable: Callable[[str], str], told: Callable[[OpaqueValue], str] = TORCH.told) -> str:
-        """The arguments as source code, with variables in place of the slots. `told` writes dtypes and devices."""
+    def written(self, variable: Callable[[str], str], opaque: Callable[[OpaqueValue], str]) -> str:
+        """The arguments as source code, with variables in place of the slots. `opaque` writes dtypes and devices."""
 
         def one(value: Any) -> str:
-            return _written(value, lambda each: variable(each.path) if isinstance(each, Slot) else told(each))
+            return _written(value, lambda each: variable(each.path) if isinstance(each, Slot) else opaque(each))
 
         return ", ".join(
             [one(value) for value in self.positional]

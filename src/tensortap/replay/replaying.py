@@ -23,7 +23,6 @@ from tensortap.frameworks.player import FLOATS, Player, player_of
 from tensortap.kernels import summarize
 from tensortap.replay import repro
 from tensortap.replay.arguments import arranged, moved
-from tensortap.replay.dialects import dialect_of
 from tensortap.replay.excerpt import Excerpt, Place, copied, excerpt
 from tensortap.replay.sources import Source, function_of
 from tensortap.replay.state import homes_of, restore, state_of
@@ -239,7 +238,7 @@ class _Replay:
         if callable(implementation):
             raise UsageError('repro: give the implementation as "file.py:function", so that the script can use it, too')
         case = repro.Case(
-            dialect=dialect_of(self._framework.name),
+            dialect=self._player.dialect,
             part=self._part,
             arguments=self._arguments,
             state=self._state,

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tensortap.core import dtypes
 from tensortap.core.records import Record, display_name
 from tensortap.errors import StoreWriteError
+from tensortap.frameworks.player import Dialect
 from tensortap.replay.arguments import Arguments, parts_of
-from tensortap.replay.dialects import Dialect
 from tensortap.replay.excerpt import Excerpt
 from tensortap.replay.sources import Source
 from tensortap.store.writer.header import Header, room_for
@@ -203,7 +203,7 @@ def _call(case: Case) -> Iterator[str]:
         for first in dict.fromkeys(_first(case, path) for path in shared):
             yield f"{variables[first]}_again = {used(first)}"
     written = case.arguments.written(
-        lambda path: f"{variables[_first(case, path)]}_again" if path in shared else used(path), case.dialect.told
+        lambda path: f"{variables[_first(case, path)]}_again" if path in shared else used(path), case.dialect.opaque
     )
     yield f"output = module({written})\n"
     for path, record in case.part.of("output").items():

@@ -8,7 +8,8 @@ from typing import Any
 from tensortap.capture.tree import Tree
 from tensortap.core.records import Key, Record
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import Framework
+from tensortap.frameworks.base import Framework, require
+from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.kernels import summarize
 from tensortap.replay.excerpt import Excerpt
 
@@ -36,6 +37,7 @@ def homes_of(framework: Framework, root: Any, module: Any) -> list[Home]:
 
 def restore(framework: Framework, module: Any, homes: Sequence[Home], part: Excerpt, built_by: str) -> list[str]:
     """Put what the run has into the module; what a reader should know of it."""
+    writing: ValueWriting = require(framework, ValueWriting, "replaying recorded calls")
     filled, alike, unlike, unknown = [], [], [], []
     for (*_, tensor), (owner, kind, name) in zip(state_of(framework, module), homes, strict=True):
         full = f"{owner}.{name}" if owner else name
@@ -45,7 +47,7 @@ def restore(framework: Framework, module: Any, homes: Sequence[Home], part: Exce
             continue
         _check_shape(full, record, tensor)
         if record.location is not None:
-            framework.fill(tensor, part.run.load(record), recast=True)
+            writing.fill(tensor, part.run.load(record), recast=True)
             filled.append(full)
         elif summarize(framework.host(tensor)).digest == record.summary.digest:
             alike.append(full)

@@ -33,7 +33,8 @@ def attribute(timeline: Timeline) -> TimeLedger:
         np.add.at(host, owners.host[:-1][covered], lengths[covered])
     host[chains.no_module] += _unowned_time(threads.values(), timeline)
     span = max(0, timeline.end - timeline.begin)
-    ledger = TimeLedger(timeline.framework, [], dict(chains.calls), span, _count_steps(timeline, chains))
+    steps = _count_steps(timeline, chains)
+    ledger = TimeLedger(timeline.framework, timeline.backward_calls, [], dict(chains.calls), span, steps)
     device = _device_time(timeline, threads, chains, ledger)
     memory, device_memory = _memory_by_chain(timeline, threads, chains)
     amounts = zip(chains.all, *(each.tolist() for each in (host, device, memory, device_memory)), strict=True)
@@ -69,7 +70,7 @@ def _owners_by_thread(timeline: Timeline, chains: Chains) -> dict[int, _ThreadOw
     marked = any(meaning.kind is SpanKind.BEFORE for meaning in timeline.meanings)
     owners = {}
     for thread, spans in threads.items():
-        makers = node_makers(spans) if timeline.framework == "paddle" else {}
+        makers = node_makers(spans) if timeline.backward_calls == "module calls" else {}
         owners[thread] = _ThreadOwners(Sweep(spans, calibration, marked, makers), chains)
         for _, _, meaning in spans if makers else ():
             if meaning.kind is SpanKind.BEGINS:

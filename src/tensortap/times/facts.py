@@ -31,6 +31,7 @@ def head_of(ledger: TimeLedger) -> dict[str, Any]:
     """Return the figures of a profile as a whole."""
     return {
         "framework": ledger.framework,
+        "backward_calls": ledger.backward_calls,
         "span": ledger.span / 1000,
         "steps": ledger.steps,
         "cpu_own": sum(entry.host for entry in ledger.entries) / 1000,

@@ -59,6 +59,8 @@ class TimeLedger:
     """All entries of one profile."""
 
     framework: str
+    backward_calls: str
+    """See `Timeline.backward_calls`."""
     entries: list[LedgerEntry]
     calls: dict[ModulePhase, int]
     span: float

@@ -44,6 +44,9 @@ class Timeline:
     """
 
     framework: str
+    backward_calls: str = "graph nodes"
+    """What counts as a call in backward: graph nodes, which the profile shows as spans; or module calls, attributed to
+    the module whose forward created each node."""
     meanings: list[SpanMeaning] = field(default_factory=list)
     threads: dict[Any, int] = field(default_factory=dict)
     spans: IntColumns = field(default_factory=lambda: IntColumns("thread", "start", "end", "meaning"))

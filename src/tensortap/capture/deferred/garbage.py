@@ -1,8 +1,8 @@
-"""While a device's tensors are tapped, Python looks for garbage about as seldom as without.
+"""Keeps Python's garbage collections about as rare as without a tap while tensors on a device are tapped.
 
-How soon it does so depends on how many objects outlive others, and what belongs to records does until their step ends.
-A look at the young ones takes little, but comes several times a step; a full collection takes a tenth of a second and
-more in a process that has a framework loaded, and the device waits.
+Their frequency depends on how many objects outlive others, and the objects of records live until their step ends. A
+collection of young objects is short but runs several times a step. A full collection takes a tenth of a second and more
+in a process with a framework, and the device waits for it.
 """
 
 from __future__ import annotations
@@ -10,44 +10,45 @@ from __future__ import annotations
 import gc
 import threading
 
-__all__ = ["put_off", "resume"]
+__all__ = ["resume", "throttle"]
 
-_RARER = 3, 1, 10
-"""By how much each of `gc.get_threshold` grows. Not more: a program's own cycles must not pile up for it."""
+_FACTORS = 3, 1, 10
+"""Factors for the values of `gc.get_threshold`. Larger ones would let a program's own cycles pile up."""
 _MOST = 2**31 - 1
-_lock = threading.RLock()  # the collector itself may close a tap that was dropped, in whatever this thread is doing
+_lock = threading.RLock()  # the collector may close a dropped tap at any point of this thread
 _open: set[object] = set()
 _before: tuple[int, ...] | None = None
-"""The thresholds as they were before the first of them was opened."""
+"""The thresholds before the first tap was opened."""
 
 
-def put_off(tap: object) -> None:
-    """Collections become rarer, until this tap and all others are closed."""
+def throttle(tap: object) -> None:
+    """Make collections rarer until this tap and all others are closed."""
     with _lock:
         _open.add(tap)
-        _fit()
+        _apply()
 
 
 def resume(tap: object) -> None:
+    """Restore the thresholds if no other tap is open."""
     with _lock:
         _open.discard(tap)
-        _fit()
+        _apply()
 
 
-def _fit() -> None:
-    """Each threshold becomes what it should be, unless somebody else has set it meanwhile."""
+def _apply() -> None:
+    """Set each threshold, except one that other code has set meanwhile."""
     global _before
     if bool(_open) == (_before is not None):
         return
     now = gc.get_threshold()
     if _before is None:
         _before = now
-        gc.set_threshold(*_rarer(now))
+        gc.set_threshold(*_raised(now))
     else:
         before, _before = _before, None
-        ours = _rarer(before)
+        ours = _raised(before)
         gc.set_threshold(*(old if is_ == our else is_ for old, our, is_ in zip(before, ours, now, strict=True)))
 
 
-def _rarer(thresholds: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(min(each * rarer, _MOST) for each, rarer in zip(thresholds, _RARER, strict=True))
+def _raised(thresholds: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(min(each * factor, _MOST) for each, factor in zip(thresholds, _FACTORS, strict=True))

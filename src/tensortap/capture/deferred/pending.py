@@ -1,8 +1,8 @@
-"""Tensors that were looked at on a device: rows of the index, once what was found there has arrived.
+"""Rows of the index for tensors that were read on a device, until the results have arrived.
 
-No object is made for a record here: a step of a large model has thousands, and the interpreter that would make them is
-the one that launches the step. Worse, objects that live until the step ends grow old for the garbage collector, which
-then soon goes through all that the program holds. So there are columns, of numbers, strings and plain tuples of these.
+No object is made for a record here. A step of a large model has thousands of records, and the interpreter that would
+make the objects also launches the step. Objects that live until the step ends also age for the garbage collector, which
+then soon traverses everything that the program holds. So there are columns of numbers, strings and plain tuples.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Hashable, Iterator, Mapping
 from itertools import compress, repeat
 from typing import Any
 
-from tensortap.capture.deferred.read_order import Place
+from tensortap.capture.deferred.read_order import ReadSlot
 from tensortap.core.records import Key, Location
-from tensortap.frameworks.base import DeviceReader
+from tensortap.frameworks.device_reader import DeviceReader
 
 __all__ = ["PendingRows"]
 
-_AT_ONCE = (*Key._fields, "seq", "cls", "dtype")
+_KNOWN_FIELDS = (*Key._fields, "seq", "cls", "dtype")
 _NOWHERE = (None,) * len(Location._fields)
 
 
@@ -29,21 +29,21 @@ class PendingRows:
         self._numbers = numbers
         self._changed_unseen = changed_unseen
         self._rows: list[tuple[Any, ...]] = []
-        """What is known at once, as `_AT_ONCE` names it."""
-        self._shapes: list[tuple[int, ...]] = []  # apart: a tuple that holds another is not let go of so soon
+        """The values that are known at once, as `_KNOWN_FIELDS` names them."""
+        self._shapes: list[tuple[int, ...]] = []  # separate: the collector keeps track of a tuple that holds another
         self.tickets: list[Any] = []
         self._before: list[int | None] = []
-        """The row of an earlier sighting of what should be the same tensor."""
+        """The row of an earlier sighting with the same token."""
         self._locations: dict[int, Location] = {}
         self._borrowed: set[int] = set()
-        """Rows whose location is that of the row before."""
+        """Rows whose location is that of the earlier row."""
         self.known: dict[Hashable, int] = {}
-        """By token, the row of a tensor that may be met again."""
-        self._watch = device_reader.watch()
-        self._twice: dict[int, tuple[Place, Any]] = {}
-        """Rows that were read at once and again, with the second ticket."""
-        self._gone = False
-        """Whether this is in other hands now."""
+        """Row of a tensor that may be seen again, by token."""
+        self._held = device_reader.hold_tokens()
+        self._second_reads: dict[int, tuple[ReadSlot, Any]] = {}
+        """Ticket of the second read, for rows that were read twice."""
+        self._sealed = False
+        """Whether the rows were passed on, so that nothing is added any more."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -52,52 +52,51 @@ class PendingRows:
         return self._locations.get(row) if row is not None else None
 
     def append(self, row: tuple[Any, ...], shape: tuple[int, ...], ticket: Any, before: int | None) -> None:
-        """A tensor was met: its key, seq, cls and dtype in a row. `before` is the number of the row where it was met
-        before."""
+        """Add a tensor: its key, seq, cls and dtype in a row. `before` is the row of its earlier sighting, if any."""
         self._rows.append(row)
         self._shapes.append(shape)
         self.tickets.append(ticket)
         self._before.append(before)
 
     def keep(self, location: Location, borrowed: bool) -> None:
-        """Where the newest row's bytes are; borrowed are those of the row before it."""
+        """Set where the newest row's bytes are. Borrowed bytes are those of its earlier sighting."""
         row = len(self._rows) - 1
         self._locations[row] = location
         if borrowed:
             self._borrowed.add(row)
 
     def remember(self, tensor: Any, token: Hashable) -> None:
-        """The newest row is the one that later sightings of the tensor refer to."""
+        """Let later sightings of the tensor refer to the newest row."""
         self.known[token] = len(self._rows) - 1
-        self._watch.add(tensor)
+        self._held.add(tensor)
 
-    def read_again(self, row: int, place: Place, ticket: Any) -> None:
-        """A row that was read at once was read again."""
-        if self._gone:
-            place.cut_short()
+    def add_second_read(self, row: int, slot: ReadSlot, ticket: Any) -> None:
+        """Add the second read of a row, to compare it with the first."""
+        if self._sealed:
+            slot.report_cut_off()
         else:
-            self._twice[row] = place, ticket
+            self._second_reads[row] = slot, ticket
 
-    def forget(self) -> None:
-        """No tensor is known again from here on, and nothing is added."""
-        self._gone = True
+    def seal(self) -> None:
+        """Release all tokens. Nothing is added from now on."""
+        self._sealed = True
         self.known.clear()
-        self._watch.clear()
+        self._held.clear()
 
     @property
     def may_wait(self) -> bool:
-        """Not while somebody wants to learn from them whether tensors of a place can be put off at all."""
-        return all(place.known for place, _ in self._twice.values())
+        """Whether the rows may stay in memory: not while a trial in them decides over deferring a slot."""
+        return all(slot.decided for slot, _ in self._second_reads.values())
 
     def arrive(self) -> None:
-        self.device_reader.arrive(self.tickets)
+        self.device_reader.wait(self.tickets)
 
     def columns(self) -> Mapping[str, Any]:
-        """Waits for the device."""
+        """Wait for the device, and return the complete rows by column."""
         found, unchanged, missed = self.device_reader.collect(self.tickets)
-        self._judge(found["digest"])
+        self._compare_second_reads(found["digest"])
         columns: dict[str, Any] = dict(found)
-        columns |= zip(_AT_ONCE, zip(*self._rows, strict=True), strict=True)
+        columns |= zip(_KNOWN_FIELDS, zip(*self._rows, strict=True), strict=True)
         columns["shape"] = self._shapes
         tensors: list[int] = []
         for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
@@ -106,24 +105,24 @@ class PendingRows:
             else:
                 tensors.append(tensors[before] if same and before is not None else next(self._numbers))
         columns["tensor"] = tensors
-        locations = self._found_locations(unchanged) if self._locations else repeat(_NOWHERE, len(self._rows))
+        locations = self._final_locations(unchanged) if self._locations else repeat(_NOWHERE, len(self._rows))
         columns |= zip(Location._fields, zip(*locations, strict=True), strict=True)
         if missed:
             kept = [row not in missed for row in range(len(self._rows))]
             columns = {name: list(compress(column, kept)) for name, column in columns.items()}
         return columns
 
-    def _judge(self, digests: Any) -> None:
-        """Learn for later steps which tensors can be put off."""
-        if not self._twice:
+    def _compare_second_reads(self, digests: Any) -> None:
+        """Learn for later steps which reads can be deferred."""
+        if not self._second_reads:
             return
-        again = self.device_reader.collect([ticket for _, ticket in self._twice.values()])
-        for number, (row, (place, _)) in enumerate(self._twice.items()):
+        again = self.device_reader.collect([ticket for _, ticket in self._second_reads.values()])
+        for number, (row, (slot, _)) in enumerate(self._second_reads.items()):
             if number not in again.missed:
-                place.compared(bool(again.columns["digest"][number] == digests[row]))
+                slot.report_comparison(bool(again.columns["digest"][number] == digests[row]))
 
-    def _found_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
-        module = _AT_ONCE.index("module")
+    def _final_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
+        module = _KNOWN_FIELDS.index("module")
         for row, same in enumerate(unchanged):
             if row in self._borrowed and not same:
                 self._changed_unseen.add(self._rows[row][module])

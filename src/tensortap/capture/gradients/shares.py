@@ -1,10 +1,10 @@
-"""grad_input: the part of an input's gradient that one module sends back.
+"""grad_input: the share of an input's gradient that one module contributes.
 
-A hook on the input tensor sees the sum over everything that used it. A private edge (a clone or a view put before the
-module) would single the module out, but it also groups the sum differently, and the last bits of training would depend
-on being watched. So nothing is inserted: the graph nodes that the module itself made and that feed the input's edge are
-found after the call, and what each of them sends along that edge is added up. Where a framework does not tell which of
-several edges a node feeds, `siblings.py` finds it out.
+A hook on the input tensor sees the sum over everything that used it. A private edge (a clone or a view before the
+module) would isolate the module's share, but it also changes the grouping of the sum, so the last bits of training
+would depend on the tap. Therefore nothing is inserted. After the call, the graph nodes that the module made and that
+feed the input's edge are found, and what each of them sends along that edge is added up. `siblings.py` handles
+frameworks that do not report which of several edges a node feeds.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensortap.capture.gradients.siblings import Siblings
-from tensortap.frameworks.base import Consumer, Edge, Framework, Gradient, Remove
+from tensortap.capture.gradients.siblings import SiblingInputs
+from tensortap.frameworks.base import Framework, GradientCallback, Remove
+from tensortap.frameworks.capabilities import Consumer, Edge, GradientGraph
 
-__all__ = ["Share", "Shares", "Watched"]
+__all__ = ["GradientShare", "InputGradients", "WatchedInput"]
 
-_UNWATCHED = "passes through a graph node that cannot be watched"
+_UNHOOKABLE = "passes through a graph node that cannot be watched"
 
 
-class Watched(NamedTuple):
-    """One input whose share is wanted."""
+class WatchedInput(NamedTuple):
+    """One input whose share is recorded."""
 
     edge: Edge
-    done: Gradient
-    """Gets the finished share."""
-    lost: Callable[[str], None]
-    """OpaqueValue why there is none."""
+    done: GradientCallback
+    """Called with the complete share."""
+    skipped: Callable[[str], None]
+    """Called with the reason if there is no share."""
 
 
 @dataclass(slots=True, eq=False)
-class Share:
-    """One input of one call, collecting what flows back to it."""
+class GradientShare:
+    """One input of one call, which collects the gradients that the call sends to it."""
 
     framework: Framework
-    done: Gradient
-    lost: Callable[[str], None]
+    done: GradientCallback
+    skipped: Callable[[str], None]
     shape: tuple[int, ...]
     waiting: int = 0
     total: Any = None
@@ -66,38 +67,43 @@ class Share:
             total, self.total = self.total, None
             self.done(total)
 
-    def lose(self, why: str) -> None:
-        """A sum that lacks a part would be wrong."""
+    def skip(self, why: str) -> None:
+        """Discard the share: a sum that lacks a part would be wrong."""
         if not self.finished:
             self.finished, self.total = True, None
-            self.lost(why)
+            self.skipped(why)
+
+
+_Taker = GradientShare | SiblingInputs
 
 
 @dataclass(slots=True, eq=False)
-class Shares:
+class InputGradients:
     """Watches the graph for the shares of all calls in a step."""
 
     framework: Framework
+    graph: GradientGraph
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook
-    """Put around what the engine calls, and around the end: what goes wrong there must not break the step."""
-    _open: list[Share | Siblings] = field(default_factory=list)
+    """Wraps every callback of the engine, and the end, so that an error there does not break the step."""
+    _open: list[_Taker] = field(default_factory=list)
 
-    def watch(self, inputs: Sequence[Watched], outputs: Sequence[Any], mark: int) -> list[Remove]:
-        """After a call: place hooks on the nodes that feed the inputs' edges."""
+    def watch(self, inputs: Sequence[WatchedInput], outputs: Sequence[Any], mark: int) -> list[Remove]:
+        """Place hooks, after a call, on the nodes that feed the inputs' edges."""
         by_edge = {id(each.edge): each for each in inputs}
-        takers: dict[int, Share | Siblings] = {}
-        by_node: dict[int, list[tuple[Consumer, Share | Siblings]]] = defaultdict(list)
+        takers: dict[int, _Taker] = {}
+        by_node: dict[int, list[tuple[Consumer, _Taker]]] = defaultdict(list)
         placed: list[Remove] = []
-        for consumer in self.framework.consumers(outputs, [each.edge for each in inputs], mark):
+        for consumer in self.graph.consumers(outputs, [each.edge for each in inputs], mark):
             edge = consumer.edge
             if (taker := takers.get(id(edge))) is None:
                 first = by_edge[id(edge)]
                 if consumer.rivals:
                     group = [first, *(by_edge[id(rival)] for rival in consumer.rivals)]
-                    taker = Siblings(self.framework, [(each.edge.shape, each.done, each.lost) for each in group])
+                    siblings = [(each.edge.shape, each.done, each.skipped) for each in group]
+                    taker = SiblingInputs(self.framework, self.graph, siblings)
                     placed += taker.watch([each.edge for each in group], self.guard)
                 else:
-                    taker = Share(self.framework, first.done, first.lost, edge.shape)
+                    taker = GradientShare(self.framework, first.done, first.skipped, edge.shape)
                 takers[id(edge)] = taker
             taker.waiting += 1
             by_node[id(consumer.node)].append((consumer, taker))
@@ -105,14 +111,14 @@ class Shares:
         sent = self.guard(self._sent)
         for targets in by_node.values():
             feeds = [(consumer.index, taker) for consumer, taker in targets]
-            if (remove := self.framework.on_node(targets[0][0].node, partial(sent, feeds))) is not None:
+            if (remove := self.graph.on_node(targets[0][0].node, partial(sent, feeds))) is not None:
                 placed.append(remove)
             else:
                 self._sent(feeds, None)
         return placed
 
     def finish(self) -> None:
-        """Backward is over: some nodes are never reached, and what has come by now is the whole share."""
+        """Complete all shares after backward. Nodes that backward did not reach contribute nothing."""
         self.guard(self._finish_all)()
         self._open.clear()
 
@@ -120,9 +126,9 @@ class Shares:
         for taker in self._open:
             taker.finish()
 
-    def _sent(self, feeds: Sequence[tuple[int, Share | Siblings]], gradients: Sequence[Any] | None) -> None:
+    def _sent(self, feeds: Sequence[tuple[int, _Taker]], gradients: Sequence[Any] | None) -> None:
         for index, taker in feeds:
             if gradients is None:
-                taker.lose(_UNWATCHED)
+                taker.skip(_UNHOOKABLE)
             else:
                 taker.take(gradients[index] if index < len(gradients) else None)

@@ -1,14 +1,15 @@
-"""Inputs of one call that one operation made, where the framework does not tell which gradient is whose.
+"""Inputs of one call that one operation made, where the framework does not report which gradient belongs to which.
 
-Paddle's graph says of the two halves of a split only that both are of the split. So what the module's nodes send is
-kept until the split gets it, together with the gradient that arrives at each half: a hook on a tensor sees that of this
-tensor alone, but summed over everybody who used it. The two say whose is whose, by what cannot mislead:
+Paddle's graph says of the two halves of a split only that both come from the split. So the gradients that the module's
+nodes send are kept until the split receives them, together with the gradient that arrives at each half. A hook on a
+tensor sees the gradient of this tensor alone, but summed over all its uses. Three rules attribute the gradients, none
+of which can mislead:
 
-- a gradient whose shape only one of the tensors has is that one's;
-- the engine adds in the memory of what arrives first, so a gradient in whose memory a sum lies is a part of that sum;
-- if the whole backward sends the operation nothing but what this module does, the sums are the shares.
+- a gradient whose shape only one of the tensors has belongs to that one;
+- the engine adds in the memory of what arrives first, so a gradient whose memory holds a sum is a part of that sum;
+- if the whole backward sends the operation only what this module sends, the sums are the shares.
 
-Values are never compared for it: gradients that are equal by chance are common. What remains untold is not recorded.
+Values are never compared, because gradients are often equal by chance. What stays ambiguous is not recorded.
 """
 
 from __future__ import annotations
@@ -18,126 +19,126 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tensortap.frameworks.base import Edge, Framework, Gradient, Remove
+from tensortap.frameworks.base import Framework, GradientCallback, Remove
+from tensortap.frameworks.capabilities import Edge, GradientGraph
 
-__all__ = ["Siblings"]
+__all__ = ["SiblingInputs"]
 
-_UNTOLD = "cannot be told from the gradients of other tensors that the same operation made: it is not recorded"
+_AMBIGUOUS = "cannot be told from the gradients of other tensors that the same operation made: it is not recorded"
 
 
 @dataclass(slots=True, eq=False)
 class _Arrived:
-    """A gradient, and a copy of it, since the engine may add to it. While it is held, no other gets its memory."""
+    """A gradient and a copy of it, since the engine may add to it. Holding it keeps its memory from being reused."""
 
     gradient: Any
     value: Any
-    memory: int
+    address: int
 
 
 @dataclass(slots=True, eq=False)
-class Siblings:
+class SiblingInputs:
     """The shares of some inputs of one call. It holds no node and no input: hooks on them hold it."""
 
     framework: Framework
-    inputs: Sequence[tuple[tuple[int, ...], Gradient, Callable[[str], None]]]
-    """Shape, who gets the share, and who is told why there is none."""
+    graph: GradientGraph
+    inputs: Sequence[tuple[tuple[int, ...], GradientCallback, Callable[[str], None]]]
+    """Shape, the callback for the share, and the callback for the reason if there is none."""
     waiting: int = 0
-    """How many gradients the module has yet to send."""
+    """Number of gradients that the module has yet to send."""
     finished: bool = False
-    _uses: Callable[[], int | None] = lambda: None
-    _counted: int | None = None
+    _count_uses: Callable[[], int | None] = lambda: None
+    _uses: int | None = None
     _taken: int = 0
     _sent: list[_Arrived] = field(default_factory=list)
     _sums: dict[int, _Arrived] = field(default_factory=dict)
-    _spoiled: bool = False
-    """Whether more than one backward has come by: the sums are then not of the same gradients."""
+    _several_backwards: bool = False
+    """Whether more than one backward ran: the sums are then not of the same gradients."""
 
     def watch(self, edges: Sequence[Edge], guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[Remove]:
         """Place hooks on the input tensors."""
-        self._uses = self.framework.uses(edges[0].node)
+        self._count_uses = self.graph.count_uses(edges[0].node)
         arrived = guard(self._arrive)
         placed = []
-        for place, edge in enumerate(edges):
-            now = self.framework.edge(edge.tensor)
-            if (
-                now is None or now.node is not edge.node
-            ):  # changed in place meanwhile: a hook would see another gradient
+        for index, edge in enumerate(edges):
+            now = self.graph.edge(edge.tensor)
+            if now is None or now.node is not edge.node:  # changed in place: a hook would see another gradient
                 continue
-            if (remove := self.framework.on_gradient(edge.tensor, partial(arrived, place))) is not None:
+            if (remove := self.framework.on_gradient(edge.tensor, partial(arrived, index))) is not None:
                 placed.append(remove)
         return placed
 
     def take(self, gradient: Any) -> None:
-        """One that the module sends to one of them."""
+        """Keep a gradient that the module sends to one of the inputs."""
         self.waiting -= 1
         self._taken += 1
-        self._spoiled = self._spoiled or self.waiting < 0
+        self._several_backwards = self._several_backwards or self.waiting < 0
         if gradient is not None and not self.finished:
-            self._sent.append(self._kept(gradient))
+            self._sent.append(self._copied(gradient))
 
-    def lose(self, why: str) -> None:
-        """One of those that the module sends is not seen: of any of them a part may be missing."""
-        self._settle({}, untold=range(len(self.inputs)), why=why)
+    def skip(self, why: str) -> None:
+        """Discard all shares: one gradient was not seen, so any of them may lack a part."""
+        self._conclude({}, skipped=range(len(self.inputs)), why=why)
 
     def finish(self) -> None:
-        """All that comes has come."""
+        """Attribute the gradients, once all have arrived."""
         if self.finished or not self._sent:
             return
         if shares := self._by_sender():
-            self._settle(shares)
+            self._conclude(shares)
         else:
             shares = self._by_sum()
-            self._settle(shares, untold=[place for place in range(len(self.inputs)) if place not in shares])
+            self._conclude(shares, skipped=[index for index in range(len(self.inputs)) if index not in shares])
 
-    def _arrive(self, place: int, gradient: Any | None) -> None:
+    def _arrive(self, index: int, gradient: Any | None) -> None:
         if self.finished or gradient is None:
             return
         if not self._sums:
-            self._counted = self._uses()
-        self._spoiled = self._spoiled or place in self._sums
-        self._sums[place] = self._kept(gradient)
+            self._uses = self._count_uses()
+        self._several_backwards = self._several_backwards or index in self._sums
+        self._sums[index] = self._copied(gradient)
         if len(self._sums) == len(self.inputs) and not self.waiting:
             self.finish()
 
-    def _kept(self, gradient: Any) -> _Arrived:
-        return _Arrived(gradient, self.framework.copy(gradient), self.framework.memory(gradient))
+    def _copied(self, gradient: Any) -> _Arrived:
+        return _Arrived(gradient, self.framework.copy(gradient), self.graph.address(gradient))
 
-    def _settle(self, shares: dict[int, Any], untold: Sequence[int] = (), why: str = _UNTOLD) -> None:
+    def _conclude(self, shares: dict[int, Any], skipped: Sequence[int] = (), why: str = _AMBIGUOUS) -> None:
         if self.finished:
             return
         self.finished = True
         self._sent.clear()
         self._sums.clear()
-        for place, (_, done, lost) in enumerate(self.inputs):
-            if place in untold:
-                lost(why)
-            elif place in shares:
-                done(shares[place])
+        for index, (_, done, report_skipped) in enumerate(self.inputs):
+            if index in skipped:
+                report_skipped(why)
+            elif index in shares:
+                done(shares[index])
 
     def _by_sender(self) -> dict[int, Any]:
-        """The shares, if of every gradient it is known whose it is."""
+        """Return the shares if the input of every gradient is known, else nothing."""
         shares: dict[int, Any] = {}
         for arrived in self._sent:
-            if (place := self._place_of(arrived)) is None:
+            if (index := self._input_of(arrived)) is None:
                 return {}
-            known = shares.get(place)
-            shares[place] = arrived.value if known is None else self.framework.add(known, arrived.value)
+            known = shares.get(index)
+            shares[index] = arrived.value if known is None else self.framework.add(known, arrived.value)
         return shares
 
-    def _place_of(self, arrived: _Arrived) -> int | None:
+    def _input_of(self, arrived: _Arrived) -> int | None:
         shape = tuple(arrived.value.shape)
-        fitting = [place for place, (own, _, _) in enumerate(self.inputs) if own == shape]
+        fitting = [index for index, (own, _, _) in enumerate(self.inputs) if own == shape]
         if len(fitting) == 1:
             return fitting[0]
-        if self._spoiled or sum(other.memory == arrived.memory for other in self._sent) > 1:
+        if self._several_backwards or sum(other.address == arrived.address for other in self._sent) > 1:
             return None
-        fitting = [place for place in fitting if place in self._sums and self._sums[place].memory == arrived.memory]
-        return fitting[0] if len(fitting) == 1 and arrived.memory else None
+        fitting = [index for index in fitting if index in self._sums and self._sums[index].address == arrived.address]
+        return fitting[0] if len(fitting) == 1 and arrived.address else None
 
     def _by_sum(self) -> dict[int, Any]:
-        """The sums, if nobody else has sent anything."""
-        if self._spoiled or self._counted != self._taken:
+        """Return the sums as shares if nothing else has sent a gradient, else nothing."""
+        if self._several_backwards or self._uses != self._taken:
             return {}
-        # A sum in other memory than what was sent has been replaced by a hook of the user's, or nothing was sent to it.
-        sent = {arrived.memory for arrived in self._sent}
-        return {place: arrived.value for place, arrived in self._sums.items() if arrived.memory in sent}
+        # A sum in other memory than that of a sent gradient was replaced by a user's hook, or received nothing.
+        sent = {arrived.address for arrived in self._sent}
+        return {index: arrived.value for index, arrived in self._sums.items() if arrived.address in sent}

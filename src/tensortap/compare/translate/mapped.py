@@ -19,6 +19,7 @@ from tensortap.compare.translate.translated import Translated
 from tensortap.core.records import display_name
 from tensortap.mapping.outline import full_name
 from tensortap.mapping.plan import Plan, plan
+from tensortap.mapping.rules import SIDES
 from tensortap.mapping.rules_file import read_rules
 from tensortap.store import Run
 
@@ -34,14 +35,13 @@ __all__ = [
     "words_of",
 ]
 
-_KNOWN = ("torch", "paddle")
 _FEW = 3
 
 
 def frameworks_differ(reference: Run, candidate: Run) -> bool:
     """Whether the two runs are of frameworks that name and lay out things differently."""
     frameworks = {run.info.get("framework") for run in (reference, candidate)}
-    return frameworks == set(_KNOWN)
+    return frameworks == set(SIDES[0])
 
 
 def plan_of(

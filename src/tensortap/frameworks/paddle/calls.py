@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 from paddle.jit.sot import psdb
 
-from tensortap.frameworks.base import After, Before, Remove
+from tensortap.frameworks.base import AfterCall, BeforeCall, Remove
 from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.paddle.static import uncompiled
 
@@ -20,33 +20,33 @@ _ALWAYS_CALLS = "always_call" in inspect.signature(paddle.nn.Layer.register_forw
 
 
 class _LayerHook(CallHook):
-    """A hook that stays silent while paddle traces the layer into a static program.
+    """A hook that does nothing while paddle traces the layer into a static program.
 
     A trace passes symbolic values, which have no elements. `paddle.jit.save` also passes fewer arguments to the hooks
     of the outermost layer than a call does.
     """
 
-    __slots__ = ("_met_sot",)
+    __slots__ = ("_on_sot",)
 
-    def __init__(self, layer: Any, report: Callable[..., Any], met_sot: Callable[[], None]) -> None:
+    def __init__(self, layer: Any, report: Callable[..., Any], on_sot: Callable[[], None]) -> None:
         super().__init__(layer, report)
-        self._met_sot = met_sot
+        self._on_sot = on_sot
 
     def __call__(self, module: Any, *seen: Any) -> Any:
-        if psdb.in_sot() or not paddle.in_dynamic_mode():  # should SOT inline this frame, in_sot() is True there
+        if psdb.in_sot() or not paddle.in_dynamic_mode():  # in_sot() is also True if SOT inlines this frame
             return None
-        return uncompiled(super().__call__, module, *seen, met=self._met_sot)
+        return uncompiled(super().__call__, module, *seen, on_sot=self._on_sot)
 
 
-def on_call(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
-    """Run `before` and `after` around each call of the layer; see `Framework.on_call`.
+def on_call(layer: Any, before: BeforeCall, after: AfterCall, on_sot: Callable[[], None]) -> Remove:
+    """Run `before` and `after` around each call of the layer; see `Hooks.on_call`.
 
-    `met_sot` is called where a function that SOT compiles calls the layer. The hooks have broken its graph then.
+    `on_sot` is called if a function that SOT compiles calls the layer. The hooks have broken its graph then.
     """
     if not _ALWAYS_CALLS:
-        return _on_call_that_may_raise(layer, before, after, met_sot)
-    first = layer.register_forward_pre_hook(_LayerHook(layer, before, met_sot), with_kwargs=True)
-    left = _LayerHook(layer, lambda _args, output: after(output), met_sot)
+        return _on_call_that_may_raise(layer, before, after, on_sot)
+    first = layer.register_forward_pre_hook(_LayerHook(layer, before, on_sot), with_kwargs=True)
+    left = _LayerHook(layer, lambda _args, output: after(output), on_sot)
     last = layer.register_forward_post_hook(left, always_call=True)
 
     def remove() -> None:
@@ -56,8 +56,8 @@ def on_call(layer: Any, before: Before, after: After, met_sot: Callable[[], None
     return remove
 
 
-def _on_call_that_may_raise(layer: Any, before: Before, after: After, met_sot: Callable[[], None]) -> Remove:
-    """The same where paddle runs no post-hook if the layer raises.
+def _on_call_that_may_raise(layer: Any, before: BeforeCall, after: AfterCall, on_sot: Callable[[], None]) -> Remove:
+    """Do the same on versions that run no post-hook if the layer raises.
 
     A detour around the method that runs the hooks closes the calls that an exception leaves open.
     """
@@ -75,7 +75,7 @@ def _on_call_that_may_raise(layer: Any, before: Before, after: After, met_sot: C
 
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        if psdb.in_sot():  # `inner` is of no use there: SOT binds a method to the object that it was read from
+        if psdb.in_sot():  # `inner` does not work there: SOT binds a method to the object it was read from
             return type(layer)._dygraph_call_func(layer, *args, **kwargs)
         outer = calls
         try:
@@ -86,8 +86,8 @@ def _on_call_that_may_raise(layer: Any, before: Before, after: After, met_sot: C
                 after(None)
             raise
 
-    first = layer.register_forward_pre_hook(_LayerHook(layer, enter, met_sot), with_kwargs=True)
-    last = layer.register_forward_post_hook(_LayerHook(layer, leave, met_sot))
+    first = layer.register_forward_pre_hook(_LayerHook(layer, enter, on_sot), with_kwargs=True)
+    last = layer.register_forward_post_hook(_LayerHook(layer, leave, on_sot))
     detour = Detour(layer, "_dygraph_call_func", around)
 
     def remove() -> None:

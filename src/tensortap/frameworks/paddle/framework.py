@@ -1,15 +1,15 @@
-"""PaddlePaddle's answers to `frameworks.base.Framework`."""
+"""PaddlePaddle behind the contracts of `frameworks.base` and `frameworks.capabilities`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,24 +18,23 @@ import paddle
 
 from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
-from tensortap.core.host_copies import MemoryPinning
-from tensortap.frameworks.base import (
-    After,
-    Before,
-    Consumer,
-    DeviceReader,
-    Edge,
-    Gradient,
-    Identity,
-    Remove,
-)
+from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Identity, Remove
+from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
-from tensortap.frameworks.paddle.graph import Uses, along, consumers, watchable
+from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in_order, inside_backward
 from tensortap.frameworks.paddle.optimizers import around_steps
-from tensortap.frameworks.paddle.replacing import Replacing
+from tensortap.frameworks.paddle.replacing import TensorSubstitution
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
+from tensortap.frameworks.registered import Registration, list_registered
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.player import Player
+    from tensortap.frameworks.profiling import Profiling
 
 __all__ = ["Paddle"]
 
@@ -47,9 +46,9 @@ _WRAPPERS = {
     "GroupShardedStage3": "_layer",
     "FullyShard": "_layer",
 }
-# BatchNorm keeps its running statistics among the parameters; no optimizer ever touches them.
+# BatchNorm keeps its running statistics among the parameters. No optimizer changes them.
 _STATISTICS = ("_mean", "_variance")
-# DLPack carries these under an integer type of the same width.
+# DLPack passes these under an integer type of the same width.
 _BITS: dict[str, tuple[str, np.dtype[Any]]] = {
     "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
@@ -82,7 +81,7 @@ _FLAGS = (
 
 
 def _flags() -> dict[str, Any]:
-    """The switches that this build has."""
+    """Return the flags that this build has."""
     found: dict[str, Any] = {}
     for name in _FLAGS:
         with suppress(ValueError):
@@ -90,13 +89,13 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(Replacing):
+class Paddle(TensorSubstitution, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
 
     def __init__(self) -> None:
-        self._uses = Uses()
+        self._uses = UseCounts()
         self._notices: dict[str, None] = {}
 
     # --- the process -------------------------------------------------------------------------------------------
@@ -125,6 +124,12 @@ class Paddle(Replacing):
         return loaded_openmp(Path(paddle.__file__).parent)
 
     # --- modules -----------------------------------------------------------------------------------------------
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, paddle.nn.Layer)
+
+    def network(self, model: Any) -> Any:
+        return model.network if isinstance(model, paddle.Model) else model
+
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]
 
@@ -132,6 +137,9 @@ class Paddle(Replacing):
         known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("paddle.nn."))
         found = next(known, paddle.nn.Layer)
         return "" if found is paddle.nn.Layer else found.__name__
+
+    def assigned_name(self, item: Any) -> str:
+        return str(item.full_name() if isinstance(item, paddle.nn.Layer) else item.name)
 
     def wrapped(self, module: Any) -> str | None:
         for cls in type(module).__mro__:
@@ -149,20 +157,17 @@ class Paddle(Replacing):
         own = module._parameters.items()
         return [(n, t) for n, t in own if t is not None and not self._running_statistics(module, n, t)]
 
-    def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
-        return [(place, *each) for place, module in enumerate(modules) for each in self.parameters(module)]
-
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         own = module._parameters.items()
         statistics = [(n, t) for n, t in own if t is not None and self._running_statistics(module, n, t)]
         return statistics + [(n, t) for n, t in module._buffers.items() if t is not None]
 
     def _running_statistics(self, module: Any, name: str, tensor: Any) -> bool:
-        """Whether this is a BatchNorm's running mean or variance. A user's own trainable `_mean` is not."""
+        """Return whether this is a BatchNorm's running mean or variance, not a user's own trainable `_mean`."""
         return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
 
-    def remarks(self, module: Any) -> str:
-        return ""
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+        return list_registered(self, module, "_non_persistable_buffer_names_set")
 
     def notices(self) -> Sequence[str]:
         return list(self._notices)
@@ -171,15 +176,15 @@ class Paddle(Replacing):
         self._notices[text] = None
 
     # --- hooks -------------------------------------------------------------------------------------------------
-    def on_call(self, module: Any, before: Before, after: After) -> Remove:
+    def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
         return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
 
-    def on_gradient(self, tensor: Any, seen: Gradient) -> Remove | None:
+    def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         if tensor.stop_gradient:
             return None
 
         def hook(gradient: Any) -> None:
-            uncompiled(seen, gradient)  # and nothing is returned: that would replace the gradient
+            uncompiled(seen, gradient)  # no return value: it would replace the gradient
 
         # Paddle's own handle would keep the tensor alive until the end of the step.
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -190,11 +195,9 @@ class Paddle(Replacing):
 
         return remove
 
-    def on_parameter_gradient(self, parameter: Any, seen: Gradient) -> Remove | None:
-        return self.on_gradient(parameter, seen)
-
-    def hook_stays(self, parameter: Any, remove: Remove) -> bool:
-        return False
+    def propagates_exceptions(self) -> bool:
+        # The engine replaces what a hook raises by an error of its own, without the original.
+        return not inside_backward()
 
     def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
         return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
@@ -203,8 +206,8 @@ class Paddle(Replacing):
         return run_eagerly()
 
     # --- autograd ----------------------------------------------------------------------------------------------
-    def replaying(self) -> bool:
-        # There is no question to ask the engine; but a recomputation can only come from recompute's own frames.
+    def recomputing(self) -> bool:
+        # The engine does not report this, but a recomputation only runs below recompute's own frames.
         if "paddle.distributed.fleet.recompute" not in sys.modules:
             return False
         frame: Any = sys._getframe(1)
@@ -227,26 +230,23 @@ class Paddle(Replacing):
     def version(self, tensor: Any) -> int:
         return int(tensor.inplace_version)
 
-    def mark(self) -> int:
-        return 0
-
     def edge(self, tensor: Any) -> Edge | None:
         if tensor.stop_gradient or (node := tensor.grad_fn) is None:
             return None
-        # The slot is told by nobody. The tensor's own number tells it from others that its operation made.
+        # The slot is unknown. The tensor's id separates it from the operation's other outputs.
         return Edge(node, id(tensor), tuple(tensor.shape), tensor=tensor)
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         return consumers(outputs, edges)
 
     def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
-        if not watchable(node):
+        if not can_hook(node):
             return None
         goes_on = [after is not None for after in node.next_functions]
 
         def hook(sent: Any, _received: Any) -> Any:
-            uncompiled(seen, along(sent, goes_on))
-            return sent  # paddle takes what the hook returns: the very same tensors
+            uncompiled(seen, in_order(sent, goes_on))
+            return sent  # paddle uses what the hook returns, so return the same tensors
 
         handle = node._register_post_hook(hook)
 
@@ -255,10 +255,10 @@ class Paddle(Replacing):
 
         return remove
 
-    def uses(self, node: Any) -> Callable[[], int | None]:
+    def count_uses(self, node: Any) -> Callable[[], int | None]:
         return partial(self._uses.of, node.node_ptr())
 
-    def memory(self, tensor: Any) -> int:
+    def address(self, tensor: Any) -> int:
         return int(tensor.data_ptr())
 
     def add(self, left: Any, right: Any) -> Any:
@@ -272,7 +272,7 @@ class Paddle(Replacing):
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, paddle.Tensor)
 
-    def named(self, value: Any) -> OpaqueValue | None:
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
         if type(value) is paddle.dtype:
             return OpaqueValue("dtype", str(value).removeprefix("paddle."))
         if isinstance(value, _PLACES):
@@ -314,12 +314,30 @@ class Paddle(Replacing):
             return np.from_dlpack(tensor.view(bits[0])).view(bits[1])
         return np.from_dlpack(tensor)
 
-    # --- devices -----------------------------------------------------------------------------------------------
-    def device_reader(self, tensor: Any) -> DeviceReader | None:
-        return None  # tensors on a device come to the host
+    # --- further capabilities, loaded when a feature needs them ------------------------------------------------
+    def player(self) -> Player:
+        from tensortap.frameworks.paddle.player import PaddlePlayer
 
-    def pinning(self, model: Any) -> MemoryPinning | None:
-        return None
+        return PaddlePlayer()
+
+    def profiling(self) -> Profiling:
+        from tensortap.frameworks.paddle.profiling import PaddleProfiling
+
+        return PaddleProfiling(self)
+
+    def ownership(self) -> Ownership:
+        from tensortap.frameworks.paddle.ownership import PaddleOwnership
+
+        return PaddleOwnership(self)
+
+    def loading(self) -> Loading:
+        from tensortap.frameworks.paddle.loading import PaddleLoading
+
+        return PaddleLoading(self)
+
+
+if TYPE_CHECKING:
+    _: type[CompleteFramework] = Paddle
 
 
 def _name(tensor: Any) -> str:

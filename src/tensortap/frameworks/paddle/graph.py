@@ -1,7 +1,7 @@
-"""Paddle's autograd graph, which tells less of itself than torch's.
+"""Paddle's autograd graph, which exposes less than torch's.
 
-A node says which nodes it sends gradients to, but not to which of their inputs: all outputs of one operation, as of a
-split, look alike. Which gradient is whose is found out in backward (`capture.siblings`), with what is answered here.
+A node reports the nodes it sends gradients to, but not to which of their inputs: all outputs of one operation, such as
+a split, look alike. `capture.gradients.siblings` attributes the gradients in backward, with the functions of this file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tensortap.frameworks.base import Consumer, Edge
+from tensortap.frameworks.capabilities import Consumer, Edge
 
-__all__ = ["Uses", "along", "consumers", "watchable"]
+__all__ = ["UseCounts", "can_hook", "consumers", "in_order", "inside_backward"]
 
-# Paddle numbers no graph nodes, so a walk that strays out of its module is stopped by count.
+# Paddle does not number graph nodes, so a walk that leaves its module is stopped by count.
 _MOST_NODES = 20_000
-# A hook must give back what the node sends, and paddle takes no lists back: backward would fail, whatever is returned.
+# A hook must return what the node sends, but paddle accepts no lists: backward fails whatever is returned.
 _SEND_LISTS = (
     "AddN",
     "BroadcastTensors",
@@ -37,17 +37,17 @@ _SEND_LISTS = (
     "Stack",
 )
 _ROOTS = {"tensor_patch_methods.py": "self", "backward_mode.py": "tensors"}
-"""Where backward is called from Python, and what its tensors are called there."""
+"""The files in which Python calls backward, and the variable that holds its tensors."""
 
 
-def watchable(node: Any) -> bool:
-    """Whether a hook on this node is run, and does no harm."""
+def can_hook(node: Any) -> bool:
+    """Return whether a hook on this node runs, and leaves backward intact."""
     name = node.name()
     return "PyLayer" not in name and not name.startswith(_SEND_LISTS)
 
 
 def consumers(outputs: Iterable[Any], edges: Sequence[Edge]) -> list[Consumer]:
-    """See `Framework.consumers`."""
+    """Implement `GradientGraph.consumers`."""
     wanted: dict[int, list[Edge]] = {}
     for edge in edges:
         wanted.setdefault(edge.node.node_ptr(), []).append(edge)
@@ -69,9 +69,11 @@ def consumers(outputs: Iterable[Any], edges: Sequence[Edge]) -> list[Consumer]:
     return found
 
 
-def along(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
-    """What a node sends, in the order of its next functions, of which some lead nowhere; None if that is not known. A
-    node may have gradients for more inputs than it has next functions: for the condition of `where`, as an example."""
+def in_order(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
+    """Return what a node sends in the order of its next functions, some of which lead nowhere; None if unknown.
+
+    A node may have gradients for more inputs than next functions, as for the condition of `where`.
+    """
     given = [gradient if gradient._is_initialized() else None for gradient in sent]
     if len(given) == len(goes_on):
         return given
@@ -81,37 +83,48 @@ def along(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
     return [there.pop(0) if goes else None for goes in goes_on]
 
 
-class Uses:
-    """Counts how often gradients are sent to a node in the backward that is running."""
+class UseCounts:
+    """How many gradients the current backward sends to each node."""
 
     def __init__(self) -> None:
         self._roots: list[tuple[weakref.ref[Any], int]] = []
         self._counts: Counter[int] = Counter()
 
     def of(self, address: int) -> int | None:
-        """By the node's address. None if it is not known where this backward began."""
+        """Return the count for a node's address; None if the start of this backward is unknown."""
         if not (roots := _roots()):
             return None
-        if not self._is_of(roots):
+        if not self._counted_for(roots):
             self._counts = _count(roots)
             self._roots = [(weakref.ref(root), root.grad_fn.node_ptr()) for root in roots]
         return self._counts[address]
 
-    def _is_of(self, roots: Sequence[Any]) -> bool:
-        """Whether these were counted last. While they live, so does their graph, and addresses mean what they did."""
+    def _counted_for(self, roots: Sequence[Any]) -> bool:
+        """Return whether these roots were counted last. While they live, their graph does, and addresses stay valid."""
         known = [(reference(), address) for reference, address in self._roots]
         now = [(root, root.grad_fn.node_ptr()) for root in roots]
         return len(known) == len(now) and all(a is b and p == q for (a, p), (b, q) in zip(known, now, strict=True))
 
 
+def inside_backward() -> bool:
+    """Return whether the caller runs inside a backward of paddle's engine."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("backward", "grad") and "paddle" in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _roots() -> list[Any]:
-    """The tensors that the innermost backward began with: paddle has no other way to ask for them than its caller."""
+    """Return the tensors that the innermost backward began with, from the stack: paddle does not report them."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         file = code.co_filename.replace("\\", "/").rpartition("/")[2]
         if "paddle" in code.co_filename and code.co_name == "grad":
-            return []  # paddle.grad leaves out what does not lead to its inputs
+            return []  # paddle.grad skips nodes that do not lead to its inputs
         if code.co_name == "backward" and (name := _ROOTS.get(file)) is not None:
             found = frame.f_locals.get(name)
             roots = list(found) if isinstance(found, list | tuple) else [found]
@@ -122,7 +135,7 @@ def _roots() -> list[Any]:
 
 def _count(roots: Sequence[Any]) -> Counter[int]:
     nodes = [root.grad_fn for root in roots]
-    counts = Counter(node.node_ptr() for node in nodes)  # a root gets its gradient from outside of the graph
+    counts = Counter(node.node_ptr() for node in nodes)  # a root receives its gradient from outside of the graph
     waiting = list({node.node_ptr(): node for node in nodes}.values())
     visited = set(counts)
     while waiting:

@@ -1,4 +1,4 @@
-"""Paddle's optimizers, and what fleet, sharding and mixed precision wrap around them."""
+"""Paddle's optimizers, and the wrappers of fleet, sharding and mixed precision."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tensortap.frameworks.paddle.static import uncompiled
 
 __all__ = ["around_steps", "parameter_groups", "stepper"]
 
-# Where a wrapper keeps the optimizer that it wraps. `_optimizer` is that of `paddle.Model`.
+# Attributes in which wrappers keep their optimizer. `_optimizer` is that of `paddle.Model`.
 _HOLDERS = ("_inner_opt", "inner_opt", "_optim", "inner_optimizer", "optimizer", "_optimizer")
-_METHODS = ("step", "minimize")  # minimize does not go through step
+_METHODS = ("step", "minimize")  # minimize does not call step
 
 
 def around_steps(
@@ -24,7 +24,7 @@ def around_steps(
 ) -> Remove:
     """Run `before` and `after` around each step of the optimizer, or of a wrapper around one.
 
-    Raise UsageError, which ends with `otherwise`, for what holds no optimizer.
+    Raise UsageError, which ends with `otherwise`, if there is no optimizer inside.
     """
     _innermost(optimizer, otherwise)
     steps = 0
@@ -53,15 +53,15 @@ def around_steps(
 
 
 def parameter_groups(optimizer: Any) -> Sequence[Any]:
-    """The parameters, or dictionaries of them, that the optimizer changes; on all ranks, where each has a part."""
+    """Return the parameters, or dictionaries of them, that the optimizer changes; those of all ranks, if sharded."""
     for part in _chain(optimizer):
-        if (whole := vars(part).get("_origin_parameter_list")) is not None:  # sharding has left some to other ranks
+        if (whole := vars(part).get("_origin_parameter_list")) is not None:  # sharding leaves some to other ranks
             return list(whole)
     return list(_innermost(optimizer)._param_groups or ())
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:
-    """The wrapper and what it wraps, outermost first. Only own attributes count: wrappers forward those they lack."""
+    """Yield the wrapper and what it wraps, outermost first. Only own attributes count: wrappers forward others."""
     seen: set[int] = set()
     while hasattr(optimizer, "__dict__") and id(optimizer) not in seen:  # sharding makes an optimizer hold itself
         seen.add(id(optimizer))
@@ -81,5 +81,5 @@ def _innermost(optimizer: Any, otherwise: str = "") -> Any:
 
 
 def stepper(optimizer: Any) -> Any:
-    """The outermost part that steps: a `paddle.Model` only holds its optimizer. None if there is none."""
+    """Return the outermost part with a step(), since a `paddle.Model` only holds its optimizer; None without one."""
     return next((part for part in _chain(optimizer) if callable(getattr(part, "step", None))), None)

@@ -1,4 +1,4 @@
-"""PaddlePaddle's answers to `frameworks.player.Player`."""
+"""PaddlePaddle's implementation of `frameworks.player.Player`."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import paddle
 from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
-from tensortap.frameworks.player import FLOATS
+from tensortap.frameworks.paddle.dialect import PaddleDialect
+from tensortap.frameworks.player import FLOATS, Dialect
 
 __all__ = ["PaddlePlayer"]
 
@@ -25,6 +26,8 @@ _BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
 
 class PaddlePlayer:
     """Recorded values as paddle tensors."""
+
+    dialect: Dialect = PaddleDialect()
 
     def tensor(self, values: npt.NDArray[np.generic], like: Any, dtype: str | None) -> Any:
         state = next(iter([*like.parameters(), *like.buffers()]), None)
@@ -51,7 +54,7 @@ class PaddlePlayer:
             place: [at for at, other in enumerate(outputs) if at != place and _gradient([other], output) is not None]
             for place, output in enumerate(outputs)
         }
-        for place in sorted(later, key=lambda at: len(later[at])):  # those that nothing was made from come first
+        for place in sorted(later, key=lambda at: len(later[at])):  # those on which no other depends come first
             if others := later[place]:
                 made, sent = [outputs[at] for at in others], [own[at] for at in others]
                 own[place] = own[place] - _gradient(made, outputs[place], sent)
@@ -61,16 +64,16 @@ class PaddlePlayer:
         sent = [gradient.astype(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         paddle.autograd.backward(list(outputs), sent)
 
-    def named(self, told: OpaqueValue) -> Any:
-        if told.kind == "dtype" and isinstance(found := getattr(paddle, told.text, None), paddle.dtype):
+    def named(self, value: OpaqueValue) -> Any:
+        if value.kind == "dtype" and isinstance(found := getattr(paddle, value.text, None), paddle.dtype):
             return found
         try:
-            return paddle.device._convert_to_place(told.text)
+            return paddle.device._convert_to_place(value.text)
         except ValueError as error:
-            raise UsageError(f"paddle has no {told.kind} {told.text}") from error
+            raise UsageError(f"paddle has no {value.kind} {value.text}") from error
 
     def plain_source(self, module: Any) -> str | None:
-        """Built from the signature of the layer's class, and used only if that builds the same layer."""
+        """Build the expression from the signature of the layer's class, and return it if it builds the same layer."""
         kind = type(module)
         if not kind.__module__.startswith("paddle.nn.layer.") or list(module.children()) or "forward" in vars(module):
             return None
@@ -84,7 +87,7 @@ class PaddlePlayer:
 
 
 def _arguments(layer: Any) -> Iterator[str]:
-    """What a layer of paddle's own was built with, as far as it kept that: as an attribute with or without a "_"."""
+    """Yield the arguments of a paddle layer that it keeps as attributes, with or without a "_"."""
     for name, parameter in list(inspect.signature(type(layer).__init__).parameters.items())[1:]:
         value: Any
         default: Any
@@ -101,7 +104,7 @@ def _arguments(layer: Any) -> Iterator[str]:
 
 
 def _settings(layer: Any) -> dict[str, Any]:
-    """What a layer was told when it was built. Its name and its mode do not count."""
+    """Return the plain settings of a layer, without its name and mode."""
     return {
         name: value
         for name, value in vars(layer).items()

@@ -1,4 +1,4 @@
-"""PaddlePaddle's answers to what a check asks beyond capture: other values in a tensor's place, and back again."""
+"""Substitution of paddle tensors, and saved state of paddle models, for checks and noise."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy.typing as npt
 import paddle
 
 from tensortap.core import dtypes
-from tensortap.frameworks.base import Exchange, Remove
+from tensortap.frameworks.base import Remove
+from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.paddle.static import uncompiled
 
-__all__ = ["Replacing"]
+__all__ = ["TensorSubstitution"]
 
 
-class Replacing:
-    """The part of `Paddle` that changes what flows."""
+class TensorSubstitution:
+    """The protocols `Substitution`, `Reruns` and `ValueWriting` of `frameworks.capabilities`."""
 
-    def forced(self, tensor: Any, values: npt.NDArray[np.generic], exchange: Exchange) -> Any | None:
+    def substitute(self, tensor: Any, values: npt.NDArray[np.generic], replacer: GradientReplacer) -> Any | None:
         if tensor.is_dist():
             return None
 
@@ -29,18 +30,18 @@ class Replacing:
             return _tensor(dtypes.with_range_ends_of(name, values), tensor)
 
         if paddle.is_grad_enabled() and not tensor.stop_gradient:
-            return _Forced.apply(tensor, fresh, exchange)
+            return _Substituted.apply(tensor, fresh, replacer)
         with paddle.no_grad():
             return fresh()
 
-    def exchange_gradient(self, tensor: Any, exchange: Exchange) -> Remove | None:
+    def replace_gradient(self, tensor: Any, replacer: GradientReplacer) -> Remove | None:
         if tensor.stop_gradient or tensor.is_dist():
             return None
 
         def hook(gradient: Any) -> Any:
-            if gradient is None:  # one of several outputs, and the loss does not use it
+            if gradient is None:  # an output that the loss does not use
                 return None
-            values = uncompiled(exchange, gradient)
+            values = uncompiled(replacer, gradient)
             return None if values is None else _tensor(values, gradient)
 
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
@@ -51,26 +52,26 @@ class Replacing:
 
         return remove
 
-    def has_past(self, gradient: Any) -> bool:
-        return False  # paddle tells a hook nothing of it
+    def is_differentiable(self, gradient: Any) -> bool:
+        return False  # paddle does not show this to a hook
 
     def overwrite(self, tensor: Any, values: Any) -> None:
         paddle.assign(values, tensor)
 
-    def remember(self, model: Any) -> Callable[[], None]:
-        places = [
+    def save_state(self, model: Any) -> Callable[[], None]:
+        saved = [
             (holder, name, tensor, tensor.detach().clone(), tensor.grad)
             for module in model.sublayers(include_self=True)
             for holder in (module._parameters, module._buffers)
             for name, tensor in holder.items()
             if tensor is not None and tensor._is_initialized()
         ]
-        gradients = [None if gradient is None else gradient.clone() for *_, gradient in places]
+        gradients = [None if gradient is None else gradient.clone() for *_, gradient in saved]
         random = paddle.get_rng_state()
 
-        def put_back() -> None:
+        def restore() -> None:
             with paddle.no_grad():
-                for (holder, name, tensor, values, _), gradient in zip(places, gradients, strict=True):
+                for (holder, name, tensor, values, _), gradient in zip(saved, gradients, strict=True):
                     holder[name] = tensor
                     tensor.set_value(values)
                     if gradient is None:
@@ -79,9 +80,9 @@ class Replacing:
                         tensor.grad = gradient.clone()
             paddle.set_rng_state(random)
 
-        return put_back
+        return restore
 
-    def backward(self, tensors: Sequence[Any]) -> None:
+    def run_backward(self, tensors: Sequence[Any]) -> None:
         random = np.random.default_rng(0)
         gradients = [
             _tensor(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
@@ -95,22 +96,22 @@ class Replacing:
             tensor.set_value(_tensor(values, tensor))
 
 
-class _Forced(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
-    """Takes a tensor's place in the graph with values that were not computed there."""
+class _Substituted(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
+    """Takes a tensor's position in the graph with values that were not computed there."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], exchange: Exchange) -> Any:
-        ctx.exchange = exchange
+    def forward(ctx: Any, tensor: Any, fresh: Callable[[], Any], replacer: GradientReplacer) -> Any:
+        ctx.replacer = replacer
         return fresh()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        values = uncompiled(ctx.exchange, gradient)
+        values = uncompiled(ctx.replacer, gradient)
         return gradient if values is None else _tensor(values, gradient)
 
 
 def _tensor(values: npt.NDArray[np.generic], like: Any) -> Any:
-    """The values in memory of their own, with the dtype and place of another tensor."""
+    """Return the values in new memory, with the dtype and device of another tensor."""
     if dtypes.name_of(values.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        values = values.astype(np.float32)  # every number of a short dtype is one of these
+        values = values.astype(np.float32)  # float32 represents every number of a shorter dtype
     return paddle.to_tensor(np.ascontiguousarray(values), place=like.place).astype(like.dtype)

@@ -1,4 +1,4 @@
-"""What a torch process computes with: versions, devices, and the switches that change the last bits of a result."""
+"""The environment of a torch process: versions, devices, and the flags that change the last bits of a result."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def environment() -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version() if cuda else None,
         },
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
-        "flags": {name: _told(flag) for name, flag in _FLAGS.items()},
+        "flags": {name: _read(flag) for name, flag in _FLAGS.items()},
         "seed": torch.initial_seed(),
         "random_states": {"torch": f"{zlib.crc32(torch.get_rng_state().numpy()):08x}"},
     }
 
 
-def _told(flag: Callable[[], Any]) -> Any:
-    """None where this torch has no such switch, or will not say: it refuses while two ways to set one disagree."""
+def _read(flag: Callable[[], Any]) -> Any:
+    """Return a flag; None if this torch lacks it, or refuses because two settings of it disagree."""
     try:
         value = flag()
     except (AttributeError, RuntimeError):

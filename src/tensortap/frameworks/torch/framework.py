@@ -1,39 +1,41 @@
-"""PyTorch's answers to `frameworks.base.Framework`."""
+"""PyTorch behind the contracts of `frameworks.base` and `frameworks.capabilities`."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import (
-    After,
-    Before,
-    Consumer,
-    Edge,
-    Gradient,
-    Remove,
-)
+from tensortap.frameworks.base import AfterCall, BeforeCall, FrameworkBase, GradientCallback, Remove
+from tensortap.frameworks.capabilities import Consumer, Edge
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
+from tensortap.frameworks.registered import Registration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
-from tensortap.frameworks.torch.reading import Reading
-from tensortap.frameworks.torch.replacing import Replacing
+from tensortap.frameworks.torch.reading import TensorReading
+from tensortap.frameworks.torch.replacing import TensorSubstitution
 from tensortap.frameworks.torch.steps import after_step
-from tensortap.frameworks.torch.tensors import PLAIN, is_shared_out
+from tensortap.frameworks.torch.tensors import PLAIN, is_distributed
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.player import Player
+    from tensortap.frameworks.profiling import Profiling
 
 __all__ = ["Torch"]
 
-# Classes that add nothing of their own, and where each keeps the module that does the work.
+# Wrapper classes, and the attribute of the module that each wraps.
 _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "DistributedDataParallel": "module",
@@ -45,7 +47,7 @@ _WRAPPERS = {
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
 
-class Torch(Reading, Replacing):
+class Torch(TensorReading, TensorSubstitution, FrameworkBase):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
@@ -53,9 +55,9 @@ class Torch(Reading, Replacing):
     def __init__(self) -> None:
         super().__init__()
         self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
-        """Outputs that are views, and how to say that they were changed in place since; the last few."""
+        """The last few outputs that are views, their versions, and lists that record an in-place change."""
 
-    def _look_at_views(self) -> None:
+    def _check_views(self) -> None:
         for _ in range(len(self._views)):
             reference, version, changed = self._views.popleft()
             if (tensor := reference()) is None:
@@ -87,6 +89,9 @@ class Torch(Reading, Replacing):
         return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
 
     # --- modules -----------------------------------------------------------------------------------------------
+    def is_module(self, value: Any) -> bool:
+        return isinstance(value, torch.nn.Module)
+
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]
 
@@ -141,33 +146,33 @@ class Torch(Reading, Replacing):
         if name == "DistributedDataParallel":
             return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
         for parameter in module._parameters.values():
-            if parameter is not None and is_shared_out(parameter):
+            if parameter is not None and is_distributed(parameter):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
-    def notices(self) -> Sequence[str]:
-        return ()
+    def registered(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Registration]]:
+        return list_registered(self, module, "_non_persistent_buffers_set")
 
     # --- hooks -------------------------------------------------------------------------------------------------
-    def on_call(self, module: torch.nn.Module, before: Before, after: After) -> Remove:
+    def on_call(self, module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
         if isinstance(module, torch.jit.ScriptModule):
-            return lambda: None  # it takes no hooks; `remarks` says so
+            return lambda: None  # it takes no hooks; `remarks` reports that
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after)
 
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # Inside a graph being compiled there are no values to see, and looking would break the graph.
+            # While a graph is compiled there are no values, and reading would break the graph.
             if torch.compiler.is_compiling():
                 return None
             if self._views:
-                self._look_at_views()
+                self._check_views()
             return before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if torch.compiler.is_compiling():
                 return None
             if self._views:
-                self._look_at_views()
+                self._check_views()
             return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
@@ -179,20 +184,20 @@ class Torch(Reading, Replacing):
 
         return remove
 
-    def on_gradient(self, tensor: torch.Tensor, seen: Gradient) -> Remove | None:
+    def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         if not tensor.requires_grad:
             return None
         base = None
         if tensor._is_view():
-            # If its memory was changed past its view's node, torch makes that anew when asked for it. A hook that is
-            # registered before would crash the process.
+            # If its memory was changed after its view's node was made, torch makes a new node on access. A hook that is
+            # registered before that would crash the process.
             _ = tensor.grad_fn
             base = _base_of(tensor)
         if base is None or base.grad_fn is None:
             return tensor.register_hook(_TensorHook(seen)).remove
 
-        # When a view is changed in place, its old node drops out of the graph and a hook on it never fires; the
-        # gradient of the value before the change then arrives at the base.
+        # When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of
+        # the value before the change then arrives at the base.
         arrived: list[None] = []
         changed: list[None] = []
         shape = tensor.shape
@@ -205,7 +210,7 @@ class Torch(Reading, Replacing):
         def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
             if arrived:
                 arrived.clear()
-            elif changed and gradients[0] is not None:  # unchanged, the view was just never used
+            elif changed and gradients[0] is not None:  # otherwise the view was never used
                 seen(gradients[0].reshape(shape))
 
         handles = tensor.register_hook(_TensorHook(at_tensor)), base.grad_fn.register_prehook(at_base)
@@ -216,24 +221,24 @@ class Torch(Reading, Replacing):
 
         return remove
 
-    def on_parameter_gradient(self, parameter: torch.Tensor, seen: Gradient) -> Remove | None:
-        if type(parameter) in PLAIN:  # nearly all are
+    def on_parameter_gradient(self, parameter: torch.Tensor, seen: GradientCallback) -> Remove | None:
+        if type(parameter) in PLAIN:  # the common case
             return self.on_gradient(parameter, seen)
         if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
-        if not is_shared_out(parameter):
+        if not is_distributed(parameter):
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
             return None
 
-        # A sharded parameter's own hook never fires; what can be seen is the reduced, accumulated gradient.
+        # A sharded parameter's own hook never fires. Only the reduced, accumulated gradient is visible.
         def hook(accumulated: torch.Tensor) -> None:
             if accumulated.grad is not None:
                 seen(accumulated.grad)
 
         return parameter.register_post_accumulate_grad_hook(hook).remove
 
-    def hook_stays(self, parameter: torch.Tensor, remove: Remove) -> bool:
+    def hook_is_current(self, parameter: torch.Tensor, remove: Remove) -> bool:
         if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
             return False
         hooks = handle.hooks_dict_ref()
@@ -255,7 +260,7 @@ class Torch(Reading, Replacing):
         return lambda: stance.__exit__(None, None, None)
 
     # --- autograd ----------------------------------------------------------------------------------------------
-    def replaying(self) -> bool:
+    def recomputing(self) -> bool:
         return torch._C._current_graph_task_id() != -1
 
     def inside_function(self) -> bool:
@@ -294,7 +299,7 @@ class Torch(Reading, Replacing):
         found = []
         while waiting:
             node = waiting.pop()
-            if node in ends or node._sequence_nr() < mark:  # made before the module ran: not its own work
+            if node in ends or node._sequence_nr() < mark:  # made before the module ran, so not by it
                 continue
             for index, (after, slot) in enumerate(node.next_functions):
                 if after is None:
@@ -312,10 +317,10 @@ class Torch(Reading, Replacing):
 
         return node.register_hook(hook).remove
 
-    def uses(self, node: Any) -> Callable[[], int | None]:
-        return lambda: None  # nobody asks: edges are told apart by their slots
+    def count_uses(self, node: Any) -> Callable[[], int | None]:
+        return lambda: None  # not needed: slots separate the edges
 
-    def memory(self, tensor: torch.Tensor) -> int:
+    def address(self, tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -325,24 +330,49 @@ class Torch(Reading, Replacing):
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
 
+    # --- further capabilities, loaded when a feature needs them ------------------------------------------------
+    def player(self) -> Player:
+        from tensortap.frameworks.torch.player import TorchPlayer
+
+        return TorchPlayer()
+
+    def profiling(self) -> Profiling:
+        from tensortap.frameworks.torch.profiling import TorchProfiling
+
+        return TorchProfiling(self)
+
+    def ownership(self) -> Ownership:
+        from tensortap.frameworks.torch.ownership import TorchOwnership
+
+        return TorchOwnership(self)
+
+    def loading(self) -> Loading:
+        from tensortap.frameworks.torch.loading import TorchLoading
+
+        return TorchLoading(self)
+
+
+if TYPE_CHECKING:
+    _: type[CompleteFramework] = Torch
+
 
 class _TensorHook(partial[None]):
-    """Stands on a tensor, which may be saved meanwhile: without it, and without a warning."""
+    """A hook that torch omits, without a warning, when its tensor is saved."""
 
     __slots__ = ()
     __torch_unserializable__ = True
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that this one is another shape of, element for element."""
+    """Return the tensor of which this one is a reshaped view with the same elements."""
     base = tensor._base if tensor._is_view() else None
     if base is None or base.numel() != tensor.numel():
         return None
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
-def _around_compiled(module: torch.nn.Module, before: Before, after: After) -> Remove:
-    """Look at a module compiled in place from outside its graph: its own hooks would be part of the graph."""
+def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
+    """Hook a module that was compiled in place from outside, since its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if (others := before(args, kwargs)) is not None:

@@ -1,4 +1,4 @@
-"""Which memory a torch tensor is, as it was at one moment, and that no other is taken for it later."""
+"""Identity tokens of torch tensors, and holds that keep a token from being reused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Hashable
 
 import torch
 
-from tensortap.frameworks.base import Described
-from tensortap.frameworks.torch.tensors import NAMES, is_shared_out
+from tensortap.frameworks.device_reader import TensorDescription
+from tensortap.frameworks.torch.tensors import NAMES, is_distributed
 
-__all__ = ["StorageAlive", "StorageWatch", "described", "is_still", "token_of"]
+__all__ = ["StorageAlive", "StorageHold", "describe", "is_still", "token_of"]
 
 
 def token_of(tensor: torch.Tensor) -> Hashable | None:
-    """Equal while memory, geometry and version are. Once the storage is gone, another may get its address."""
+    """Return the identity token. Another tensor may get it once the storage is freed."""
     try:
-        # Flat, and a plain tuple: one that holds nothing but numbers is none of the garbage collector's business.
+        # A flat, plain tuple of numbers: the garbage collector does not track it.
         return (
             tensor.untyped_storage()._cdata,
             tensor.storage_offset(),
@@ -33,25 +33,25 @@ def token_of(tensor: torch.Tensor) -> Hashable | None:
 
 
 def is_still(tensor: torch.Tensor, version: int, address: int) -> bool:
-    """Whether it has neither been changed, as far as that is counted, nor given its memory back since it was seen."""
+    """Return whether the tensor has neither counted a change nor freed its memory since it was seen."""
     return bool(tensor._version == version and tensor.data_ptr() == address)
 
 
-def described(tensor: torch.Tensor) -> Described:
-    """See `frameworks.base.DeviceReader.described`, of any tensor on any device."""
+def describe(tensor: torch.Tensor) -> TensorDescription:
+    """Implement `DeviceReader.describe` for any tensor on any device."""
     token = token_of(tensor)
-    if is_shared_out(tensor):
+    if is_distributed(tensor):
         tensor = tensor.to_local()
     return token, NAMES[tensor.dtype], tuple(tensor.shape), False
 
 
 class StorageAlive:
-    """Whether a storage is still there. While this exists, no other storage can get its address."""
+    """A check whether a storage still exists. It keeps the address from being reused."""
 
     __slots__ = ("_reference",)
 
     _expired = torch.UntypedStorage._expired
-    _free = torch.UntypedStorage._free_weak_ref  # at hand also when torch has been torn down at exit
+    _free = torch.UntypedStorage._free_weak_ref  # still available when torch has been torn down at exit
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._reference: int = storage._weak_ref()
@@ -60,17 +60,14 @@ class StorageAlive:
         return not self._expired(self._reference)
 
     def __deepcopy__(self, memo: object) -> StorageAlive:
-        return self  # the reference is given back once
+        return self  # the reference must be freed once
 
     def __del__(self) -> None:
         self._free(self._reference)
 
 
-class StorageWatch:
-    """Keeps the addresses of many storages from being used again: whoever has one of them later is the same storage.
-
-    As of `StorageAlive`, but without an object for each.
-    """
+class StorageHold:
+    """Keeps the addresses of many storages from being reused, without an object for each."""
 
     __slots__ = ("_references",)
 
@@ -89,8 +86,8 @@ class StorageWatch:
         while self._references:
             self._free(self._references.pop())
 
-    def __deepcopy__(self, memo: object) -> StorageWatch:
-        return self  # each reference is given back once
+    def __deepcopy__(self, memo: object) -> StorageHold:
+        return self  # each reference must be freed once
 
     def __del__(self) -> None:
         self.clear()

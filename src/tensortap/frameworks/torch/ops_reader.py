@@ -1,6 +1,6 @@
-"""Summaries by plain torch operations, for devices that have no kernel of their own: slower, with the same results.
+"""Summaries by plain torch operations, for devices without a kernel of their own: slower, with the same results.
 
-Everything stays on the device until the step ends; then one copy brings all of the step's results.
+Everything stays on the device until the step ends. Then one copy fetches all of the step's results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.base import Collected, DeferralBound, Trial
-from tensortap.frameworks.torch.memory import StorageWatch, described
+from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial
+from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import dense
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
@@ -25,7 +25,7 @@ from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEE
 __all__ = ["OpsReader"]
 
 _ROWS = 1 << 11
-"""Rows at a time: what is unpacked for them, some tens of megabytes, is all the memory that is needed."""
+"""Rows at a time. Their unpacked values, some tens of megabytes, are all the memory that is needed."""
 _SLOTS = 128
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -35,20 +35,20 @@ class OpsTicket:
 
     __slots__ = ("elements", "known", "number", "step")
 
-    def __init__(self, step: _Step, elements: int, known: OpsTicket | None) -> None:
+    def __init__(self, step: _StepResults, elements: int, known: OpsTicket | None) -> None:
         self.step = step
         self.number = len(step.rows)
         self.elements = elements
         self.known = known
 
 
-class _Step:
+class _StepResults:
     def __init__(self) -> None:
         self.rows: list[torch.Tensor] = []
         self._results: npt.NDArray[Any] | None = None
 
-    def bring(self) -> None:
-        """In the thread and stream that computed them."""
+    def fetch(self) -> None:
+        """Copy the results to the host, on the thread and stream that computed them."""
         if self.rows:
             host = np.concatenate([rows.cpu().numpy() for rows in _by_device(self.rows)])
             self._results = host.view(RESULT).reshape(-1)
@@ -60,7 +60,7 @@ class _Step:
 
 
 def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Neighbours of one device together: as a rule all of them, in one copy."""
+    """Yield neighbouring rows of one device together: usually all of them, in one copy."""
     start = 0
     for at in range(1, len(rows) + 1):
         if at == len(rows) or rows[at].device != rows[start].device:
@@ -69,14 +69,14 @@ def _by_device(rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 class OpsReader:
-    """Works on any device that knows float64."""
+    """A reader for any device with float64."""
 
-    described = staticmethod(described)
-    watch = StorageWatch
+    describe = staticmethod(describe)
+    hold_tokens = StorageHold
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
-        self._step = _Step()
+        self._step = _StepResults()
 
     def submit(
         self,
@@ -93,20 +93,20 @@ class OpsReader:
         self._step.rows.append(_result(elements))
         return ticket
 
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        """Nothing can be put off here."""
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
+        """Do nothing: no read is deferred."""
 
-    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
         return False
 
-    def catch_up(self) -> None:
-        """Nothing is put off here."""
+    def run_deferred(self) -> None:
+        """Do nothing: no read is deferred."""
 
-    def settle(self) -> None:
-        """Nothing is put off here."""
+    def flush(self) -> None:
+        """Do nothing: no read is deferred."""
 
-    def forget(self) -> None:
-        """Nothing is held here."""
+    def discard_deferred(self) -> None:
+        """Do nothing: no tensor is held."""
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         host = dense(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()
@@ -114,23 +114,23 @@ class OpsReader:
             yield _HostPart(host.view(-1).view(torch.uint8).numpy())
 
     def end_step(self) -> None:
-        self._step.bring()
-        self._step = _Step()
+        self._step.fetch()
+        self._step = _StepResults()
 
-    def arrive(self, tickets: Sequence[OpsTicket]) -> None:
-        """They have, when the step ended."""
+    def wait(self, tickets: Sequence[OpsTicket]) -> None:
+        """Do nothing: the end of the step has waited."""
 
-    def collect(self, tickets: Sequence[OpsTicket]) -> Collected:
+    def collect(self, tickets: Sequence[OpsTicket]) -> CollectedSummaries:
         results = np.array([ticket.step.results()[ticket.number] for ticket in tickets], RESULT)
         unchanged = [
             ticket.known is not None and ticket.known.step.results()[ticket.known.number]["digest"] == result["digest"]
             for ticket, result in zip(tickets, results, strict=True)
         ]
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return Collected(columns(results, elements), unchanged)
+        return CollectedSummaries(columns(results, elements), unchanged)
 
     def close(self) -> None:
-        self._step = _Step()
+        self._step = _StepResults()
 
 
 class _HostPart:
@@ -144,7 +144,7 @@ class _HostPart:
 
 
 def _result(flat: torch.Tensor) -> torch.Tensor:
-    """One row of results, as 64-bit words."""
+    """Return one row of results, as 64-bit words."""
     device, n = flat.device, flat.numel()
     bits = flat.view(_BITS[flat.element_size()]) if flat.dtype != torch.bool else flat.view(torch.uint8)
     about = _as_double(flat[:1])
@@ -206,11 +206,11 @@ def _digest(bits: torch.Tensor, first_row: int) -> torch.Tensor:
 
 
 def _in_slots(groups: torch.Tensor, first_row: int) -> torch.Tensor:
-    """The groups of each row, moved to their slots."""
+    """Return the groups of each row in their slots."""
     rows, _, size = groups.shape
     row = torch.arange(first_row, first_row + rows, device=groups.device)
     turn = (_hash(row, ROW_SEED) & (_SLOTS - 1))[:, None]
-    group = torch.arange(_SLOTS, device=groups.device) ^ turn  # the one that lies in each slot
+    group = torch.arange(_SLOTS, device=groups.device) ^ turn  # the group in each slot
     return groups.gather(1, group[:, :, None].expand(-1, -1, size))
 
 
@@ -220,7 +220,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
-    """Little-endian 32-bit words as int64, from elements of any width."""
+    """Return little-endian 32-bit words as int64, from elements of any width."""
     width = bits.element_size()
     if width == 8:
         return torch.stack([bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF], 1).view(-1)
@@ -233,7 +233,7 @@ def _words(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _slots(values: torch.Tensor, first_row: int) -> torch.Tensor:
-    """Signed values, added up by slot and place in the group."""
+    """Return signed values, summed by slot and position in the group."""
     rows = -(-values.numel() // ROW)
     groups = torch.nn.functional.pad(values, (0, rows * ROW - values.numel())).view(rows, _SLOTS, 8)
     row = torch.arange(first_row, first_row + rows, device=values.device)[:, None]
@@ -248,7 +248,7 @@ def _hash(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """32-bit arithmetic in int64: a product of two 32-bit numbers wraps, but its low half is right."""
+    """Mix with 32-bit arithmetic in int64: a product of two 32-bit numbers wraps, but its low half is right."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ (x >> 16)

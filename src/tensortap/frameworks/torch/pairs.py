@@ -1,8 +1,8 @@
-"""Pairs of tensors measured by torch operations, for devices that torch knows: the records of `kernels.pairs`.
+"""Pairs of tensors measured by torch operations on any torch device: the records of `kernels.pairs`.
 
-Every number is worked out in float64. What is finite, as almost everything is, takes the short way, which goes by what
-memory can deliver; only if the moments turn out not to be finite is a piece measured again, with all that is not finite
-set apart. Nothing but the record itself leaves the device, and nobody waits for it before it is asked for.
+Every number is computed in float64. Finite values, the usual case, take a short path that is bound by memory bandwidth.
+Only if the moments are not finite is a piece measured again, with non-finite values separated. Only the record leaves
+the device, and nothing waits for it before it is requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensortap.kernels.pairs.reference import part_name
 
 __all__ = ["TorchPairs", "gpu_pairs"]
 
-# Types that torch cannot compute with are read as their signed twins, and put right afterwards.
+# Dtypes that torch cannot compute with are read as signed ones of the same width, and corrected afterwards.
 _READ_AS = {name: getattr(torch, name) for name in dtypes.NAMES if "complex" not in name and "uint" not in name}
 _READ_AS |= {"bool": torch.uint8, "uint8": torch.uint8, "uint16": torch.int16, "uint32": torch.int32}
 _READ_AS |= {"uint64": torch.int64}
@@ -37,13 +37,13 @@ Values = dict[str, Tensor]
 
 
 def gpu_pairs(name: str) -> TorchPairs:
-    """The GPU of that name: "cuda", "cuda:1"."""
+    """Return the GPU with a name like "cuda" or "cuda:1"."""
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("cpu")
     if device.type != "cuda":
-        raise UsageError(f'device={name!r} is not known: say "cpu", or "cuda" or "cuda:1" for a GPU')
+        raise UsageError(f'device={name!r} is unknown: give "cpu", or "cuda" or "cuda:1" for a GPU')
     if not torch.cuda.is_available():
         raise UsageError(f"device={name!r}: torch finds no GPU here; leave the device out to compare on the CPU")
     if device.index is not None and device.index >= torch.cuda.device_count():
@@ -52,7 +52,7 @@ def gpu_pairs(name: str) -> TorchPairs:
 
 
 class TorchPairs:
-    """A device that torch knows. The CPU is one too: slower than the compiled kernel, and right for tests."""
+    """A torch device. The CPU works, too: slower than the compiled kernel, but useful in tests."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -62,15 +62,15 @@ class TorchPairs:
 
 
 class TorchSlot:
-    """Memory on both sides and a stream of its own, so that one slot is copied while another is measured."""
+    """Memory on host and device, and a stream, so that one slot is copied while another is measured."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._gpu = device.type == "cuda"
         self._device = device
         self._stream = torch.cuda.Stream(device) if self._gpu else None
-        with _room(device), self._own_stream():  # memory belongs to the stream that it is allocated on
+        with _enough_memory(device), self._own_stream():  # memory belongs to the stream on which it is allocated
             self._host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._gpu)
-            self._there = torch.empty(nbytes, dtype=torch.uint8, device=device) if self._gpu else self._host
+            self._on_device = torch.empty(nbytes, dtype=torch.uint8, device=device) if self._gpu else self._host
             self._found = torch.empty(len(PLACES), dtype=torch.float64, pin_memory=self._gpu)
         self._piece: PairPiece | None = None
         self._names: list[str] = []
@@ -78,10 +78,10 @@ class TorchSlot:
 
     def start(self, piece: PairPiece) -> None:
         self._piece = piece
-        with _room(self._device), self._own_stream():
+        with _enough_memory(self._device), self._own_stream():
             if self._gpu:
                 end = piece.spans[1].stop
-                self._there[:end].copy_(self._host[:end], non_blocking=True)
+                self._on_device[:end].copy_(self._host[:end], non_blocking=True)
             self._measure(piece, finite=True)
 
     def record(self) -> npt.NDArray[np.float64]:
@@ -89,7 +89,7 @@ class TorchSlot:
         assert piece is not None
         found = self._values()
         if not all(np.isfinite(found[name]) for name in _MOMENTS):
-            with _room(self._device), self._own_stream():
+            with _enough_memory(self._device), self._own_stream():
                 self._measure(piece, finite=False)
             found = self._values()
         found.setdefault("unlike", float(found["top"] > 0 or found.get("wrong", 0) > 0))
@@ -113,16 +113,16 @@ class TorchSlot:
 
     def _measure(self, piece: PairPiece, finite: bool) -> None:
         with torch.no_grad():
-            ours, theirs = piece.spans
-            values = _measured(self._there[ours], self._there[theirs], piece, finite)
+            reference, candidate = piece.spans
+            values = _measure(self._on_device[reference], self._on_device[candidate], piece, finite)
         self._names = list(values)
         together = torch.stack([value.to(torch.float64).reshape(()) for value in values.values()])
         self._found[: len(values)].copy_(together, non_blocking=True)
 
 
 @contextmanager
-def _room(device: torch.device) -> Iterator[None]:
-    """Memory that is not there is no fault of the caller's code: say what to do instead."""
+def _enough_memory(device: torch.device) -> Iterator[None]:
+    """Raise UsageError with advice if the device is out of memory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -131,7 +131,7 @@ def _room(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _measured(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> Values:
+def _measure(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> Values:
     names = tuple(part_name(dtypes.numpy_dtype(name)) for name in (piece.reference, piece.candidate))
     how = piece.how
     rtol, atol = how.allowed(piece.rtol, piece.atol)
@@ -173,7 +173,7 @@ def _measured(r_raw: Tensor, c_raw: Tensor, piece: PairPiece, finite: bool) -> V
 
 # --- elements as numbers -------------------------------------------------------------------------------------------
 def _numbers(raw: Tensor, name: str) -> Tensor:
-    """The elements as float64, rounded once at most."""
+    """Return the elements as float64, rounded at most once."""
     x = raw.view(_READ_AS[name])
     if name == "uint64":
         high, low = _halves(x, signed=False)
@@ -186,7 +186,7 @@ def _numbers(raw: Tensor, name: str) -> Tensor:
 
 
 def _halves(x: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """64-bit integers as high * 2**32 + low: differences of halves are exact, and so are float64 of them."""
+    """Return 64-bit integers as high * 2**32 + low. Differences of halves are exact, also as float64."""
     return x >> 32 if signed else (x >> 32) & _LOW, x & _LOW
 
 
@@ -200,7 +200,7 @@ def _integer_gap(r_raw: Tensor, c_raw: Tensor, names: tuple[str, ...]) -> Tensor
     return _apart(r, c)
 
 
-# --- what one side is ----------------------------------------------------------------------------------------------
+# --- one side ----------------------------------------------------------------------------------------------
 def _moments(side: str, x: Tensor) -> Values:
     if not x.numel():
         zero = torch.zeros((), dtype=torch.float64, device=x.device)
@@ -219,7 +219,7 @@ def _counts(side: str, x: Tensor) -> Values:
 
 
 def _wrong(r: Tensor, c: Tensor, both: Tensor) -> Values:
-    """Where the two do not agree on what is not finite."""
+    """Return where the sides disagree on non-finite values."""
     wrong = ~both & (r != c) & ~(torch.isnan(r) & torch.isnan(c))
     at = wrong.to(torch.uint8).argmax().reshape(1)
     return {
@@ -249,13 +249,13 @@ def _most_steps(
 
 
 def _places(bits: Tensor) -> Tensor:
-    """Which number of its float type each element is, from its bits; 0 and -0 are number 0."""
+    """Return the ordinal of each element in its float type, from its bits; 0 and -0 are number 0."""
     sign = bits >> (8 * bits.itemsize - 1)
     return (bits & torch.iinfo(bits.dtype).max).bitwise_xor_(sign).sub_(sign)
 
 
 def _ordinals(x: Tensor, digits: int, lowest: int) -> Tensor:
-    """Which number of a shorter float type each element is, once rounded; its exponents have no upper end here."""
+    """Return the ordinal of each rounded element in a shorter float type, with unbounded exponents."""
     bits = x.view(torch.int64) & torch.iinfo(torch.int64).max
     exponent = ((bits >> 52) - 1023).clamp_(min=lowest)
     scale = ((digits + 1023 - exponent) << 52).view(torch.float64)
@@ -266,7 +266,7 @@ def _ordinals(x: Tensor, digits: int, lowest: int) -> Tensor:
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 def _rows(gap: Tensor, r: Tensor, piece: PairPiece) -> Values:
-    """The worst row that is whole in the piece, and both sums of those that are cut."""
+    """Return the worst row that is complete in the piece, and both sums of the rows that are cut."""
     length, n, start = max(piece.rows.length, 1), gap.numel(), piece.start * piece.how.components
     within = start % length
     head = min(length - within, n) if within else 0

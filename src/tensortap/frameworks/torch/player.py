@@ -1,4 +1,4 @@
-"""PyTorch's answers to `frameworks.player.Player`."""
+"""PyTorch's implementation of `frameworks.player.Player`."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 
 from tensortap.core.arguments import OpaqueValue
 from tensortap.errors import UsageError
-from tensortap.frameworks.torch.tensors import tensor_of
+from tensortap.frameworks.player import Dialect
+from tensortap.frameworks.torch.dialect import TorchDialect
+from tensortap.frameworks.torch.tensors import from_numpy
 
 __all__ = ["TorchPlayer"]
 
@@ -23,9 +25,11 @@ _PLAIN = (bool, int, float, str, type(None), tuple, list)
 class TorchPlayer:
     """Recorded values as torch tensors."""
 
+    dialect: Dialect = TorchDialect()
+
     def tensor(self, values: npt.NDArray[np.generic], like: torch.nn.Module, dtype: str | None) -> torch.Tensor:
         state = next(chain(like.parameters(), like.buffers()), None)
-        tensor = tensor_of(values).to("cpu" if state is None else state.device)
+        tensor = from_numpy(values).to("cpu" if state is None else state.device)
         return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
 
     def differentiable(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -43,7 +47,7 @@ class TorchPlayer:
     ) -> list[torch.Tensor | None]:
         own: list[torch.Tensor | None] = [None] * len(outputs)
         later: list[int] = []
-        # What was made later may have been made from what was made before, never the other way round.
+        # A later output may depend on an earlier one, never the other way round.
         for place in sorted(range(len(outputs)), key=lambda at: -outputs[at].grad_fn._sequence_nr()):
             own[place] = gradients[place].to(outputs[place].dtype)
             if later:
@@ -59,20 +63,20 @@ class TorchPlayer:
         sent = [gradient.to(output.dtype) for output, gradient in zip(outputs, gradients, strict=True)]
         torch.autograd.backward(list(outputs), sent)
 
-    def named(self, told: OpaqueValue) -> torch.dtype | torch.device:
-        if told.kind == "dtype" and isinstance(found := getattr(torch, told.text, None), torch.dtype):
+    def named(self, value: OpaqueValue) -> torch.dtype | torch.device:
+        if value.kind == "dtype" and isinstance(found := getattr(torch, value.text, None), torch.dtype):
             return found
         try:
-            return torch.device(told.text)
+            return torch.device(value.text)
         except RuntimeError as error:
-            raise UsageError(f"torch has no {told.kind} {told.text}") from error
+            raise UsageError(f"torch has no {value.kind} {value.text}") from error
 
     def plain_source(self, module: torch.nn.Module) -> str | None:
         if not type(module).__module__.startswith("torch.nn.modules.") or list(module.children()):
             return None
         source = f"torch.nn.{module!r}"
         try:
-            built = eval(source, {"torch": torch})  # what torch prints of a module of its own is mostly how to build it
+            built = eval(source, {"torch": torch})  # the repr of a torch module mostly builds it
         except Exception:
             return None
         same = [_plain(built) == _plain(module), _shapes(built) == _shapes(module), "forward" not in vars(module)]
@@ -80,7 +84,7 @@ class TorchPlayer:
 
 
 def _plain(module: torch.nn.Module) -> dict[str, Any]:
-    """What a module was told when it was built. In which mode it is does not count: a script sets that itself."""
+    """Return the plain settings of a module, without its mode, which a script sets itself."""
     kept = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
     return {name: value for name, value in kept.items() if isinstance(value, _PLAIN)}
 

@@ -1,4 +1,4 @@
-"""What can be read of a torch tensor, whether it is the same as before, and where it is looked at."""
+"""Reads torch tensors: their values, their identity, and the reader for their device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch.utils.dlpack import to_dlpack
 
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
-from tensortap.frameworks.base import DeviceReader, Identity
+from tensortap.frameworks.base import Identity
+from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
-from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_shared_out
+from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_distributed
 
-__all__ = ["Reading"]
+__all__ = ["TensorReading"]
 
 
-class Reading:
-    """The part of `frameworks.base.Framework` that is about tensors and the devices they are on."""
+class TensorReading:
+    """The protocols `Tensors` and `Devices` of `frameworks.base`."""
 
     def __init__(self) -> None:
         self._device_readers: dict[str, DeviceReader | None] = {}
@@ -30,26 +31,26 @@ class Reading:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
-    def named(self, value: Any) -> OpaqueValue | None:
+    def opaque_value(self, value: Any) -> OpaqueValue | None:
         if type(value) is torch.dtype:
             return OpaqueValue("dtype", str(value).removeprefix("torch."))
         return OpaqueValue("device", str(value)) if type(value) is torch.device else None
 
     def unreadable(self, tensor: torch.Tensor) -> str:
-        # Asked for every tensor of a step, hence in one piece for those that are nothing peculiar.
+        # Called for every tensor of a step, so plain tensors take one short path.
         plain = type(tensor) in PLAIN
         if not (plain and tensor.dtype in NAMES and not tensor.is_nested and not tensor.is_meta):
             if reason := _unreadable_by_kind(tensor):
                 return reason
-        elif _is_wrapped(tensor):
-            return _WRAPPED
+        elif _is_functorch(tensor):
+            return _FUNCTORCH
         if tensor.is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 return _CAPTURING
         elif not tensor.is_cpu:
             return ""
-        own = tensor.layout is torch.strided and (plain or not is_shared_out(tensor))
-        return "its memory has been given back" if own and not tensor.data_ptr() and tensor.numel() else ""
+        own = tensor.layout is torch.strided and (plain or not is_distributed(tensor))
+        return "its memory has been freed" if own and not tensor.data_ptr() and tensor.numel() else ""
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         token = token_of(tensor)
@@ -59,20 +60,20 @@ class Reading:
         tensor = tensor.detach()
         plain = type(tensor) in PLAIN and tensor.dtype in _NUMPY_KNOWS and tensor.layout is torch.strided
         if plain and tensor.is_cpu and not tensor.is_neg():
-            return np.from_dlpack(_Lent(tensor))
+            return np.from_dlpack(_SharedMemory(tensor))
         tensor = dense(tensor)
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
         tensor = tensor.resolve_conj().resolve_neg()
         if (bits := BITS.get(tensor.dtype)) is not None:
-            return np.from_dlpack(_Lent(tensor.view(bits[0]))).view(bits[1])
-        return np.from_dlpack(_Lent(tensor))
+            return np.from_dlpack(_SharedMemory(tensor.view(bits[0]))).view(bits[1])
+        return np.from_dlpack(_SharedMemory(tensor))
 
     # --- devices -----------------------------------------------------------------------------------------------
     def device_reader(self, tensor: torch.Tensor) -> DeviceReader | None:
         if tensor.is_cpu:
             return None
-        kind = "cuda" if tensor.is_cuda else tensor.device.type  # making a device and its name takes longer
+        kind = "cuda" if tensor.is_cuda else tensor.device.type  # faster than making a device and its name
         if kind not in self._device_readers:
             self._device_readers[kind] = _device_reader_for(kind, tensor.device)
         return self._device_readers[kind]
@@ -85,9 +86,11 @@ class Reading:
         return CudaMemoryPinning()
 
 
-class _Lent:
-    """A tensor's memory, for NumPy to read. `Tensor.numpy` would forbid the user to resize its storage ever after, and
-    the tensor's own `__dlpack__` takes three times as long."""
+class _SharedMemory:
+    """A tensor's memory for NumPy.
+
+    `Tensor.numpy` would keep the user from ever resizing the storage. `Tensor.__dlpack__` takes three times as long.
+    """
 
     __slots__ = ("_tensor",)
 
@@ -108,11 +111,11 @@ def _unreadable_by_kind(tensor: torch.Tensor) -> str:
         return "not initialised yet"
     if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
         return "a meta tensor has no elements"
-    if _is_wrapped(tensor):
-        return _WRAPPED
+    if _is_functorch(tensor):
+        return _FUNCTORCH
     if tensor.dtype not in NAMES:
         return f"dtype {_name(tensor.dtype)} is not supported"
-    if is_traceable_wrapper_subclass(tensor) and not is_shared_out(tensor):
+    if is_traceable_wrapper_subclass(tensor) and not is_distributed(tensor):
         return f"a {type(tensor).__name__} has no elements of its own"
     return ""
 
@@ -124,12 +127,12 @@ def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
 
         try:
             device_reader = CudaReader()
-            # Of all kernels, those of 16-bit floats ask most of a device.
+            # The kernels of 16-bit floats need the most of a device.
             device_reader.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
             device_reader.end_step()
         except CudaError as error:
             warnings.warn(
-                f"tensortap summarises by plain torch operations, several times slower: {error}",
+                f"tensortap summarises with plain torch operations, several times slower: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -137,7 +140,7 @@ def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
             return device_reader
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
-    except (RuntimeError, TypeError):  # a device without float64: its tensors come to the host
+    except (RuntimeError, TypeError):  # a device without float64: its tensors are copied to the host
         return None
     from tensortap.frameworks.torch.ops_reader import OpsReader
 
@@ -148,12 +151,12 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_functorch = torch._C._functorch.is_functorch_wrapped_tensor
 _NUMPY_KNOWS = {dtype for dtype in NAMES if dtype not in BITS and not dtype.is_complex}
-_WRAPPED = "inside torch.func (vmap, grad) a tensor has no values of its own"
+_FUNCTORCH = "inside torch.func (vmap, grad) a tensor has no values of its own"
 _CAPTURING = (
     "while a CUDA graph is being captured nothing runs, and its replays call no hooks: tap the model without graphs"
 )
 
-if sys.byteorder != "little":  # the digest is defined on little-endian bytes and taken from memory as it is
+if sys.byteorder != "little":  # the digest is defined on little-endian bytes and computed from memory as it is
     raise ImportError("tensortap reads tensors on little-endian machines only")

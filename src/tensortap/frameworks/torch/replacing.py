@@ -1,4 +1,4 @@
-"""PyTorch's answers to what a check asks beyond capture: other values in a tensor's place, and back again."""
+"""Substitution of torch tensors, and saved state of torch models, for checks and noise."""
 
 from __future__ import annotations
 
@@ -11,62 +11,65 @@ import torch
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.core import dtypes
-from tensortap.frameworks.base import Exchange, Remove
-from tensortap.frameworks.torch.tensors import NAMES, is_shared_out, tensor_of
+from tensortap.frameworks.base import Remove
+from tensortap.frameworks.capabilities import GradientReplacer
+from tensortap.frameworks.torch.tensors import NAMES, from_numpy, is_distributed
 
-__all__ = ["Replacing"]
+__all__ = ["TensorSubstitution"]
 
 
-class Replacing:
-    """The part of `Torch` that changes what flows."""
+class TensorSubstitution:
+    """The protocols `Substitution`, `Reruns` and `ValueWriting` of `frameworks.capabilities`."""
 
-    def forced(self, tensor: torch.Tensor, values: npt.NDArray[np.generic], exchange: Exchange) -> torch.Tensor | None:
-        if is_shared_out(tensor) or tensor.layout != torch.strided:
+    def substitute(
+        self, tensor: torch.Tensor, values: npt.NDArray[np.generic], replacer: GradientReplacer
+    ) -> torch.Tensor | None:
+        if is_distributed(tensor) or tensor.layout != torch.strided:
             return None
 
         def fresh() -> torch.Tensor:
             fitting = dtypes.with_range_ends_of(NAMES.get(tensor.dtype, ""), values)
-            return torch.empty_like(tensor, requires_grad=False).copy_(tensor_of(fitting))
+            return torch.empty_like(tensor, requires_grad=False).copy_(from_numpy(fitting))
 
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _Forced.apply(tensor, fresh, exchange)
+            return _Substituted.apply(tensor, fresh, replacer)
         with torch.no_grad():
             return fresh()
 
-    def exchange_gradient(self, tensor: torch.Tensor, exchange: Exchange) -> Remove | None:
+    def replace_gradient(self, tensor: torch.Tensor, replacer: GradientReplacer) -> Remove | None:
         if not tensor.requires_grad:
             return None
 
         @unserializable_hook
         def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
-            if gradient is None:  # one of several outputs, and the loss does not use it
+            if gradient is None:  # an output that the loss does not use
                 return None
-            values = exchange(gradient)
-            return None if values is None else torch.empty_like(gradient).copy_(tensor_of(values))
+            values = replacer(gradient)
+            return None if values is None else torch.empty_like(gradient).copy_(from_numpy(values))
 
         return tensor.register_hook(hook).remove
 
-    def has_past(self, gradient: torch.Tensor) -> bool:
+    def is_differentiable(self, gradient: torch.Tensor) -> bool:
         return gradient.requires_grad
 
     def overwrite(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
-    def remember(self, model: torch.nn.Module) -> Callable[[], None]:
-        places = [
+    def save_state(self, model: torch.nn.Module) -> Callable[[], None]:
+        saved = [
             (holder, name, tensor, tensor.detach().clone(), tensor.grad)
             for module in model.modules()
             for holder in (module._parameters, module._buffers)
             for name, tensor in holder.items()
             if tensor is not None and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
         ]
-        gradients = [None if gradient is None else gradient.detach().clone() for *_, gradient in places]
+        gradients = [None if gradient is None else gradient.detach().clone() for *_, gradient in saved]
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         random, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
 
-        def put_back() -> None:
+        def restore() -> None:
             with torch.no_grad():
-                for (holder, name, tensor, values, gradient), copy in zip(places, gradients, strict=True):
+                for (holder, name, tensor, values, gradient), copy in zip(saved, gradients, strict=True):
                     holder[name] = tensor
                     tensor.data.copy_(values)
                     tensor.grad = gradient
@@ -76,9 +79,9 @@ class Replacing:
             for device, state in zip(devices, on_devices, strict=True):
                 torch.cuda.set_rng_state(state, device)
 
-        return put_back
+        return restore
 
-    def backward(self, tensors: Sequence[torch.Tensor]) -> None:
+    def run_backward(self, tensors: Sequence[torch.Tensor]) -> None:
         random = torch.Generator().manual_seed(0)
         gradients = [
             torch.randn(tensor.shape, generator=random).to(tensor) if tensor.ndim else torch.ones_like(tensor)
@@ -89,23 +92,25 @@ class Replacing:
 
     def fill(self, tensor: torch.Tensor, values: npt.NDArray[np.generic], recast: bool = False) -> None:
         if recast:
-            tensor.data = tensor_of(values).to(tensor.device)
+            tensor.data = from_numpy(values).to(tensor.device)
             return
         with torch.no_grad():
-            tensor.copy_(tensor_of(values))
+            tensor.copy_(from_numpy(values))
 
 
-class _Forced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
-    """Takes a tensor's place in the graph with values that were not computed there."""
+class _Substituted(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to us
+    """Takes a tensor's position in the graph with values that were not computed there."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], exchange: Exchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        return fresh()  # neither an input nor a view: what comes next may change it in place
+    def forward(
+        ctx: Any, tensor: torch.Tensor, fresh: Callable[[], torch.Tensor], replacer: GradientReplacer
+    ) -> torch.Tensor:
+        ctx.replacer = replacer
+        return fresh()  # neither an input nor a view, so later code may change it in place
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        values = ctx.exchange(gradient)
+        values = ctx.replacer(gradient)
         if values is not None:
-            gradient = torch.empty_like(gradient).copy_(tensor_of(values))
+            gradient = torch.empty_like(gradient).copy_(from_numpy(values))
         return gradient, None, None

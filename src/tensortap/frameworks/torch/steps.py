@@ -1,8 +1,8 @@
 """Steps of a torch optimizer.
 
-Torch calls the hooks of a step in a wrapper around `step()`, and it wraps the method of each class that was ever
-instantiated. A subclass that calls `super().step()` therefore runs all hooks twice or once, depending on what other
-optimizers the process has made. Here a step counts once, and it is over when the outermost call is.
+Torch runs the hooks of a step in a wrapper around `step()`, and wraps the method of each class that was ever
+instantiated. A subclass that calls `super().step()` therefore runs all hooks twice or once, depending on which other
+optimizers the process has made. Here a step counts once, and ends with the outermost call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensortap.frameworks.base import Remove
 __all__ = ["after_step", "before_step"]
 
 _TORCH_FILE = torch.optim.Optimizer.__init__.__code__.co_filename
-"""Where the wrapper is defined. `torch.optim.optimizer` itself is hidden by torch."""
+"""The file that defines the wrapper. Torch hides the module `torch.optim.optimizer` itself."""
 
 
 def before_step(optimizer: Any, action: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
@@ -43,7 +43,7 @@ def after_step(optimizer: Any, action: Callable[[], None]) -> Remove:
 
 
 def _depth(optimizer: Any) -> int:
-    """How many wrappers around steps of this optimizer are running. The stack says it even after a step has raised."""
+    """Return how many wrappers around steps of this optimizer run. The stack is right even after a step has raised."""
     frame: FrameType | None = sys._getframe(1)
     depth = 0
     while frame is not None:

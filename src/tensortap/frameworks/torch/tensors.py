@@ -1,4 +1,4 @@
-"""Small facts of torch tensors that several files need."""
+"""Small functions on torch tensors that several files use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tensortap.core import dtypes
 
-__all__ = ["BITS", "NAMES", "PLAIN", "dense", "is_flat", "is_shared_out", "lies_flat", "tensor_of"]
+__all__ = ["BITS", "NAMES", "PLAIN", "dense", "from_numpy", "is_distributed", "is_flat", "is_plain_flat"]
 
 _STRIDED = torch.strided
 PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -19,9 +19,9 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in dtypes.NAMES if isinstance(getattr(torch, name, None), torch.dtype)
 }
-"""All dtypes that tensortap can read and this torch has, with their names."""
+"""The readable dtypes that this torch has, with their names."""
 
-# NumPy has no name of its own for these: their bits travel under an integer type of the same width.
+# NumPy lacks these dtypes: their bits are passed under an integer type of the same width.
 BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
@@ -29,13 +29,13 @@ BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
 }
 
 
-def is_shared_out(tensor: torch.Tensor) -> bool:
-    """Whether each rank has a share of its own of the tensor."""
-    return type(tensor) not in PLAIN and hasattr(tensor, "to_local")  # asking for what is not there takes long
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Return whether each rank holds a part of the tensor."""
+    return type(tensor) not in PLAIN and hasattr(tensor, "to_local")  # hasattr is slow for a missing attribute
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
-    """Whether its elements are those of its memory, one after the other, where a kernel can read them as they are."""
+    """Return whether a kernel can read the elements from memory as they are, one after the other."""
     return (
         tensor.layout is _STRIDED
         and tensor.is_contiguous()
@@ -45,22 +45,22 @@ def is_flat(tensor: torch.Tensor) -> bool:
     )
 
 
-def lies_flat(tensor: torch.Tensor) -> bool:
-    """The same, and it is nothing peculiar."""
+def is_plain_flat(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor is flat, and of no special class."""
     return type(tensor) in PLAIN and is_flat(tensor)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's share of a distributed tensor, all elements of a sparse one."""
-    if is_shared_out(tensor):
+    """Return this rank's part of a distributed tensor, and all elements of a sparse one."""
+    if is_distributed(tensor):
         tensor = tensor.to_local()
-        if type(tensor).__name__ == "AsyncCollectiveTensor":  # still on its way from other ranks
+        if type(tensor).__name__ == "AsyncCollectiveTensor":  # still in transit from other ranks
             tensor = tensor.wait()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def tensor_of(values: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The same bits in the host's memory, in memory of its own."""
+def from_numpy(values: npt.NDArray[np.generic]) -> torch.Tensor:
+    """Return a tensor with the same bits, in new host memory."""
     name = dtypes.name_of(values.dtype)
     if not values.size:
         return torch.empty(values.shape, dtype=getattr(torch, name))

@@ -224,12 +224,12 @@ class Audit:
 
     # --- forwards and steps ------------------------------------------------------------------------------------
     def _before_forward(self, *_: Any) -> None:
-        if not self._loads and not self._framework.replaying():
+        if not self._loads and not self._framework.recomputing():
             self._find_other_changes(caller(), full=False)
             self._forwards += 1
 
     def _after_forward(self, *_: Any) -> None:
-        if not self._loads and not self._framework.replaying():
+        if not self._loads and not self._framework.recomputing():
             self._log_changes("forward", "a forward", self._snapshots.update(full=False))
 
     def _before_step(self) -> None:

@@ -85,6 +85,7 @@ class Inspection:
             "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
             "groups": 0 if self._optimizer is None else len(self._ownership.groups(self._optimizer)),
             "clearing": self._ownership.clearing,
+            "clearing_choices": self._ownership.clearing_choices,
             "modules": modules,
             "totals": self.totals(),
             "warnings": [{"code": w.code, "text": w.text, "names": list(w.names)} for w in self.warnings],

@@ -58,8 +58,8 @@ class GradientWatch:
                     undo.callback(remove)
             undo.callback(self._ownership.around_step(self._optimizer, self._before_step, self._after_step))
             for owner, owner_name, methods in (
-                (self._model, "model", self._ownership.on_model),
-                (self._optimizer, "optimizer", self._ownership.on_optimizer),
+                (self._model, "model", self._ownership.clears_on_model),
+                (self._optimizer, "optimizer", self._ownership.clears_on_optimizer),
             ):
                 undo.callback(self._ownership.on_clearing(owner, methods, partial(self._on_clearing, owner_name)))
             self._undo = undo.pop_all()

@@ -47,7 +47,6 @@ def find_warnings(found: InspectedModel, ownership: Ownership, with_optimizer: b
 
 
 def _warn_unregistered(found: InspectedModel, ownership: Ownership) -> Iterator[InspectionWarning]:
-    torch = ownership.framework.name == "torch"
     plain = [tensor for tensor in found.tensors if tensor.kind == "attribute" and not tensor.hidden_in]
     stale = [tensor for tensor in plain if tensor.shared_with and not tensor.is_parameter]
     unshared = [tensor for tensor in plain if tensor not in stale]
@@ -61,7 +60,7 @@ def _warn_unregistered(found: InspectedModel, ownership: Ownership) -> Iterator[
                 else "are Parameters in plain lists, dicts or attributes"
             ),
             "not in parameters(), so not trained, not saved by state_dict(), not moved by .to(); "
-            f"use a {'ParameterList or ParameterDict' if torch else 'ParameterList'}",
+            f"use a {ownership.parameter_containers}",
         )
     if others := [tensor for tensor in unshared if not tensor.is_parameter]:
         yield _warning(
@@ -84,7 +83,6 @@ def _warn_unregistered(found: InspectedModel, ownership: Ownership) -> Iterator[
 
 
 def _warn_hidden_modules(found: InspectedModel, ownership: Ownership) -> Iterator[InspectionWarning]:
-    torch = ownership.framework.name == "torch"
     by_attribute: dict[tuple[str, str], list[HiddenModule]] = defaultdict(list)
     for hidden in found.hidden:
         by_attribute[hidden.attribute, hidden.container].append(hidden)
@@ -93,10 +91,7 @@ def _warn_hidden_modules(found: InspectedModel, ownership: Ownership) -> Iterato
         elements = sum(tensor.elements for tensor in tensors if tensor.is_parameter)
         what = f"a plain {container}" if container in ("list", "dict", "tuple") else "an unregistered attribute"
         untrained = "" if any(tensor.groups for tensor in tensors) else ", not trained"
-        if container == "dict":
-            remedy = "ModuleDict" if torch else "LayerDict"
-        else:
-            remedy = "ModuleList" if torch else "LayerList"
+        remedy = ownership.module_dict if container == "dict" else ownership.module_list
         yield InspectionWarning(
             "hidden-modules",
             f"{attribute} is {what} with {len(modules)} module{'s' * (len(modules) > 1)} ({elements:,} parameters) "
@@ -134,7 +129,6 @@ def _warn_saving(found: InspectedModel) -> Iterator[InspectionWarning]:
 
 
 def _warn_training(found: InspectedModel, ownership: Ownership) -> Iterator[InspectionWarning]:
-    torch = ownership.framework.name == "torch"
     parameters = [tensor for tensor in found.tensors if tensor.kind == "parameter" and not tensor.statistics]
     if ungrouped := [tensor for tensor in parameters if tensor.requires_grad and not tensor.groups]:
         yield _warning(
@@ -142,7 +136,7 @@ def _warn_training(found: InspectedModel, ownership: Ownership) -> Iterator[Insp
             ungrouped,
             lambda n: "is in no group of the optimizer" if n == 1 else "are in no group of the optimizer",
             f"no step changes what takes gradients here, and optimizer.{ownership.clearing} does not clear them; "
-            f"add to a group, or freeze ({'requires_grad_(False)' if torch else 'stop_gradient = True'})",
+            f"add to a group, or freeze ({ownership.freezing})",
         )
     if twice := [tensor for tensor in parameters if len(tensor.groups) > 1]:
         yield _warning(

@@ -178,7 +178,7 @@ class Peek:
 
     def _on_root_forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Remove the hooks of modules that have been seen often enough, then run the root's forward."""
-        if not self._framework.replaying():
+        if not self._framework.recomputing():
             for watched in list(self._watched):
                 if watched.calls() < self._times:
                     continue

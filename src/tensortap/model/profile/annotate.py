@@ -165,7 +165,7 @@ class _SpanHooks:
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], span: str = "") -> None:
         if self._forward and self._spans.top() is None:
             self._calibration.run_once(self._before, self._after)
-        replaying = self._framework.replaying()
+        replaying = self._framework.recomputing()
         if not replaying:
             # No backward is running, so backward spans that are still open are left over from an exception. The same
             # holds for forward spans when the whole model starts again: a KeyboardInterrupt closes no span.

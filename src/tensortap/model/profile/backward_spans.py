@@ -16,7 +16,7 @@ import threading
 from functools import partial
 from typing import Any, Protocol
 
-from tensortap.frameworks.base import Framework, Gradient
+from tensortap.frameworks.base import Framework, GradientCallback
 from tensortap.frameworks.profiling import Profiling
 from tensortap.model.profile.spans import AnnotatedCall, OpenSpans
 from tensortap.times.marks import AFTER, BEFORE
@@ -90,7 +90,7 @@ class CallMoments:
             self._on_gradient(call, tensor, partial(self._on_input_gradient, call)) for tensor in call.anchors
         )
 
-    def _on_gradient(self, call: AnnotatedCall, tensor: Any, seen: Gradient) -> bool:
+    def _on_gradient(self, call: AnnotatedCall, tensor: Any, seen: GradientCallback) -> bool:
         remove = self._framework.on_gradient(tensor, seen)
         if remove is not None:
             call.removers.append(remove)

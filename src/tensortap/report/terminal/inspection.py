@@ -214,10 +214,7 @@ def _totals(facts: Mapping[str, Any], width: int | None) -> list[Text]:
 
 
 def _clearing(facts: Mapping[str, Any]) -> str:
-    if facts["framework"] == "torch":
-        text = "zero_grad() leaves no gradient, zero_grad(set_to_none=False) leaves zeros"
-    else:
-        text = "clear_grad() leaves zeros, clear_grad(set_to_zero=False) leaves no gradient"
+    text = str(facts["clearing_choices"])
     left = [
         tensor
         for module in facts["modules"]

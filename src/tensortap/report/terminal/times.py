@@ -55,7 +55,7 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
         if any(row[key] for row in rows):
             columns.append(table.Column(title, [_signed(row[key]) for row in rows], optional=rank))
     lines = [*_head(facts, width), Text(), *table.lines(columns, width), *_left_out(facts, width), Text()]
-    by_node = facts["framework"] == "torch" and any(row["phase"] == "backward" for row in rows)
+    by_node = facts["backward_calls"] == "graph nodes" and any(row["phase"] == "backward" for row in rows)
     notes = [_OWN, _BACKWARD] if by_node else [_OWN]
     if any(column.title == "memory" for column, _ in table.fit(columns, width)):
         notes.append("memory: allocated less freed")

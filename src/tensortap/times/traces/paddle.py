@@ -8,8 +8,9 @@ from typing import Any
 
 from tensortap.errors import UsageError
 from tensortap.times.timeline import Timeline
+from tensortap.times.traces.source import ProfileSource
 
-__all__ = ["add_paddle_event", "is_paddle_event", "paddle_profile_timeline"]
+__all__ = ["PADDLE"]
 
 _ON_DEVICE = frozenset({"Kernel", "Memcpy", "Memset"})
 _RUNTIME = frozenset({"CudaRuntime", "MluRuntime"})
@@ -19,12 +20,12 @@ _THREAD = re.compile(r"(\d+)\((?:Python|C\+\+)\)")
 """A thread has two lanes, one for Python and one for C++."""
 
 
-def is_paddle_event(event: Mapping[str, Any]) -> bool:
+def _is_event(event: Mapping[str, Any]) -> bool:
     """Return whether paddle's profiler wrote this event of a trace."""
     return _THREAD.fullmatch(str(event.get("tid"))) is not None
 
 
-def add_paddle_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
+def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
     """Add one event of a trace that `paddle.profiler.Profiler.export` wrote."""
     event_type, arguments = event.get("ph"), event.get("args") or {}
     if event_type == "X" and "start_time" in arguments:
@@ -47,12 +48,12 @@ def add_paddle_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
         timeline.memory.add(timeline.thread(_thread(event)), at, int(arguments["increase_bytes"]), on_device)
 
 
-def paddle_profile_timeline(profile: Any) -> Timeline:
+def _read_profile(profile: Any) -> Timeline:
     """Read a stopped `paddle.profiler.Profiler`."""
     result = getattr(profile, "profiler_result", None)
     if result is None:
         raise UsageError("this profile holds no events: it has not stopped. Pass it after its `with` block or stop()")
-    timeline = Timeline("paddle")
+    timeline = _new_timeline()
     pending = [node for root in result.get_data().values() for node in root.children_node]
     while pending:
         node = pending.pop()
@@ -82,3 +83,18 @@ def _thread(event: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _nanoseconds(text: str) -> int:
     return round(float(text.partition(" ")[0]) * 1000)
+
+
+def _new_timeline() -> Timeline:
+    return Timeline("paddle", backward_calls="module calls")
+
+
+PADDLE = ProfileSource(
+    framework="paddle",
+    package="paddle",
+    is_profile=lambda profile: hasattr(profile, "profiler_result"),
+    read_profile=_read_profile,
+    is_event=_is_event,
+    add_event=_add_event,
+    new_timeline=_new_timeline,
+)

@@ -8,10 +8,14 @@ from typing import Any
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.times.timeline import Timeline
 from tensortap.times.traces.json_stream import Progress, trace_events
-from tensortap.times.traces.paddle import add_paddle_event, is_paddle_event, paddle_profile_timeline
-from tensortap.times.traces.torch import add_torch_event, torch_profile_timeline
+from tensortap.times.traces.paddle import PADDLE
+from tensortap.times.traces.source import ProfileSource
+from tensortap.times.traces.torch import TORCH
 
 __all__ = ["HOW_TO_ANNOTATE", "read_profile", "read_trace"]
+
+_SOURCES: tuple[ProfileSource, ...] = (PADDLE, TORCH)
+"""In the order in which they are tried; the last one reads any trace."""
 
 HOW_TO_ANNOTATE = (
     "annotate the model while it is profiled, like `with tensortap.annotate(model), torch.profiler.profile() as prof:`"
@@ -25,28 +29,22 @@ def read_profile(source: Any, progress: Progress | None = None) -> Timeline:
     """
     if isinstance(source, (str, os.PathLike)):
         return read_trace(source, progress)
-    kind = type(source)
-    roots = {base.__module__.partition(".")[0] for base in kind.__mro__}  # a user's profiler may be derived from one
-    if "paddle" in roots and hasattr(source, "profiler_result"):
-        timeline = paddle_profile_timeline(source)
-    elif "torch" in roots and (hasattr(source, "kineto_results") or hasattr(source, "profiler")):
-        timeline = torch_profile_timeline(source)
-    else:
-        raise UsageError(
-            f"cannot read times from a {kind.__qualname__}: give a torch.profiler.profile or a "
-            "paddle.profiler.Profiler that has stopped, or the path of an exported trace"
-        )
-    return _check(timeline, "this profile")
+    for known in _SOURCES:
+        if known.accepts(source):
+            return _check(known.read_profile(source), "this profile")
+    raise UsageError(
+        f"cannot read times from a {type(source).__qualname__}: give a torch.profiler.profile or a "
+        "paddle.profiler.Profiler that has stopped, or the path of an exported trace"
+    )
 
 
 def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -> Timeline:
     """Read a trace of torch's `export_chrome_trace` or paddle's `Profiler.export`, gzipped or not."""
-    timeline, add = None, add_torch_event
+    timeline, add = None, TORCH.add_event
     for event in trace_events(path, progress):
         if timeline is None and event.get("ph") in ("X", "i") and event.get("tid"):
-            of_paddle = is_paddle_event(event)
-            timeline = Timeline("paddle" if of_paddle else "torch")
-            add = add_paddle_event if of_paddle else add_torch_event
+            known = next(each for each in _SOURCES if each.is_event(event))
+            timeline, add = known.new_timeline(), known.add_event
         if timeline is not None:
             try:
                 add(timeline, event)

@@ -8,8 +8,9 @@ from typing import Any
 
 from tensortap.errors import UsageError
 from tensortap.times.timeline import Timeline
+from tensortap.times.traces.source import ProfileSource
 
-__all__ = ["add_torch_event", "torch_profile_timeline"]
+__all__ = ["TORCH"]
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel", "mtia_ccp_events"})
 _NOT_HOST = frozenset({"python_function", "overhead", "Trace", "gpu_user_annotation", "cuda_sync"})
@@ -20,7 +21,7 @@ _RUNTIME = re.compile(r"(?:cu|hip|ze|ur|musa|acl)(?:[A-Z]|da[A-Z])")
 """Calls of a device's runtime: cudaLaunchKernel, cuLaunchKernelEx, hipLaunchKernel, ..."""
 
 
-def add_torch_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
+def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
     """Add one event of a trace that `export_chrome_trace` wrote."""
     event_type, category = event.get("ph"), event.get("cat")
     if event_type == "X":
@@ -47,7 +48,7 @@ def add_torch_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
         timeline.memory.add(thread, round(event["ts"] * 1000), _integer(arguments.get("Bytes"), 0), on_device)
 
 
-def torch_profile_timeline(profile: Any) -> Timeline:
+def _read_profile(profile: Any) -> Timeline:
     """Read a stopped `torch.profiler.profile`, or the older `torch.autograd.profiler.profile`."""
     results = getattr(getattr(profile, "profiler", profile), "kineto_results", None)
     if results is None:
@@ -55,7 +56,7 @@ def torch_profile_timeline(profile: Any) -> Timeline:
             "this profile holds no events: it has not stopped. Pass it after its `with` block or stop(); if it has a "
             "schedule, export or read it inside on_trace_ready"
         )
-    timeline = Timeline("torch")
+    timeline = _new_timeline()
     for event in results.events():
         device = event.device_type().name
         start = event.start_ns()
@@ -93,3 +94,18 @@ def _integer(value: Any, default: int = -1) -> int:
         return int(value)
     except (TypeError, ValueError):
         return default
+
+
+def _new_timeline() -> Timeline:
+    return Timeline("torch", backward_calls="graph nodes")
+
+
+TORCH = ProfileSource(
+    framework="torch",
+    package="torch",
+    is_profile=lambda profile: hasattr(profile, "kineto_results") or hasattr(profile, "profiler"),
+    read_profile=_read_profile,
+    is_event=lambda event: True,  # Chrome traces have no mark of their writer: those without another's are torch's
+    add_event=_add_event,
+    new_timeline=_new_timeline,
+)

@@ -1,1 +1,1 @@
-"""CUDA tensors, read where they are."""
+"""Reads CUDA tensors on their device."""

@@ -1,8 +1,8 @@
-"""Whole tensors from a CUDA device to the host, beside the step.
+"""Copies whole tensors from a CUDA device to the host, concurrently with the step.
 
-A tensor is first copied within the device, into a ring, by the stream that made it: from then on it may be changed or
-freed. A stream of our own brings the ring's bytes to pinned host memory. A stream that finds the ring full waits on the
-device for the copies that are in its way; the host waits only for host memory.
+The stream that made a tensor first copies it within the device, into a ring. From then on it may be changed or freed. A
+separate stream copies the ring's bytes to pinned host memory. A stream that finds the ring full waits on the device for
+the blocking copies; the host waits only for host memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from tensortap.kernels.cuda import driver
 
-__all__ = ["CudaMemoryPinning", "CudaSending"]
+__all__ = ["CudaHostCopies", "CudaMemoryPinning"]
 
 _RING = 512 << 20
 _PART = 64 << 20
@@ -28,12 +28,12 @@ _ALIGNED = 256
 class _Region(NamedTuple):
     start: int
     stop: int
-    gone: torch.cuda.Event
-    """Recorded once its bytes have left."""
+    copied: torch.cuda.Event
+    """Recorded once its bytes are copied."""
 
 
 class _Part:
-    """Some bytes in the ring."""
+    """A range of bytes in the ring."""
 
     def __init__(self, nbytes: torch.Tensor, stream: torch.cuda.Stream, events: list[torch.cuda.Event]) -> None:
         self.size = nbytes.numel()
@@ -54,13 +54,13 @@ class _Part:
         def wait() -> None:
             driver.allow_captures()
             arrived.synchronize()
-            events.append(arrived)  # nobody else waits for it: it may be recorded again
+            events.append(arrived)  # nothing else waits for it, so it can be reused
 
         return wait
 
 
-class CudaSending:
-    """One device's ring and stream."""
+class CudaHostCopies:
+    """The ring and the stream of one device."""
 
     def __init__(self, device: torch.device, ring: int = _RING, part: int = _PART) -> None:
         self._device = device
@@ -70,12 +70,12 @@ class CudaSending:
         self._next = 0
         self._regions: deque[_Region] = deque()
         self._events: list[torch.cuda.Event] = []
-        """Those that were waited for. Each slab needs one, and making one takes longer than recording it."""
+        """Events for reuse. Each slab needs one, and creating one takes longer than recording it."""
         self._freed: torch.cuda.Event | None = None
-        """When the youngest region that is being written over had left. Any stream may come to write there."""
+        """Recorded when the newest overwritten region was copied. Any stream may write there."""
 
     def parts(self, tensor: torch.Tensor) -> Iterator[_Part]:
-        """The tensor's bytes in C order. Each part must be copied as a whole before the next is asked for."""
+        """Yield the tensor's bytes in C order. Each part must be copied completely before the next is requested."""
         tensor = tensor.detach()
         for piece in _pieces(tensor, self._part):
             nbytes = piece.numel() * piece.element_size()
@@ -88,7 +88,7 @@ class CudaSending:
             try:
                 yield _Part(self._ring[region.start : region.stop], self._stream, self._events)
             finally:
-                region.gone.record(self._stream)
+                region.copied.record(self._stream)
 
     def close(self) -> None:
         self._stream.synchronize()
@@ -107,13 +107,13 @@ class CudaSending:
         return region
 
     def _make_room(self, start: int, stop: int) -> None:
-        """The oldest region is always the next one in the way. The one stream copies in order: its last is enough."""
+        """Drop the regions in a range. The single stream copies in order, so the last one's event is enough."""
         while self._regions and start <= self._regions[0].start < stop:
-            self._freed = self._regions.popleft().gone
+            self._freed = self._regions.popleft().copied
 
 
 def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
-    """The tensor in C order, at most `limit` bytes at a time; in its own strides, which the copy will straighten."""
+    """Yield the tensor in C order, at most `limit` bytes at a time, with strides that the copy makes contiguous."""
     if tensor.numel() == 0:
         return
     nbytes = tensor.numel() * tensor.element_size()
@@ -128,17 +128,17 @@ def _pieces(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 
 
 class CudaMemoryPinning:
-    """Page-locks memory that is already there."""
+    """Page-locks existing memory."""
 
     def __init__(self) -> None:
         self._pinned: set[int] = set()
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> None:
-        # Where it is refused, copies into the memory work too: they wait.
+        # If pinning is refused, copies into the memory still work, but block.
         try:
             if driver.pin(memory.ctypes.data, memory.nbytes):
                 self._pinned.add(memory.ctypes.data)
-        except driver.CudaError:  # a device of another make
+        except driver.CudaError:  # a device of another vendor
             pass
 
     def unpin(self, memory: npt.NDArray[np.uint8]) -> None:

@@ -1,8 +1,8 @@
-"""One CUDA stream's summaries: launched in the stream's order, brought to the host a step at a time.
+"""The summaries of one CUDA stream: launched in the stream's order, and copied to the host once a step.
 
-A lane has room for partial results, room for results, and a copy of these to the host for each step. Nothing here waits
-for the device unless somebody asks for a summary that has not arrived, and nothing is allocated once the lane has seen
-its largest step. Tensors that may wait are read together, in one launch.
+A lane has memory for partial results, memory for results, and a copy of these to the host for each step. Nothing waits
+for the device until a summary is requested that has not arrived. Nothing is allocated once the lane has seen its
+largest step. Deferred tensors are read together, in one launch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.base import DeferralBound, Trial
+from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
@@ -27,35 +27,35 @@ from tensortap.kernels.cuda.variants import MOST_FINISHED
 __all__ = ["TOO_LARGE", "Lane"]
 
 TOO_LARGE = 128 << 20
-"""Bytes from which on a tensor is read by itself: a launch of its own is no loss then."""
+"""Size in bytes from which a tensor gets a launch of its own, which costs nothing then."""
 
 _PARTIALS = 28 << 20
-"""Room for partial results: more than any launch leaves."""
+"""Bytes for partial results: more than any launch produces."""
 _MOST_PLANS = 4096
 _SHARE_WAITING = 192
-"""Of the device's memory the part that is seen after a tensor until it is read at the latest: 745 MiB of 140 GiB. The
-more are read together, the faster; but what waits is held, also where the program would have let go of it."""
+"""Divisor of the device's memory for the bytes that may come before a deferred read runs: 745 MiB of 140 GiB. Larger
+launches are faster, but waiting tensors are held although the program may have freed them."""
 _MOST_WAITING = 1 << 30
-"""On any device: more would need more room for partial results."""
+"""Upper bound on any device: more would need more memory for partial results."""
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingTensor:
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
-    """Another name for its memory, as in `torch/cuda/backlog.Seen`."""
+    """An alias of its memory, as in `deferred.DeferredRead`."""
     elements: int
     address: int
     version: int
     came: int
-    """How many tensors the lane had seen, this one included."""
+    """Number of tensors that the lane had seen, this one included."""
     last: int
-    """When it has seen so many, this one must be read."""
+    """Number of tensors that the lane has seen when this one must be read."""
     due: int
     """The same in bytes."""
     bound: Any
-    """Of one that was put off the `DeferralBound`, of one that is read again the `Trial`."""
+    """The `DeferralBound` of a deferred tensor, or the `DeferralTrial` of one that is read again."""
 
     def is_due(self, came: int, seen: int) -> bool:
         return self.last <= came or self.due <= seen
@@ -65,10 +65,10 @@ class _Waiting:
 
 
 class Lane:
-    """One stream's memory. Everything happens in the stream's order, so it can be used again without waiting."""
+    """The memory of one stream. Everything runs in the stream's order, so memory is reused without waiting."""
 
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
-        """memory: the device's, in bytes."""
+        """Allocate the memory. `memory` is that of the device, in bytes."""
         self._gpu = gpu
         self._weights = weights
         self._weights_at = weights.data_ptr()
@@ -81,25 +81,25 @@ class Lane:
         self._turns = Turns(self._counters.data_ptr(), stream)
         self._used = 0
         self._pending: list[int] = []
-        """Partial results that wait to be added up, as `Gpu.finish` takes them."""
+        """Partial results to be summed, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout], Plan] = {}
         self._together: dict[torch.dtype, Together] = {}
-        self._waiting: dict[int, _Waiting] = {}
-        """Tensors that were put off, by the number of their results."""
-        self._trials: list[_Waiting] = []
-        """Those that were read at once, to be read again when they would be at the latest."""
+        self._waiting: dict[int, _WaitingTensor] = {}
+        """Deferred tensors, by the number of their results."""
+        self._trials: list[_WaitingTensor] = []
+        """Tensors that were read at once, and are read again as late as a deferred read may run."""
         self._came = 0
-        """How many tensors came."""
+        """Number of tensors so far."""
         self._seen = 0
-        """The bytes of all of them."""
+        """Bytes of all tensors so far."""
         self._most_waiting = min(memory // _SHARE_WAITING, _MOST_WAITING)
-        """So many bytes are seen after a tensor until it is read at the latest."""
+        """Bytes that may come after a tensor before it must be read."""
         self._last, self._due = 0, 0
-        """None must be read before so many tensors or so many bytes have come."""
+        """Number of tensors and of bytes before which no tensor must be read."""
         self._results: list[torch.Tensor] = []
         self._current = 0
-        """Which of the results is being filled. Earlier ones of a step stay: later sightings look at their probes."""
-        # Page-locking memory holds the device up, so enough for the steps under way is locked beforehand.
+        """Index of the results being filled. Earlier ones of a step stay, because later sightings use their probes."""
+        # Page-locking memory stalls the device, so enough for the steps in flight is locked in advance.
         self._free = deque(new_host() for _ in range(4))
         self._batch: Batch | None = None
 
@@ -111,8 +111,8 @@ class Lane:
         known: CudaTicket | None,
         later: DeferralBound | None,
     ) -> CudaTicket:
-        """With `later`, the tensor is another name for one that may wait."""
-        # Called for every tensor of a step, by the thread that launches the step: hence plain numbers where possible.
+        """Summarise a tensor, and return its ticket. With `later`, it is an alias whose read may be deferred."""
+        # This runs for every tensor, on the thread that launches the step, hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == SLOTS:
             batch = self._batch_with_room(1)
@@ -126,50 +126,50 @@ class Lane:
         elif later is not None and known is None:
             number, elements = batch.size, tensor.numel()
             ticket = CudaTicket(batch, number, elements, None)
-            self._waiting[number] = self._put_off(tensor, elements, address, later)
+            self._waiting[number] = self._defer(tensor, elements, address, later)
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
         else:
             ticket = self._read(tensor, address, layout, known, batch)
         if self._came >= self._last or self._seen >= self._due:
-            self._read_what_is_due()
+            self._read_due()
         return ticket
 
-    def pass_over(self, tensor: torch.Tensor) -> None:
-        """One that came and cannot be read any more: others have waited for it all the same."""
+    def count_skipped(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that can no longer be read, since it delayed others all the same."""
         self._came += 1
         self._seen += tensor.nbytes
         if self.is_due(0, 0):
-            self._read_what_is_due()
+            self._read_due()
 
-    def submit_again(self, tensor: torch.Tensor, address: int, trial: Trial) -> None:
-        """For one that came just now."""
+    def submit_trial(self, tensor: torch.Tensor, address: int, trial: DeferralTrial) -> None:
+        """Read the newest tensor again later."""
         if tensor.nbytes < TOO_LARGE:
-            self._trials.append(self._put_off(tensor.detach(), tensor.numel(), address, trial))
+            self._trials.append(self._defer(tensor.detach(), tensor.numel(), address, trial))
 
     def is_due(self, count: int, nbytes: int) -> bool:
-        """Whether something must be read when so many more tensors have come, of so many bytes."""
+        """Return whether a tensor must be read when this many more tensors and bytes have come."""
         if self._came + count < self._last and self._seen + nbytes < self._due:
             return False
-        self._look_when_due()
+        self._update_due()
         return self._came + count >= self._last or self._seen + nbytes >= self._due
 
-    def settle(self) -> None:
-        """Read all that waits."""
+    def flush(self) -> None:
+        """Read everything that waits."""
         self._read_waiting()
         trials, self._trials = self._trials, []
         self._read_trials(trials)
 
-    def forget(self) -> None:
-        """Let go of all that waits, unread."""
+    def discard_deferred(self) -> None:
+        """Release everything that waits, unread."""
         if self._batch is not None:
             self._batch.missed.update(self._waiting)
         self._waiting.clear()
         self._trials.clear()
 
     def send(self) -> None:
-        """Let what was submitted so far travel to the host."""
+        """Start to copy all results so far to the host."""
         batch = self._batch
         if batch is None or not batch.size:
             return
@@ -179,12 +179,14 @@ class Lane:
             batch.send()
         self._batch = None
 
-    def _put_off(self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | Trial) -> _Waiting:
+    def _defer(
+        self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial
+    ) -> _WaitingTensor:
         came, due = self._came, self._seen + self._most_waiting
-        last = came + bound.proven
+        last = came + bound.safe_delay
         if last < self._last:
             self._last = last
-        return _Waiting(tensor, elements, address, tensor._version, came, last, due, bound)
+        return _WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
@@ -203,36 +205,36 @@ class Lane:
         batch.size = number + 1
         return ticket
 
-    def _read_what_is_due(self) -> None:
-        """None waits longer than its place has been tried: what did not change then will not change now."""
+    def _read_due(self) -> None:
+        """Read the tensors that are due. None waits longer than in its trial, during which it did not change."""
         came, seen = self._came, self._seen
         if any(one.is_due(came, seen) for one in self._waiting.values()):
             self._read_waiting()
         if due := [one for one in self._trials if one.is_due(came, seen)]:
             self._trials = [one for one in self._trials if not one.is_due(came, seen)]
             self._read_trials(due)
-        self._look_when_due()
+        self._update_due()
 
-    def _look_when_due(self) -> None:
+    def _update_due(self) -> None:
         waiting = [*self._waiting.values(), *self._trials]
         self._last = min((one.last for one in waiting), default=sys.maxsize)
-        # Whoever comes later is due later still.
+        # Later tensors are due even later.
         self._due = min((one.due for one in waiting), default=self._seen + self._most_waiting)
 
     def _read_waiting(self) -> None:
-        if (batch := self._batch) is None:  # then none waits either
+        if (batch := self._batch) is None:  # then nothing waits either
             return
-        batch.missed.update(self._waiting)  # until they have been read: an interrupt may come at any moment
+        batch.missed.update(self._waiting)  # until they are read: an interrupt may come at any moment
         waiting, self._waiting = self._waiting, {}
         found = []
         for number, one in waiting.items():
             if one.unchanged():
                 found.append((number, one))
             else:
-                one.bound.lost()
+                one.bound.report_changed()
         self._read_together(found, batch)
 
-    def _read_trials(self, trials: Sequence[_Waiting]) -> None:
+    def _read_trials(self, trials: Sequence[_WaitingTensor]) -> None:
         for first in range(0, len(trials), MOST_TOGETHER):
             some = trials[first : first + MOST_TOGETHER]
             batch = self._batch_with_room(len(some))
@@ -242,19 +244,19 @@ class Lane:
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
-                one.bound.waited(self._came - one.came, ticket)
+                one.bound.report_second_read(self._came - one.came, ticket)
             self._read_together(found, batch)
 
-    def _read_together(self, waiting: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
-        """With the numbers of their results."""
+    def _read_together(self, waiting: Sequence[tuple[int, _WaitingTensor]], batch: Batch) -> None:
+        """Read tensors in one launch per dtype; each comes with the number of its result."""
         batch.missed.update([number for number, _ in waiting])  # until their launch has succeeded
-        kinds: dict[torch.dtype, list[tuple[int, _Waiting]]] = {}
+        kinds: dict[torch.dtype, list[tuple[int, _WaitingTensor]]] = {}
         for each in waiting:
             kinds.setdefault(each[1].tensor.dtype, []).append(each)
         for dtype, alike in kinds.items():
             self._launch(self._together.get(dtype) or self._new_together(dtype), alike, batch)
 
-    def _launch(self, together: Together, tensors: Sequence[tuple[int, _Waiting]], batch: Batch) -> None:
+    def _launch(self, together: Together, tensors: Sequence[tuple[int, _WaitingTensor]], batch: Batch) -> None:
         turns = []
         total = 0
         for number, one in tensors:
@@ -262,7 +264,7 @@ class Lane:
             share = together.shared_out(elements)
             turns.append((share[1], one.came, number, share, elements, one.address))
             total += share[0]
-        # Small pieces last: then nobody waits long for the last one. Else the newest first: it may still be cached.
+        # Small pieces last, so that the launch ends evenly. Otherwise the newest first: it may still be cached.
         turns.sort(reverse=True)
         assert total <= self._most, "far fewer bytes than that wait at a time"
         if self._used + total > self._most or len(self._pending) + 4 * len(turns) > 4 * MOST_FINISHED:
@@ -282,7 +284,7 @@ class Lane:
         self._current = 0
 
     def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> Plan:
-        if len(self._plans) == _MOST_PLANS:  # tensors of ever new sizes
+        if len(self._plans) == _MOST_PLANS:  # tensor sizes keep changing
             self._plans.clear()
         plan = self._gpu.plan(
             NAMES[dtype], elements, layout, weights=self._weights_at, turns=self._turns, stream=self._stream
@@ -316,5 +318,5 @@ class Lane:
 
 
 def _stream(raw: int, device: torch.device) -> Any:
-    # ExternalStream takes 0, the default stream, for the wish for a new one.
+    # ExternalStream treats 0, the default stream, as a request for a new one.
     return torch.cuda.ExternalStream(raw, device) if raw else torch.cuda.default_stream(device)

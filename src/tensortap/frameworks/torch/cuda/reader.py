@@ -1,6 +1,6 @@
-"""CUDA tensors, looked at where they are: summaries are launched at once or a little later, and known later still.
+"""Reads CUDA tensors on their device: reads are launched at once or deferred, and summaries arrive later.
 
-Each stream has a lane of its own, where everything happens in the stream's order.
+Each stream has a lane of its own, in which everything runs in the stream's order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.base import Collected, DeferralBound, Described, Trial
+from tensortap.core.interrupts import interrupt_in
+from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial, TensorDescription
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
-from tensortap.frameworks.torch.cuda.host_copies import CudaSending
+from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
 from tensortap.frameworks.torch.cuda.lane import Lane
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
-from tensortap.frameworks.torch.memory import StorageWatch, described, is_still
-from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_flat, is_shared_out, lies_flat
+from tensortap.frameworks.torch.memory import StorageHold, describe, is_still
+from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
 from tensortap.kernels.cuda.gpu import Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
 from tensortap.kernels.cuda.results import RESULT, columns
@@ -32,34 +33,34 @@ __all__ = ["CudaReader"]
 
 
 class CudaReader:
-    """Takes tensors of any CUDA device and stream. CudaError where the kernels cannot be compiled or launched."""
+    """Reads tensors of any CUDA device and stream. Raises CudaError if kernels cannot be compiled or launched."""
 
-    watch = StorageWatch
+    hold_tokens = StorageHold
 
     def __init__(self) -> None:
         self._gpus: dict[int, tuple[Gpu, torch.Tensor]] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._sending: dict[int, CudaSending] = {}
-        self.lock: AbstractContextManager[Any] = threading.RLock()  # the end of a backward comes from anywhere
+        self._host_copies: dict[int, CudaHostCopies] = {}
+        self.lock: AbstractContextManager[Any] = threading.RLock()  # a backward may end on any thread
         self._one_stream = True
-        """Whether no device was met on two streams. Otherwise none waits: another stream may be told of a tensor's last
-        use, and get its memory, before it is read."""
+        """Whether no device was seen on two streams. Otherwise nothing is deferred: another stream may get a tensor's
+        memory before its deferred read."""
         self._deferred: DeferredReads | None = None
-        """Of one stream at a time: records have an order."""
-        self._looking: DeferralBound | None = None
-        """While one of the deferred is looked at, how long it may wait further."""
+        """Reads of one stream at a time, because records have an order."""
+        self._reading: DeferralBound | None = None
+        """The bound of the deferred read that is running, if any."""
         self._phase = -1
-        """The backward that is under way; -1 outside of one."""
+        """The backward that is running; -1 outside of one."""
         self._error: Exception | None = None
 
-    def described(self, tensor: torch.Tensor) -> Described:
-        plain = type(tensor) in PLAIN  # asked of every tensor of a step: as little as will do
-        if self._looking is None and not ((plain or not is_shared_out(tensor)) and is_flat(tensor)):
-            return described(tensor)
+    def describe(self, tensor: torch.Tensor) -> TensorDescription:
+        plain = type(tensor) in PLAIN  # runs for every tensor of a step, so it does little
+        if self._reading is None and not ((plain or not is_distributed(tensor)) and is_flat(tensor)):
+            return describe(tensor)
         dtype = tensor.dtype
         try:
-            # One of another class may be met as a plain one, too, and has the same token then.
-            # It begins with another type than other tokens do, and is never equal to one of them.
+            # A tensor of another class may also be seen as a plain one, and then has the same token.
+            # The token starts with another type than other tokens, so it never equals one of them.
             token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape
         except RuntimeError:  # an inference tensor has no version
             return None, NAMES[dtype], tuple(tensor.shape), plain
@@ -71,18 +72,18 @@ class CudaReader:
         known: CudaTicket | None = None,
         flat: bool | None = None,
     ) -> CudaTicket:
-        if self._looking is not None and self._deferred is not None:  # which takes nothing that does not lie flat
-            return self._deferred.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._looking)
+        if self._reading is not None and self._deferred is not None:  # deferred tensors are flat
+            return self._deferred.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._reading)
         if flat is None:
-            flat = lies_flat(tensor)
+            flat = is_plain_flat(tensor)
         if not flat:
             tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
             return self._submit(tensor, flat, index, known)
-        with torch.cuda.device(index):  # kernels are launched in the context that is current
+        with torch.cuda.device(index):  # kernels are launched in the current context
             return self._submit(tensor, flat, index, known)
 
-    def put_off(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[Any], None]) -> bool:
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
         with self.lock:
@@ -94,26 +95,26 @@ class CudaReader:
             if lane is None:
                 return False
             if (deferred := self._deferred) is None or deferred.lane is not lane:
-                self._catch_up()
+                self._run_deferred()
                 deferred = self._deferred = DeferredReads(lane)
-            taken = deferred.add(tensor, bound, look)
+            taken = deferred.add(tensor, bound, read)
             if deferred.is_due:
-                self._catch_up()
+                self._run_deferred()
             return taken
 
-    def catch_up(self) -> None:
+    def run_deferred(self) -> None:
         with self.lock:
             if self._deferred and not torch.cuda.is_current_stream_capturing():
-                self._catch_up()
+                self._run_deferred()
 
-    def submit_again(self, tensor: torch.Tensor, trial: Trial) -> None:
-        if not lies_flat(tensor):
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
+        if not is_plain_flat(tensor):
             return
         index = tensor.get_device()
         with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
-                lane.submit_again(tensor, tensor.data_ptr(), trial)
+                lane.submit_trial(tensor, tensor.data_ptr(), trial)
 
     def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
         with self.lock:
@@ -124,86 +125,88 @@ class CudaReader:
             if flat:
                 address, layout = tensor.data_ptr(), FLAT
             else:
-                tensor, address, layout = _laid_out(tensor)
+                tensor, address, layout = _readable(tensor)
             return lane.submit(tensor, address, layout, known, None)
 
-    def _catch_up(self) -> None:
-        """Look at what was put off, on the stream that it was seen on."""
-        if not (deferred := self._deferred) or self._looking is not None:
+    def _run_deferred(self) -> None:
+        """Run the deferred reads, on the stream on which the tensors were seen."""
+        if not (deferred := self._deferred) or self._reading is not None:
             return
         index = deferred.lane.device.index
         try:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
-                while deferred:  # one by one: whoever interrupts, as a notebook may, can go on
-                    tensor, version, address, self._looking, look = deferred.pop()
+                while deferred:  # one by one, so that recording continues after an interrupt, as in a notebook
+                    tensor, version, address, self._reading, read = deferred.pop()
                     if is_still(tensor, version, address):
-                        look(tensor)
+                        read(tensor)
                     else:
-                        deferred.lane.pass_over(tensor)
-                        look(None)
+                        deferred.lane.count_skipped(tensor)
+                        read(None)
         finally:
-            self._looking = None
-            deferred.hurry()
+            self._reading = None
+            deferred.flush_with_next()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         with self.lock:
             if not torch.cuda.is_current_stream_capturing():
-                self._settle()
+                self._flush()
 
-    def forget(self) -> None:
+    def discard_deferred(self) -> None:
         with self.lock:
             self._deferred = None
             for lane in self._lanes.values():
-                lane.forget()
+                lane.discard_deferred()
 
     def _new_lane(self, index: int, stream: int) -> Lane:
         lane = self._lanes[index, stream] = self._open_lane(index, stream)
         if len(self._lanes) != len(self._gpus) and self._one_stream:
             self._one_stream = False
-            self._settle()  # what waits so far must not either
+            self._flush()  # includes what was deferred before
         return lane
 
     def _begin(self, phase: int) -> None:
-        """A forward or backward has begun, or goes on inside another: none waits any longer."""
-        self._settle()
+        """Flush at the start of a forward or backward, also one inside another."""
+        self._flush()
         self._phase = phase
         if phase != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle_quietly)
+            torch.autograd.Variable._execution_engine.queue_callback(self._flush_quietly)
 
-    def _settle(self) -> None:
-        self._catch_up()
+    def _flush(self) -> None:
+        self._run_deferred()
         for (index, _), lane in self._lanes.items():
             with torch.cuda.device(index):
-                lane.settle()
+                lane.flush()
 
-    def _settle_quietly(self) -> None:
-        """At the end of a backward, which must not fail for it."""
+    def _flush_quietly(self) -> None:
+        """Flush at the end of a backward, which an error must not break."""
         try:
-            self.settle()
+            self.flush()
         except Exception as error:
+            if (interrupt := interrupt_in(error)) is not None:
+                raise interrupt from None
             self._error = error
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         tensor = dense(tensor)
         index = tensor.get_device()
-        if index not in self._sending:
-            self._sending[index] = CudaSending(tensor.device)
-        yield from self._sending[index].parts(tensor)
+        if index not in self._host_copies:
+            self._host_copies[index] = CudaHostCopies(tensor.device)
+        yield from self._host_copies[index].parts(tensor)
 
     def end_step(self) -> None:
         with self.lock:
             if self._error is not None:
                 raise self._error
-            self._catch_up()
+            self._run_deferred()
             for lane in self._lanes.values():
                 lane.end_step()
 
-    def arrive(self, tickets: Sequence[CudaTicket]) -> None:
+    def wait(self, tickets: Sequence[CudaTicket]) -> None:
         for batch in dict.fromkeys([ticket.batch for ticket in tickets]):
             batch.rows()
 
-    def collect(self, tickets: Sequence[CudaTicket]) -> Collected:
-        # The interpreter that goes through the tickets here is the one that launches the next step: few are looked at.
+    def collect(self, tickets: Sequence[CudaTicket]) -> CollectedSummaries:
+        # This loop competes with the launch of the next step for the interpreter, so it visits few tickets.
         firsts, unchanged = list(tickets), [False] * len(tickets)
         again = [(place, ticket) for place, ticket in enumerate(tickets) if ticket.known is not None]
         for place, ticket in again:
@@ -220,12 +223,12 @@ class CudaReader:
                 digest = known.batch.rows()["digest"][known.number]
                 unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return Collected(columns(results, elements), unchanged, missed)
+        return CollectedSummaries(columns(results, elements), unchanged, missed)
 
     def close(self) -> None:
-        for sending in self._sending.values():
-            sending.close()
-        self._sending.clear()
+        for copies in self._host_copies.values():
+            copies.close()
+        self._host_copies.clear()
         self._deferred = None
         self._lanes.clear()
 
@@ -236,14 +239,14 @@ class CudaReader:
             capability = torch.cuda.get_device_capability(index)
             gpu = Gpu(Device(index, capability, properties.multi_processor_count, torch.version.cuda or ""))
             weights = torch.from_numpy(digest_weights().view(np.int32)).to(device)
-            torch.cuda.current_stream(index).synchronize()  # other streams read it too
+            torch.cuda.current_stream(index).synchronize()  # other streams read it, too
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
         return Lane(gpu, weights, device, stream, properties.total_memory)
 
 
 def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:
-    """The rows of all of them, and where those of each begin. Waits until they have arrived."""
+    """Wait for the rows of all batches, and return them with the start of each batch."""
     rows = [np.empty(0, RESULT)]
     starts: dict[Batch, int] = {}
     size = 0
@@ -254,8 +257,8 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
     return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
 
 
-def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
-    """What to read in its place, where, and how."""
+def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
+    """Return a tensor that a kernel can read, its address and its layout."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
@@ -263,7 +266,7 @@ def _laid_out(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
     if address % 16 or not tensor.is_contiguous():
         found = lay_out(tensor.shape, tensor.stride(), tensor.element_size(), address)
         if found is None:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)  # it may just begin at an odd place
+            tensor = tensor.clone(memory_format=torch.contiguous_format)  # its start may be unaligned
             address = tensor.data_ptr()
         else:
             layout = found

@@ -1,4 +1,4 @@
-"""Results of a CUDA device on their way to the host, a batch at a time, and the tickets that they can be had for."""
+"""Results of a CUDA device, which are copied to the host in batches, and their tickets."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ SLOTS = 1024
 
 @dataclass(slots=True, eq=False)
 class CudaTicket:
-    """A summary that is on its way."""
+    """A summary that has been submitted."""
 
     batch: Batch
     number: int
-    """Its place in the batch."""
+    """Its index in the batch."""
     elements: int
     known: CudaTicket | None
-    """An earlier sighting; with the same place, if that was still waiting to be read."""
+    """An earlier sighting. It has the same index if its read was still deferred."""
 
     @property
     def address(self) -> int:
-        """Of its result on the device, while the step lasts."""
+        """Address of its result on the device, valid during the step."""
         return self.batch.address_of(self.number)
 
     @property
     def probed(self) -> bool:
-        """Whether a few elements were compared with `known` first; if not, all were read. In another stream `known` may
-        not have been finished yet."""
+        """Whether a few elements were compared with `known` first; otherwise all were read.
+
+        They are not compared if `known` is of another stream, where it may not be finished.
+        """
         return self.known is not None and self.known.batch.lane is self.batch.lane
 
 
 class Batch:
-    """Results that travel together."""
+    """Results that are copied to the host together."""
 
     def __init__(self, lane: object, results: torch.Tensor, free: deque[torch.Tensor]) -> None:
         self.lane = lane
-        """Whose they are; for telling one from another."""
+        """The lane that they belong to, for comparisons by identity."""
         self.size = 0
-        """So many have been submitted."""
+        """Number of submitted results."""
         self._address: int = results.data_ptr()
         self._results = results
         self._free = free
@@ -57,14 +59,14 @@ class Batch:
         self._rows: npt.NDArray[Any] | None = None
         self.unchanged: list[bool] = []
         self.missed: set[int] = set()
-        """Those that were changed before they were read."""
+        """Results of tensors that changed before they were read."""
 
     def address_of(self, number: int) -> int:
-        """Of one result, on the device."""
+        """Return the address of one result on the device."""
         return self._address + number * RESULT.itemsize
 
     def send(self) -> None:
-        """To the host, in the current stream."""
+        """Start the copy to the host in the current stream."""
         host = self._free.popleft() if self._free else new_host()
         nbytes = self.size * RESULT.itemsize
         host[:nbytes].copy_(self._results[:nbytes], non_blocking=True)
@@ -73,12 +75,12 @@ class Batch:
         self._event.record()
 
     def rows(self) -> npt.NDArray[Any]:
-        """Waits until they have arrived."""
+        """Wait for the results, and return them."""
         if self._rows is None:
             assert self._event is not None and self._host is not None
             driver.allow_captures()
             self._event.synchronize()
-            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].copy().view(RESULT)  # as bytes it is faster
+            self._rows = self._host.numpy()[: self.size * RESULT.itemsize].copy().view(RESULT)  # faster as bytes
             self.unchanged = self._rows["unchanged"].astype(bool).tolist()
             self._free.append(self._host)
             self._host = None
@@ -86,7 +88,7 @@ class Batch:
 
 
 def first_sighting(ticket: CudaTicket) -> CudaTicket:
-    """The sighting whose result holds for this one too: itself, if something had changed since the one before."""
+    """Return the sighting whose result is valid for this one: itself, if the tensor had changed since."""
     while True:
         batch, known = ticket.batch, ticket.known
         batch.rows()
@@ -99,11 +101,11 @@ def first_sighting(ticket: CudaTicket) -> CudaTicket:
 
 
 def new_host() -> torch.Tensor:
-    """Page-locked memory for one batch."""
+    """Return page-locked memory for one batch."""
     return new_bytes(SLOTS * RESULT.itemsize, pin_memory=True)
 
 
 def new_bytes(count: int, **where: Any) -> torch.Tensor:
-    """Memory that can be written into in any mode of torch."""
-    with torch.inference_mode(False):  # the model may run in it now, and outside of it later
+    """Return memory that is writable in every mode of torch."""
+    with torch.inference_mode(False):  # the model may run in inference mode now and outside of it later
         return torch.empty(count, dtype=torch.uint8, **where)

@@ -1,0 +1,204 @@
+"""What single features need of a framework beyond capture: one small protocol each.
+
+A framework supports a capability if it has its methods; `base.require` checks that once, where a feature starts. A
+framework without them still captures, and each feature reports what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.frameworks.base import Framework, Remove
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.player import Player
+    from tensortap.frameworks.profiling import Profiling
+    from tensortap.frameworks.registered import Registration
+
+__all__ = [
+    "CheckpointLoading",
+    "Consumer",
+    "EagerExecution",
+    "Edge",
+    "GradientGraph",
+    "GradientReplacer",
+    "OptimizerSteps",
+    "ProfilerSpans",
+    "ReplayedCalls",
+    "Reruns",
+    "StateRegistration",
+    "Substitution",
+    "TensorOwnership",
+    "ValueWriting",
+]
+
+GradientReplacer = Callable[[Any], "npt.NDArray[np.generic] | None"]
+"""Called with a gradient during backward. May return the values that propagate instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where a tensor's gradient arrives in the autograd graph."""
+
+    node: Any
+    slot: int
+    shape: tuple[int, ...] = ()
+    """The tensor's own shape. A gradient that arrives through the base is reshaped to it."""
+    base: Edge | None = None
+    """The edge of the tensor that this one is a view of. An in-place change reroutes the gradient there."""
+    tensor: Any = field(default=None, compare=False)
+    """The tensor itself, where only a hook on it separates its gradient from those of its operation's other outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A graph node that sends gradient along an edge, as the gradient with this index among those it sends."""
+
+    node: Any
+    index: int
+    edge: Edge
+    rivals: tuple[Edge, ...] = ()
+    """Further candidate edges, where the framework does not separate the outputs of one operation."""
+
+
+class GradientGraph(Protocol):
+    """The autograd graph, for the share of an input's gradient that one module contributes (kind grad_input)."""
+
+    def edge(self, tensor: Any) -> Edge | None:
+        """Return where this tensor's gradient would arrive now; None if it takes no part in autograd."""
+
+    def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        """Return the nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
+
+    def on_node(self, node: Any, seen: Callable[[Sequence[Any] | None], None]) -> Remove | None:
+        """Call back when this node has computed the gradients that it sends. Return None if that is impossible.
+
+        `seen` gets the gradients in the order of `Consumer.index`, or None if their order is unknown.
+        """
+
+    def count_uses(self, node: Any) -> Callable[[], int | None]:
+        """Return a function that, called in backward, returns how many gradients this backward sends to the node.
+
+        The function returns None if the number is unknown. It keeps no node alive.
+        """
+
+    def address(self, tensor: Any) -> int:
+        """Return where the elements are: equal for two live tensors that share them. 0 if there are none."""
+
+
+class OptimizerSteps(Protocol):
+    """Steps that are counted through `optimizer=`."""
+
+    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
+        """Call back after each step of the optimizer."""
+
+
+class EagerExecution(Protocol):
+    """Compiled modules that can run uncompiled."""
+
+    def run_eagerly(self) -> Remove:
+        """Make compiled modules run uncompiled, so that every module is seen."""
+
+
+class Substitution(Protocol):
+    """Other values in the place of a tensor, for checks that isolate each module."""
+
+    def substitute(self, tensor: Any, values: npt.NDArray[np.generic], replacer: GradientReplacer) -> Any | None:
+        """Return a new tensor with these values, and with the dtype, device, layout and graph position of `tensor`.
+
+        The gradient that arrives at it goes through `replacer`. Return None for tensors that cannot be replaced.
+        """
+
+    def replace_gradient(self, tensor: Any, replacer: GradientReplacer) -> Remove | None:
+        """Pass the gradient of this tensor, summed over all uses, through `replacer` before it propagates further.
+
+        Return None if the tensor takes no part in autograd.
+        """
+
+    def is_differentiable(self, gradient: Any) -> bool:
+        """Return whether a gradient may itself be differentiated, as in a backward with create_graph=True."""
+
+    def overwrite(self, tensor: Any, values: Any) -> None:
+        """Change a tensor in place to another one's values, as an operation that autograd records."""
+
+
+class Reruns(Protocol):
+    """Repeated runs of one model from the same state, to measure noise."""
+
+    def save_state(self, model: Any) -> Callable[[], None]:
+        """Save parameters, buffers, gradients and the random state; return what restores them bit for bit."""
+
+    def run_backward(self, tensors: Sequence[Any]) -> None:
+        """Run backward from these tensors: with gradient 1 from scalars, with fixed random gradients from others."""
+
+
+class ValueWriting(Protocol):
+    """Values that are written into parameters and buffers."""
+
+    def fill(self, tensor: Any, values: npt.NDArray[np.generic], recast: bool = False) -> None:
+        """Write values into a parameter or buffer, bit for bit and unseen by autograd.
+
+        Dtype and device stay. `recast` changes the dtype to that of the values, where the framework can.
+        """
+
+
+class StateRegistration(Protocol):
+    """How modules register their tensors."""
+
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+        """Yield (name, tensor, registration) of the module's own tensors, parameters first."""
+
+
+class ReplayedCalls(Protocol):
+    """Recorded calls that run again."""
+
+    def player(self) -> Player:
+        """Return what turns recorded values into tensors."""
+
+
+class ProfilerSpans(Protocol):
+    """Spans in the framework's own profiler."""
+
+    def profiling(self) -> Profiling:
+        """Return what opens spans and finds the graph nodes of a call."""
+
+
+class TensorOwnership(Protocol):
+    """Who owns, saves and trains each tensor."""
+
+    def ownership(self) -> Ownership:
+        """Return what answers questions about owners."""
+
+
+class CheckpointLoading(Protocol):
+    """Checkpoints and optimizers that change a model."""
+
+    def loading(self) -> Loading:
+        """Return what watches loads and steps."""
+
+
+if TYPE_CHECKING:
+
+    class CompleteFramework(
+        Framework,
+        GradientGraph,
+        OptimizerSteps,
+        EagerExecution,
+        Substitution,
+        Reruns,
+        ValueWriting,
+        StateRegistration,
+        ReplayedCalls,
+        ProfilerSpans,
+        TensorOwnership,
+        CheckpointLoading,
+        Protocol,
+    ):
+        """A framework with every capability; only for type checks of implementations."""

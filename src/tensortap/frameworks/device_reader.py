@@ -1,0 +1,131 @@
+"""The contract of a device reader, which summarises tensors on their device without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from tensortap.core.host_copies import DeviceBytes
+
+__all__ = [
+    "CollectedSummaries",
+    "DeferralBound",
+    "DeferralTrial",
+    "DeviceReader",
+    "TensorDescription",
+    "TokenHold",
+]
+
+TensorDescription = tuple[Hashable | None, str, tuple[int, ...], bool]
+"""Identity token, dtype, shape, and whether the tensor is flat; see `DeviceReader.describe`."""
+
+
+class CollectedSummaries(NamedTuple):
+    """Summaries that a device computed, one row for each ticket."""
+
+    columns: Mapping[str, npt.NDArray[Any]]
+    """The fields of summaries, by name."""
+    unchanged: Sequence[bool]
+    """Whether the tensor still had the values of the sighting that it was compared with."""
+    missed: Collection[int] = ()
+    """Rows of deferred tensors that were not read, usually because they had changed. They hold no values."""
+
+
+class DeferralBound(Protocol):
+    """How long the read of one tensor may be deferred."""
+
+    @property
+    def safe_delay(self) -> int:
+        """Number of later tensors before which this one is known to be unchanged."""
+
+    def report_changed(self) -> None:
+        """Called if the tensor changed before it was read."""
+
+
+class DeferralTrial(Protocol):
+    """A test of how long a tensor, which was read at once, could have waited."""
+
+    @property
+    def safe_delay(self) -> int:
+        """As in `DeferralBound`. The second read need not wait longer."""
+
+    def report_second_read(self, others: int, ticket: Any) -> None:
+        """Called when `others` more tensors had come. The ticket is None if the tensor had changed."""
+
+
+class TokenHold(Protocol):
+    """Keeps identity tokens from being reused by other tensors."""
+
+    def add(self, tensor: Any) -> None:
+        """Reserve the token of this tensor."""
+
+    def clear(self) -> None:
+        """Release all tokens."""
+
+
+class DeviceReader(Protocol):
+    """Reads tensors on their device without waiting for it."""
+
+    lock: AbstractContextManager[Any]
+    """Held during every method. Deferred reads may run on any thread when a backward ends. A caller that has a lock of
+    its own sets it here."""
+
+    def describe(self, tensor: Any) -> TensorDescription:
+        """Return identity token, dtype name, shape and flatness of the tensor, or of this rank's part of it.
+
+        The token is equal at two sightings of the same unchanged tensor if a `TokenHold` holds it. It is None where
+        the framework does not track changes: every sighting must then be read. `submit` takes the flatness.
+        """
+
+    def hold_tokens(self) -> TokenHold:
+        """Return a new, empty hold."""
+
+    def submit(self, tensor: Any, known: Any = None, flat: bool | None = None) -> Any:
+        """Summarise a tensor, which may be changed or freed right after, and return a ticket.
+
+        `known` is the ticket of an earlier sighting with the same token. A few elements are compared first then, and
+        the rest is only read if they differ. `flat` is the flatness from `describe`; None if it was not called.
+        """
+
+    def defer(self, tensor: Any, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
+        """Call `read` later with an alias of the tensor, so that several reads share one launch.
+
+        The tensor may be freed meanwhile but not changed: if it was, `read` is called with None. Return False if the
+        read cannot be deferred.
+        """
+
+    def run_deferred(self) -> None:
+        """Run all deferred reads, because the next tensor must be read now and records have an order."""
+
+    def submit_trial(self, tensor: Any, trial: DeferralTrial) -> None:
+        """Summarise a tensor that was just submitted again, as late as a deferred read would happen at the latest.
+
+        A tensor whose read cannot be deferred is skipped.
+        """
+
+    def flush(self) -> None:
+        """Read everything that waits: the forward, the backward or the step is over."""
+
+    def discard_deferred(self) -> None:
+        """Release everything that waits without reading it: the recording has stopped."""
+
+    def parts(self, tensor: Any) -> Iterator[DeviceBytes]:
+        """Yield the whole tensor in C order.
+
+        Each part must be copied before the next is requested. After the last one the tensor may be changed or freed.
+        """
+
+    def end_step(self) -> None:
+        """Start to copy the step's summaries to the host."""
+
+    def wait(self, tickets: Sequence[Any]) -> None:
+        """Wait until the summaries are in host memory, where a failing device cannot affect them. Thread-safe."""
+
+    def collect(self, tickets: Sequence[Any]) -> CollectedSummaries:
+        """Wait for the summaries and return them, once the step has ended. Thread-safe."""
+
+    def close(self) -> None:
+        """Wait for all pending work, and release the memory."""
