@@ -51,7 +51,10 @@ def paddle_profile_timeline(profile: Any) -> Timeline:
     """Read a stopped `paddle.profiler.Profiler`."""
     result = getattr(profile, "profiler_result", None)
     if result is None:
-        raise UsageError("this profile holds no events: it has not stopped. Pass it after its `with` block or stop()")
+        raise UsageError(
+            "this profile holds no events: it has not stopped, or has not recorded. Pass it after its `with` block or "
+            "stop()"
+        )
     timeline = Timeline("paddle")
     pending = [node for root in result.get_data().values() for node in root.children_node]
     while pending:
