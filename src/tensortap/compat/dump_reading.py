@@ -99,7 +99,7 @@ def open_dump(path: str | os.PathLike[str]) -> OpenDump:
     try:
         return OpenDump(path, "r")
     except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read as HDF5: {error}") from error
+        raise RunUnreadable(f"{path} cannot be read as HDF5, so it is damaged or not a dump: {error}") from error
 
 
 class _AnyDigits:

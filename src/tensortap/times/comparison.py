@@ -50,7 +50,9 @@ def compare_times(
     """
     measure = sort or ("device_own" if candidate.kernels and reference.kernels else "own")
     if measure not in MEASURES:
-        raise UsageError(f"sort: {sort!r} is none of {', '.join(MEASURES)}, by which two profiles can be compared")
+        raise UsageError(
+            f"sort: {sort!r} is not a measure by which two profiles can be compared: choose from {', '.join(MEASURES)}"
+        )
     sides = [
         _sums_by_name(make_table(ledger, by=by, depth=depth, sort="order").rows) for ledger in (candidate, reference)
     ]

@@ -51,9 +51,9 @@ class PeekOptions:
         if unknown := [kind for kind in self.kinds if kind not in KINDS]:
             raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; choose from {', '.join(KINDS)}")
         if not isinstance(self.times, int) or self.times < 1:
-            raise UsageError(f"times: {self.times!r} is not a number of calls, 1 or more")
+            raise UsageError(f"times: {self.times!r} is not a number of calls: give an integer, 1 or more")
         if not isinstance(self.max_memory, int) or self.max_memory < 0:
-            raise UsageError(f"max_memory: {self.max_memory!r} is not a number of bytes, 0 or more")
+            raise UsageError(f"max_memory: {self.max_memory!r} is not a number of bytes: give an integer, 0 or more")
 
 
 class _WatchedModule:

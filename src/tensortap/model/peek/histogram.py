@@ -58,7 +58,7 @@ class ValueHistogram:
 def value_histogram(array: Array, title: str, bins: int = BINS) -> ValueHistogram:
     """Return the histogram of an array's finite elements, from the smallest to the largest."""
     if not isinstance(bins, int) or bins < 1:
-        raise UsageError(f"bins: {bins!r} is not a number of bins, 1 or more")
+        raise UsageError(f"bins: {bins!r} is not a number of bins: give an integer, 1 or more")
     summary = summarize(array)
     size = summary.l2 / max(1, summary.elements) ** 0.5
     found = histogram_of(array, (summary.min, summary.max, size), bins)

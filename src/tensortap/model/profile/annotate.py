@@ -50,7 +50,9 @@ def annotate(
     >>> print(tensortap.module_times(prof))
     """
     if not (forward or backward):
-        raise UsageError("annotate: with forward=False and backward=False there is nothing to mark")
+        raise UsageError(
+            "annotate: with forward=False and backward=False there is nothing to mark: leave one of them True"
+        )
     model = network_of(model)
     framework = framework_of(model)
     selection = Selection(modules=modules)

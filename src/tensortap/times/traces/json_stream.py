@@ -45,7 +45,7 @@ def trace_events(path: str | os.PathLike[str], progress: Progress | None = None)
     except FileNotFoundError as error:
         raise RunNotFound(f"there is no file {name}: give the path of a trace that a profiler has exported") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RunUnreadable(f"{name} is damaged or ends too early: {error}") from error
+        raise RunUnreadable(f"{name} is damaged or ends too early: {error}; export the trace again") from error
     except OSError as error:
         raise RunUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
@@ -74,7 +74,9 @@ class _TraceParser:
         elif opening == "{":
             yield from self._parse_object()
         else:
-            raise RunUnreadable(f"{self._name} is not a trace: it does not hold JSON")
+            raise RunUnreadable(
+                f"{self._name} is not a trace: it does not hold JSON. Give a trace that a profiler has exported"
+            )
 
     def _parse_object(self) -> Iterator[dict[str, Any]]:
         self._at += 1

@@ -52,7 +52,10 @@ def _read_profile(profile: Any) -> Timeline:
     """Read a stopped `paddle.profiler.Profiler`."""
     result = getattr(profile, "profiler_result", None)
     if result is None:
-        raise UsageError("this profile holds no events: it has not stopped. Pass it after its `with` block or stop()")
+        raise UsageError(
+            "this profile holds no events: it has not stopped, or has not recorded. Pass it after its `with` block or "
+            "stop()"
+        )
     timeline = _new_timeline()
     pending = [node for root in result.get_data().values() for node in root.children_node]
     while pending:

@@ -51,7 +51,9 @@ def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -
             except (KeyError, TypeError, ValueError) as error:
                 raise RunUnreadable(f"{os.fspath(path)} has an event that cannot be read: {event!r:.200}") from error
     if timeline is None:
-        raise RunUnreadable(f"{os.fspath(path)} holds no events: nothing ran while the profiler recorded")
+        raise RunUnreadable(
+            f"{os.fspath(path)} holds no events: nothing ran while the profiler recorded. Profile at least one step"
+        )
     return _check(timeline, os.fspath(path))
 
 

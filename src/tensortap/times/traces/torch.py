@@ -53,8 +53,8 @@ def _read_profile(profile: Any) -> Timeline:
     results = getattr(getattr(profile, "profiler", profile), "kineto_results", None)
     if results is None:
         raise UsageError(
-            "this profile holds no events: it has not stopped. Pass it after its `with` block or stop(); if it has a "
-            "schedule, export or read it inside on_trace_ready"
+            "this profile holds no events: it has not stopped, or its schedule has dropped them. Pass it after its "
+            "`with` block or stop(); with a schedule, export or read it inside on_trace_ready"
         )
     timeline = _new_timeline()
     for event in results.events():
