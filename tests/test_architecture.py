@@ -126,3 +126,16 @@ assert not heavy, heavy
 assert spent < 0.5, spent
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_only_a_frameworks_own_folder_knows_its_name() -> None:
+    """Elsewhere a framework, or the facts it produced, supplies a property by name."""
+    # A module name inside a pickle, and the name of a package that is not installed, are no frameworks.
+    others = {"store/formats/pickles/refusal.py", "demo/__init__.py", "bench/__init__.py"}
+    for room, path in modules():
+        if room == "frameworks" or path.relative_to(SOURCE).as_posix() in others:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                assert not constants & {"torch", "paddle"}, f"{path}:{node.lineno} branches on a framework's name"

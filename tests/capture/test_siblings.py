@@ -18,7 +18,7 @@ from support.tapping import coverage, values
 
 paddle = pytest.importorskip("paddle")
 
-UNTOLD = "cannot be told"
+UNTOLD = "cannot be separated"
 CUTS = {
     torch: {
         "split": lambda y: y.split(2, dim=1),

@@ -454,4 +454,4 @@ def test_memory_that_was_given_back_is_not_read(run_path: Path) -> None:
         model.weight.untyped_storage().resize_(0)
         tap.step()
     assert [(r.key.path, r.key.call) for r in tt.open(run_path)] == [("weight", 0), ("bias", 0), ("bias", 1)]
-    assert coverage(tap)[""][1] == "param weight is not recorded: its memory has been given back"
+    assert coverage(tap)[""][1] == "param weight is not recorded: its memory has been freed"

@@ -46,7 +46,7 @@ class Sink(Protocol):
     """Receives the tensors."""
 
     where: str
-    """The destination, for messages: a path or another word."""
+    """The destination, for messages: a path, or "memory"."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         """Record a tensor, which may be changed or freed right after."""
@@ -206,9 +206,7 @@ class Observer:
                 if self._sink is not None:
                     self._sink.close(status, reason, self._book)
             except Exception as error:
-                if (interrupt := _interrupt(error)) is not None:
-                    raise interrupt from None
-                self._stop(error)
+                self._handle(error)
             finally:
                 self._undo.close()
                 kernels.release()
@@ -254,10 +252,7 @@ class Observer:
             self._watcher.end_step()
             self._sink.end_step(self._clock.step, self._book)
         except Exception as error:
-            if (interrupt := _interrupt(error)) is not None:
-                self._note_interrupt(interrupt)
-                raise interrupt from None
-            self._stop(error)
+            self._handle(error)
             self._watcher.drop()
 
     def _note_outcome(self, status: str) -> None:
@@ -284,23 +279,25 @@ class Observer:
                 with self._lock:
                     return hook(*args)
             except BaseException as error:
-                if (interrupt := _interrupt(error)) is None:
-                    self._stop(error)
-                    return None
-                self._note_interrupt(interrupt)
-                if self._framework.propagates_exceptions():
-                    raise interrupt from None
-                self._interrupt = self._interrupt or interrupt
-                self._listening = False  # until the next hook, or the end of the step, delivers it
+                self._handle(error)
                 return None
             finally:
                 self._seconds += time.perf_counter() - started
 
         return guarded
 
-    def _note_interrupt(self, error: BaseException) -> None:
-        step, name = self._clock.step, type(error).__name__
+    def _handle(self, error: BaseException) -> None:
+        """Stop recording after an error. Raise an interrupt again, now or where it next reaches the user."""
+        interrupt = interrupt_in(error) if isinstance(error, Exception) else error
+        if interrupt is None:
+            self._stop(error)
+            return
+        step, name = self._clock.step, type(interrupt).__name__
         self._book.notice(f"{name} interrupted the tap at step {step}: records of that step may be missing")
+        if self._framework.propagates_exceptions():
+            raise interrupt
+        self._interrupt = self._interrupt or interrupt
+        self._listening = False  # until the next hook, or the end of the step, delivers it
 
     def _deliver_interrupt(self) -> None:
         """Raise an interrupt that came in a hook through which the framework does not propagate exceptions."""
@@ -331,11 +328,6 @@ class Observer:
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def _interrupt(error: BaseException) -> BaseException | None:
-    """Return the exception that is the user's own: an interrupt, or what a signal handler raised; None for others."""
-    return interrupt_in(error) if isinstance(error, Exception) else error
 
 
 def _close_at_exit(observer: weakref.ref[Observer]) -> None:

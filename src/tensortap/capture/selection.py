@@ -41,9 +41,9 @@ class Selection:
         if not self.kinds:
             raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(KINDS)}")
         rules = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
-        for pattern, word in rules.items():
-            if word not in ("summary", "tensors"):
-                raise UsageError(f'keep: {word!r} for {pattern!r} is neither "summary" nor "tensors"')
+        for pattern, kept in rules.items():
+            if kept not in ("summary", "tensors"):
+                raise UsageError(f'keep: {kept!r} for {pattern!r} is neither "summary" nor "tensors"')
         object.__setattr__(self, "_rules", tuple(rules.items()))
         for name in ("steps", "ranks"):
             if isinstance(value := getattr(self, name), int):
@@ -71,9 +71,9 @@ class Selection:
 
     def keep_of(self, name: str) -> Keep:
         """Return what to keep: the first matching pattern decides, and without one a summary is kept."""
-        for pattern, word in self._rules:
+        for pattern, kept in self._rules:
             if _matches(name, pattern):
-                return "tensors" if word == "tensors" else "summary"
+                return "tensors" if kept == "tensors" else "summary"
         return "summary"
 
     def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
-from tensortap.core.interrupts import interrupt_in, suppress_errors
+from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
 from tensortap.core.machine import cores
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
@@ -247,8 +247,7 @@ class Tap(Observer):
             with self._lock:
                 self._run.flush()
         except Exception as error:
-            if (interrupt := interrupt_in(error)) is not None:
-                raise interrupt from None
+            raise_interrupt(error)
             self._stop(error)
         self._report_error()
 
@@ -273,7 +272,7 @@ class Tap(Observer):
         if self.path is not None:
             return open_run(self.path)
         if self._run is None or not isinstance(self._run.writer, MemoryWriter):
-            raise UsageError(f"rank {self.rank} records nothing, as ranks= asks, so it has no run in memory")
+            raise UsageError(f"rank {self.rank} records nothing, since ranks= excludes it, so it has no run in memory")
         return self._run.writer.run()
 
     def stats(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.capture.flatten import open_value
+from tensortap.core.interrupts import raise_interrupt
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -132,6 +133,7 @@ def _stop_on_error(name: str, pending: _PendingForwards) -> Callable[[Hook], Hoo
             try:
                 hook(module, before, after)
             except Exception as error:
+                raise_interrupt(error)
                 pending.stopped = True
                 pending.forwards.clear()
                 warnings.warn(

@@ -171,7 +171,7 @@ class SavingHook(Observer):
             with self._lock:
                 yield
         except Exception as error:
-            self._stop(error)
+            self._handle(error)
         self._report_error()
 
     def _arm(self) -> None:

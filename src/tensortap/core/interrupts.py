@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-__all__ = ["interrupt_in", "suppress_errors"]
+__all__ = ["interrupt_in", "raise_interrupt", "suppress_errors"]
 
 
 def interrupt_in(error: BaseException | None) -> BaseException | None:
@@ -32,14 +32,19 @@ def interrupt_in(error: BaseException | None) -> BaseException | None:
     return None
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the exception that a signal handler raised, if this error is one or was raised from one."""
+    if (interrupt := interrupt_in(error)) is not None:
+        raise interrupt
+
+
 @contextmanager
 def suppress_errors() -> Iterator[None]:
     """Suppress every Exception, except one that a signal handler raised."""
     try:
         yield
     except Exception as error:
-        if (interrupt := interrupt_in(error)) is not None:
-            raise interrupt from None
+        raise_interrupt(error)
 
 
 def _passed_handler(trace: TracebackType | None) -> bool:

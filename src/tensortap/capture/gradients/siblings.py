@@ -24,7 +24,7 @@ from tensortap.frameworks.capabilities import Edge, GradientGraph
 
 __all__ = ["SiblingInputs"]
 
-_AMBIGUOUS = "cannot be told from the gradients of other tensors that the same operation made: it is not recorded"
+_AMBIGUOUS = "cannot be separated from the gradients of other tensors that the same operation made: it is not recorded"
 
 
 @dataclass(slots=True, eq=False)

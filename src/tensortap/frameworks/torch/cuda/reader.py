@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.core.interrupts import interrupt_in
+from tensortap.core.interrupts import raise_interrupt
 from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial, TensorDescription
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
@@ -182,8 +182,7 @@ class CudaReader:
         try:
             self.flush()
         except Exception as error:
-            if (interrupt := interrupt_in(error)) is not None:
-                raise interrupt from None
+            raise_interrupt(error)
             self._error = error
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:

@@ -1,6 +1,6 @@
-"""Tensors that are looked at where they are: what was found arrives later, and the run is the same as without.
+"""Device readers: summaries arrive later, and the run is the same as one of tensors in host memory.
 
-A CPU stands in for the device here: the device_reader of plain torch operations works on any.
+The CPU acts as the device: the reader of plain torch operations works on any.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors that are only noted in a hook and looked at later: what happens to their keys, their order and their rows."""
+"""Deferred reads: the keys, the order and the rows of their tensors."""
 
 from __future__ import annotations
 
