@@ -12,7 +12,7 @@ from support.traces import ENGINE, Trace
 from tensortap.report.html import times as times_html
 from tensortap.times.facts import facts_of
 from tensortap.times.icicle import icicle_of
-from tensortap.times.table import table
+from tensortap.times.table import make_table
 
 Open = Callable[..., Any]
 HOSTILE = "<img src=x onerror=alert`1`>"
@@ -38,7 +38,7 @@ def times_page(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
     path = folder / "times.html"
     ledger = trace.ledger(folder)
     with path.open("wb") as file:
-        times_html.write({**facts_of(ledger, table(ledger)), "trace": "runs/trace.json"}, icicle_of(ledger), file)
+        times_html.write({**facts_of(ledger, make_table(ledger)), "trace": "runs/trace.json"}, icicle_of(ledger), file)
     return path
 
 

@@ -70,7 +70,7 @@ def test_the_verdict_is_that_of_compare(
     assert capsys.readouterr().out == checked[1]
 
 
-def test_too_little_in_common_is_said_although_there_is_a_table(tmp_path: Path, capsys: Capsys) -> None:
+def test_too_few_common_files_are_reported_although_there_is_a_table(tmp_path: Path, capsys: Capsys) -> None:
     for root, layers in (
         (tmp_path / "a", ["x", *(f"a{n}" for n in range(20))]),
         (tmp_path / "b", ["x", *"bcdefghijklmno"]),
@@ -84,7 +84,7 @@ def test_too_little_in_common_is_said_although_there_is_a_table(tmp_path: Path, 
     assert said[0].startswith("tensors rank_0: 1 compared") and said[-1].startswith("∅")
 
 
-def test_a_bfloat16_tree_beside_a_float32_tree_is_noted(tmp_path: Path) -> None:
+def test_a_bfloat16_tree_against_a_float32_tree_is_noted(tmp_path: Path) -> None:
     """On disk both are float32."""
     kit = kit_of("torch")
     a, b = save(kit, tmp_path / "a", dtype="bfloat16"), save(kit, tmp_path / "b")

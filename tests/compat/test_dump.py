@@ -1,4 +1,4 @@
-"""HookerAndDumper on both frameworks: the documented use, what is in the file, what is left when things go wrong."""
+"""HookerAndDumper on both frameworks: the documented use, the content of the file, and errors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Attends(nn.Module):
         return self.att(y, y, y, need_weights=False, attn_mask=mask)[0]
 
 
-def test_a_tensor_given_in_several_places_has_one_gradient_and_the_others_say_so(
+def test_a_tensor_passed_several_times_has_one_gradient_that_the_others_refer_to(
     tmp_path: Path, capsys: Capsys
 ) -> None:
     x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
@@ -193,7 +193,7 @@ def test_a_tensor_given_in_several_places_has_one_gradient_and_the_others_say_so
     assert "grad_input1  None (same as grad_input0)" in capsys.readouterr().out
 
 
-def test_a_tensor_without_a_gradient_is_the_same_as_nothing(tmp_path: Path) -> None:
+def test_a_missing_gradient_without_a_repeated_tensor_is_none(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return x * y * weight
@@ -228,7 +228,7 @@ def test_dtypes_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
     assert all(torch.equal(run.torch(record), x) for record in run)
 
 
-def test_rounds_have_files_of_their_own(tmp_path: Path, capsys: Capsys) -> None:
+def test_each_epoch_and_step_has_its_own_file(tmp_path: Path, capsys: Capsys) -> None:
     model, dumper = nn.Sequential(nn.Linear(2, 2)), HookerAndDumper(f"{tmp_path}/")
     for step in range(3):
         dumper.register_hooks(model, 1, step)  # never removed: the next one finishes it
@@ -242,7 +242,7 @@ def test_rounds_have_files_of_their_own(tmp_path: Path, capsys: Capsys) -> None:
             assert list(file) == ["0000_Linear"] and file.attrs["complete"]
 
 
-def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+def test_a_dump_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     model, dumper = nn.Sequential(nn.Linear(2, 2)), HookerAndDumper(f"{tmp_path}/", is_screen_display=True)
     with pytest.raises(RunNotFound):
         dumper.read_h5py_data()
@@ -319,7 +319,7 @@ both = pytest.mark.parametrize("framework", ["torch", "paddle"])
 
 
 @both
-def test_hooks_placed_by_hand_leave_a_finished_dump_alone(framework: str, tmp_path: Path) -> None:
+def test_user_placed_hooks_do_not_change_a_finished_dump(framework: str, tmp_path: Path) -> None:
     dumper = HookerAndDumper(f"{tmp_path}/")
     layer, x = placed_by_hand(framework, dumper)
     layer(x)
@@ -337,7 +337,7 @@ def test_hooks_placed_by_hand_leave_a_finished_dump_alone(framework: str, tmp_pa
 
 
 @both
-def test_they_leave_the_dump_of_register_hooks_alone_too_and_write_into_the_next(
+def test_user_placed_hooks_write_to_the_next_dump_of_register_hooks(
     framework: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     dumper = HookerAndDumper(f"{tmp_path}/")
@@ -357,7 +357,7 @@ def test_they_leave_the_dump_of_register_hooks_alone_too_and_write_into_the_next
 
 
 @both
-def test_they_never_replace_a_finished_dump_of_an_earlier_process(framework: str, tmp_path: Path) -> None:
+def test_user_placed_hooks_never_replace_a_finished_dump_of_an_earlier_process(framework: str, tmp_path: Path) -> None:
     path = tmp_path / "0-epoch_0-step_dump.hdf5"
     with h5py.File(path, "w") as file:  # as another tool leaves it
         file["018_Linear/feat_output"] = np.ones(3, np.float32)
@@ -368,7 +368,7 @@ def test_they_never_replace_a_finished_dump_of_an_earlier_process(framework: str
     assert path.read_bytes() == before
 
 
-def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+def test_the_dump_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "0-epoch_0-step_dump.hdf5"
     path.write_bytes(b"\x89HDF\r\n and no more")
     dumper = HookerAndDumper(f"{tmp_path}/")
@@ -378,7 +378,7 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     assert list(dumper.read_h5py_data()) == ["0000_Linear"]
 
 
-def test_register_hooks_finishes_what_hooks_by_hand_have_begun(tmp_path: Path, capsys: Capsys) -> None:
+def test_register_hooks_finishes_the_dump_of_user_placed_hooks(tmp_path: Path, capsys: Capsys) -> None:
     dumper = HookerAndDumper(f"{tmp_path}/")
     layer, x = placed_by_hand("torch", dumper)
     layer(x)
@@ -423,7 +423,7 @@ def test_groups_are_found_with_three_digits_and_with_four(tmp_path: Path, digits
                 f[name]
 
 
-def test_an_open_dump_works_as_the_document_of_the_first_dumper_shows(tmp_path: Path) -> None:
+def test_an_open_dump_works_as_the_original_dumpers_documentation_shows(tmp_path: Path) -> None:
     path = dump(resnet(), tmp_path)
     with open_dump(path) as f:
         for key in f:
@@ -474,7 +474,7 @@ def test_paddle(tmp_path: Path) -> None:
     assert backward["0"]["grad_input0"].shape == (0,)
 
 
-def test_paddle_tells_the_parts_of_a_split_apart(tmp_path: Path) -> None:
+def test_paddle_distinguishes_the_parts_of_a_split(tmp_path: Path) -> None:
     paddle = pytest.importorskip("paddle")
 
     class Mix(paddle.nn.Layer):

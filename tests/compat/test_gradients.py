@@ -70,7 +70,7 @@ def test_registered_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Grad Output for down_blk2_b4:" in text
 
 
-def test_every_step_has_a_file_unless_told_otherwise(tmp_path: Path) -> None:
+def test_every_step_has_a_file_unless_overwrite_is_set(tmp_path: Path) -> None:
     model = Net()
     register(model.down_blk2.b[4], "x", tmp_path, quiet=True)
     register(model.down_blk2.b[5], "y", tmp_path, quiet=True, overwrite=True)
@@ -106,7 +106,7 @@ def test_bfloat16_and_tuples(tmp_path: Path) -> None:
     assert data["input_1"].dtype == np.float32 and json.loads(str(data["dtypes"]))["input_1"] == "bfloat16"
 
 
-def test_several_calls_find_their_own_backward(tmp_path: Path) -> None:
+def test_each_call_is_saved_with_its_own_backward(tmp_path: Path) -> None:
     layer = nn.Linear(4, 4)
     register(layer, "x", tmp_path, quiet=True)
     start = torch.randn(2, 4, requires_grad=True)
@@ -156,13 +156,13 @@ def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert files(tmp_path) == ["gradients_and_inputs_y.rank1.npz"]
 
 
-def test_a_name_is_no_path(tmp_path: Path) -> None:
+def test_a_name_must_not_be_a_path(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="folder="):
         save_gradients_and_inputs("../x", tmp_path)
 
 
 # --- where the files go ----------------------------------------------------------------------------------------------
-def test_a_folder_that_is_missing_is_made(
+def test_a_missing_folder_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -177,16 +177,14 @@ def test_a_folder_that_is_missing_is_made(
     assert f"saved {tmp_path}/debug/new/gradients_and_inputs_x.npz" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_raises_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(StoreWriteError, match=r"cannot be made: .*folder="):
+        with pytest.raises(StoreWriteError, match=r"cannot be created: .*folder="):
             save_gradients_and_inputs("x", folder)
 
 
-def test_a_write_that_fails_ends_the_saving_and_not_the_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_write_stops_the_saving_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer = nn.Linear(4, 4)
     x = torch.ones(1, 4, requires_grad=True)
     register(layer, "x", tmp_path / "debug")

@@ -14,7 +14,7 @@ import pytest
 
 import tensortap
 from tensortap.cli import main as tensortap_main
-from tensortap.compat.hook_result_checker import column_meant, main
+from tensortap.compat.hook_result_checker import find_column, main
 from tensortap.errors import UsageError
 
 HEADER = "tensor_name,cosine similarity,meanA,meanB,meanA - meanB,stdA,stdB,stdA - stdB,varA,varB,varA - varB"
@@ -132,7 +132,7 @@ def test_gradients_and_ranks_have_tables_of_their_own(trees: tuple[Path, Path], 
 
 # --- which file belongs to which -------------------------------------------------------------------------------------
 def save_in_order(root: Path, layers: list[str]) -> dict[str, str]:
-    """A file for each call, its values told by layer and call; returns the files by both."""
+    """Write a file for each call, with values derived from layer and call; return the files by both."""
     files: dict[str, str] = {}
     for index, layer in enumerate(layers):
         call = f"{layer}.{layers[:index].count(layer)}"
@@ -167,7 +167,7 @@ def test_each_call_of_a_layer_finds_the_same_call_of_the_other_side(trees: tuple
     assert notes(a) == [*cells, (ours["gate.0"], "only in A", "", "")]
 
 
-def test_of_a_layer_called_more_often_on_one_side_equal_names_are_paired_first(trees: tuple[Path, Path]) -> None:
+def test_equal_names_are_paired_first_if_one_side_calls_a_layer_more_often(trees: tuple[Path, Path]) -> None:
     a, b = trees
     save_in_order(a, ["fc", "fc", "fc"])
     save_in_order(b, ["fc", "fc", "fc"])
@@ -177,7 +177,7 @@ def test_of_a_layer_called_more_often_on_one_side_equal_names_are_paired_first(t
     assert notes(a) == [(name(1, "fc"), "only in A", "", "")]
 
 
-def test_a_name_that_ends_in_a_number_is_paired_by_itself(trees: tuple[Path, Path]) -> None:
+def test_a_name_that_ends_in_a_number_is_paired_separately(trees: tuple[Path, Path]) -> None:
     """No name is common here, yet conv_1 is conv_1: the rule for paddle's counters must not take conv_2 for it."""
     a, b = trees
     ours, theirs = (
@@ -191,7 +191,7 @@ def test_a_name_that_ends_in_a_number_is_paired_by_itself(trees: tuple[Path, Pat
 
 
 # --- what a table cannot say ---------------------------------------------------------------------------------------
-def test_only_the_intersection_is_compared_and_the_rest_is_told(trees: tuple[Path, Path], capsys: Capsys) -> None:
+def test_only_common_files_are_compared_and_the_others_are_reported(trees: tuple[Path, Path], capsys: Capsys) -> None:
     a, b = trees
     for root in trees:
         put(root, name(0), random(3))
@@ -216,7 +216,7 @@ def test_shapes_that_differ_are_not_compared(trees: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("bad", [[np.nan], [np.inf], [-np.inf], [np.inf, -np.inf]])
-def test_what_is_not_finite_shows_as_in_numpy(trees: tuple[Path, Path], bad: list[float]) -> None:
+def test_nonfinite_values_propagate_as_in_numpy(trees: tuple[Path, Path], bad: list[float]) -> None:
     a, b = trees
     array = random(10)
     array[: len(bad)] = bad
@@ -243,8 +243,8 @@ def test_zeros_have_a_cosine(trees: tuple[Path, Path]) -> None:
     assert notes(a) == [(name(0), "zero norm", "yes", "yes"), (name(1), "zero norm", "yes", "no")]
 
 
-def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path], capsys: Capsys) -> None:
-    """What is whole is compared all the same; the exit code, and the notes on the right side, say what is not."""
+def test_unreadable_files_are_reported(trees: tuple[Path, Path], capsys: Capsys) -> None:
+    """Readable files are compared; exit code and notes report the others on their side."""
     a, b = trees
     for root in trees:
         for index in range(5):
@@ -267,7 +267,7 @@ def test_files_that_cannot_be_read_are_told(trees: tuple[Path, Path], capsys: Ca
     assert "4 could not be read" in said.err
 
 
-def test_if_both_files_are_torn_both_sides_say_so(trees: tuple[Path, Path]) -> None:
+def test_both_truncated_files_are_reported(trees: tuple[Path, Path]) -> None:
     for root in trees:
         put(root, name(0), random(3))
         (root / "tensors/rank_0" / name(0)).write_bytes(b"")
@@ -276,7 +276,7 @@ def test_if_both_files_are_torn_both_sides_say_so(trees: tuple[Path, Path]) -> N
     assert note == "unreadable" and all(reasons)
 
 
-def test_what_is_no_number_is_told_of_its_side(trees: tuple[Path, Path]) -> None:
+def test_non_numeric_files_are_reported_on_their_side(trees: tuple[Path, Path]) -> None:
     a, b = trees
     put(a, name(0), random(3))
     put(b, name(0), np.array(["x", "y", "z"]))
@@ -285,7 +285,7 @@ def test_what_is_no_number_is_told_of_its_side(trees: tuple[Path, Path]) -> None
     assert (note, ours) == ("unreadable", "") and "<U1" in theirs
 
 
-def test_real_and_complex_are_not_compared_but_can_be_read(trees: tuple[Path, Path]) -> None:
+def test_real_and_complex_files_are_read_but_not_compared(trees: tuple[Path, Path]) -> None:
     a, b = trees
     for root in trees:
         put(root, name(0), random(3))
@@ -297,7 +297,7 @@ def test_real_and_complex_are_not_compared_but_can_be_read(trees: tuple[Path, Pa
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------
-def test_nothing_in_common(trees: tuple[Path, Path], capsys: Capsys) -> None:
+def test_no_common_files(trees: tuple[Path, Path], capsys: Capsys) -> None:
     a, b = trees
     put(a, name(0), random(3))
     put(b, name(0, "another"), random(3))
@@ -308,10 +308,10 @@ def test_nothing_in_common(trees: tuple[Path, Path], capsys: Capsys) -> None:
     assert check(a, empty) == 3
 
 
-def test_a_path_that_is_not_there(trees: tuple[Path, Path], capsys: Capsys) -> None:
+def test_a_missing_path(trees: tuple[Path, Path], capsys: Capsys) -> None:
     put(trees[0], name(0), random(3))
     assert check(*trees) == 2
-    assert f"{trees[1]} is no folder" in capsys.readouterr().err
+    assert f"{trees[1]} is not a folder" in capsys.readouterr().err
 
 
 def cli(capsys: Capsys, monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
@@ -341,13 +341,13 @@ def test_the_verb_does_the_same(trees: tuple[Path, Path], capsys: Capsys, monkey
 
 
 # --- pictures ------------------------------------------------------------------------------------------------------
-def test_columns_by_their_beginning() -> None:
-    assert column_meant("Cosine") == "cosine similarity"
-    assert column_meant("meanA") == "meanA"
-    assert column_meant("meana - meanb") == "meanA - meanB"
+def test_columns_by_prefix() -> None:
+    assert find_column("Cosine") == "cosine similarity"
+    assert find_column("meanA") == "meanA"
+    assert find_column("meana - meanb") == "meanA - meanB"
     for text in ("mean", "", "median"):
         with pytest.raises(UsageError, match="varA - varB"):
-            column_meant(text)
+            find_column(text)
 
 
 # --- the page about it ---------------------------------------------------------------------------------------------

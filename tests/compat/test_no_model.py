@@ -1,4 +1,4 @@
-"""Whoever gives something else than a model is told what is wanted, in every interface alike."""
+"""Every interface refuses an argument that is not a model, and names the accepted types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENTRIES: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("given", NO_MODELS)
-def test_what_is_no_model(entry: Any, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_are_not_models(entry: Any, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"is not a model: give a torch\.nn\.Module or a paddle\.nn\.Layer") as told:
         entry(given)
@@ -38,7 +38,7 @@ def test_what_is_no_model(entry: Any, given: Any, tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_argument_does_not_end_a_dump_that_is_being_made(tmp_path: Path) -> None:
+def test_a_wrong_argument_does_not_end_the_dump_under_way(tmp_path: Path) -> None:
     dumper = HookerAndDumper(f"{tmp_path}/")
     with dumper.register_hooks(nn.Linear(2, 2), 0, 0) as handle:
         with pytest.raises(UsageError):
@@ -49,13 +49,13 @@ def test_a_wrong_argument_does_not_end_a_dump_that_is_being_made(tmp_path: Path)
 
 @pytest.mark.parametrize("given", [nn.Linear, [nn.Linear], ["Linear", 3], nn.Linear(2, 2), 3])
 def test_classes_are_given_by_name(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="target_class_names takes names of classes"):
+    with pytest.raises(UsageError, match="target_class_names takes class names"):
         register_saving_hook(nn.Linear(2, 2), tmp_path / "t", given)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("given", [nn.Linear(2, 2), 3, None])
-def test_the_npz_hooks_take_a_name_and_no_module(given: Any, tmp_path: Path) -> None:
+def test_the_npz_hooks_take_a_name_not_a_module(given: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name takes a text"):
         save_gradients_and_inputs(given, tmp_path / "debug")
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ def marks(run) -> list[str]:
     return [event.name for event in events if event.name.startswith(WORDS)]
 
 
-def test_the_exact_words() -> None:
+def test_names_of_the_marks() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     assert forward_hook_wrapper(model[0], details="first") is model[0]
     assert backward_hook_wrapper(model[0], "first") is model[0]
@@ -87,7 +87,7 @@ def test_checkpointing(reentrant: bool) -> None:
     assert found == ["before backward of Linear", "after backward of Linear"]
 
 
-def test_an_unused_output_is_closed_when_backward_is_over() -> None:
+def test_an_unused_output_is_closed_when_backward_ends() -> None:
     class Two(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return x * 2, x * 3
@@ -143,7 +143,7 @@ def test_wrapping_twice_marks_once_under_the_later_name() -> None:
     ]
 
 
-def test_the_marks_can_be_removed_also_from_a_graph_that_waits() -> None:
+def test_the_marks_can_be_removed_from_a_graph_before_its_backward() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     other = forward_hook_wrapper(nn.Linear(2, 2))
     for module in (model, *model):

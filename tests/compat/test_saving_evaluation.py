@@ -44,7 +44,7 @@ def test_evaluation_between_steps_changes_nothing_of_what_is_saved(kit: SavingKi
     assert not (tmp_path / "mixed" / "evaluation").exists()
 
 
-def test_evaluation_uses_up_no_limit(kit: SavingKit, tmp_path: Path) -> None:
+def test_evaluation_does_not_count_towards_limits(kit: SavingKit, tmp_path: Path) -> None:
     model = registered(kit, tmp_path / "t", 6, 4)
     kit.train(model)
     kit.evaluate(model, 20)
@@ -54,7 +54,7 @@ def test_evaluation_uses_up_no_limit(kit: SavingKit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["no gradients", "evaluation mode"])
-def test_each_of_the_two_makes_a_forward_evaluation(kit: SavingKit, tmp_path: Path, how: str) -> None:
+def test_no_grad_and_eval_mode_each_make_a_forward_evaluation(kit: SavingKit, tmp_path: Path, how: str) -> None:
     model = registered(kit, tmp_path / "t")
     kit.train(model)
     if how == "no gradients":
@@ -90,7 +90,7 @@ def test_gradients_that_come_after_an_evaluation_belong_to_the_training_forward(
     assert micro_steps(tmp_path / "t", "grads") == [0, 0]
 
 
-def test_parts_that_are_called_alone_in_evaluation_are_not_saved(kit: SavingKit, tmp_path: Path) -> None:
+def test_submodules_called_directly_in_evaluation_are_not_saved(kit: SavingKit, tmp_path: Path) -> None:
     model = registered(kit, tmp_path / "t")
     kit.train(model)
     with kit.no_grad():
@@ -157,7 +157,7 @@ def test_a_checkpointed_model_is_in_training_although_its_first_forward_has_no_g
     assert micro_steps(tmp_path / "t", "grads") == [0, 0, 1, 1]
 
 
-def test_where_the_model_itself_is_never_called(kit: SavingKit, tmp_path: Path) -> None:
+def test_evaluation_of_a_model_that_is_never_called_itself(kit: SavingKit, tmp_path: Path) -> None:
     model = registered(kit, tmp_path / "t")
     for step in range(2):
         kit.float32(model.forward(kit.batch(step))).square().mean().backward()
@@ -169,10 +169,10 @@ def test_where_the_model_itself_is_never_called(kit: SavingKit, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("by_parts", [False, True])
-def test_a_long_evaluation_is_not_remembered(tmp_path: Path, by_parts: bool) -> None:
+def test_a_long_evaluation_takes_no_memory(tmp_path: Path, by_parts: bool) -> None:
     kit = kit_of("torch")
     model = registered(kit, tmp_path / "t", 2, 2)
-    (hook,) = [h for h in saving_hook._live if h.watches(model)]
+    (hook,) = [h for h in saving_hook._live_hooks if h.watches(model)]
     forward = model.forward if by_parts else model
     forward(kit.batch()).sum().backward()
     with kit.no_grad():

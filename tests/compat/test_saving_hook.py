@@ -1,4 +1,4 @@
-"""The saving hook on torch: which files it writes, what is in them, and what it leaves alone."""
+"""The saving hook on torch: its files, their content, and that training is unchanged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_without_targets_every_class_is_saved(tmp_path: Path) -> None:
     assert "layer_class_Net_layer_name_(root)_micro_step_0" in names(tmp_path / "t")[-1]
 
 
-def test_a_relative_path_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_at_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = register_saving_hook(net(), target_class_names="Linear")
     (tmp_path / "elsewhere").mkdir()
@@ -124,7 +124,7 @@ def test_limits(tmp_path: Path, limit: int, tensors: int, grads: int) -> None:
     assert len(names(tmp_path / "t", "grads")) == grads
 
 
-def test_limits_for_each_micro_step_count_anew(tmp_path: Path) -> None:
+def test_limits_per_micro_step_restart_in_each(tmp_path: Path) -> None:
     model = register_saving_hook(
         net(), tmp_path / "t", "Linear", max_saved_tensors_per_step=1, max_saved_grads_per_step=2
     )
@@ -276,7 +276,7 @@ def test_a_model_whose_parts_are_called_without_it(tmp_path: Path) -> None:
     assert [micro for _, _, _, micro in short(tmp_path / "t")] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_a_part_called_ahead_of_the_model_is_of_its_first_micro_step(tmp_path: Path) -> None:
+def test_a_submodule_called_before_the_model_belongs_to_its_first_micro_step(tmp_path: Path) -> None:
     model = register_saving_hook(net(), tmp_path / "t", "Linear")
     model.fc1(batch())
     train(model, 2)
@@ -285,7 +285,7 @@ def test_a_part_called_ahead_of_the_model_is_of_its_first_micro_step(tmp_path: P
 
 def test_nothing_grows_with_the_micro_steps(tmp_path: Path) -> None:
     model = register_saving_hook(net(), tmp_path / "t", "Linear", 4, -1)
-    (hook,) = [h for h in saving_hook._live if h.watches(model)]
+    (hook,) = [h for h in saving_hook._live_hooks if h.watches(model)]
     sizes = []
     for _ in range(5):
         train(model, 3)
@@ -302,7 +302,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_removed_it_leaves_nothing_and_saves_nothing(tmp_path: Path) -> None:
+def test_removal_leaves_no_hook_and_saves_nothing(tmp_path: Path) -> None:
     model = net()
     before = hooks_on(model)
     register_saving_hook(model, tmp_path / "t", "Linear")
@@ -314,7 +314,7 @@ def test_removed_it_leaves_nothing_and_saves_nothing(tmp_path: Path) -> None:
     assert len(names(tmp_path / "t")) == 2
 
 
-def test_every_registration_counts_for_itself(tmp_path: Path) -> None:
+def test_every_registration_counts_separately(tmp_path: Path) -> None:
     first, second = net(), net(1)
     register_saving_hook(first, tmp_path / "a", "Linear")
     train(first, 2)
@@ -370,7 +370,7 @@ def test_a_full_disk_stops_saving_and_not_training(
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
-def test_a_class_that_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_that_the_model_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match=r"Linear.*Net"):
         register_saving_hook(net(), tmp_path / "t", "Liner")
     with caplog.at_level(logging.WARNING):
@@ -387,7 +387,7 @@ def test_a_stage_without_target_layers_does_not_end_the_job(
     assert "saves nothing" in caplog.text
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     model = net()
     before = hooks_on(model)
@@ -396,7 +396,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert hooks_on(model) == before
 
 
-def test_files_of_an_earlier_run_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_an_earlier_run_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(register_saving_hook(net(), tmp_path / "t", "Linear"))
     register_saving_hook(net(), tmp_path / "t", "Linear")
     assert "holds 2 files of an earlier run" in caplog.text

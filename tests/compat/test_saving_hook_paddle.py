@@ -1,4 +1,4 @@
-"""The saving hook on paddle: its own names, and the traps of its trainers."""
+"""The saving hook on paddle: names of files, and its trainers' peculiarities."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_files_are_named_as_paddle_names_layers_and_parameters(tmp_path: Path) -
     assert len(saved(tmp_path / "t")) == 3
 
 
-def test_gradients_are_seen_before_a_trainer_takes_them_for_its_master_gradients(tmp_path: Path) -> None:
+def test_gradients_are_seen_before_a_trainer_moves_them_to_master_gradients(tmp_path: Path) -> None:
     model = register_saving_hook(Net(), tmp_path / "t", "Linear", -1, -1)
     main_grads: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Fixtures for tests that look at live models."""
+"""Fixtures for tests of live models."""
 
 from __future__ import annotations
 

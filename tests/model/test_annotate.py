@@ -113,7 +113,7 @@ def test_forward_spans_mirror_the_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
-def test_backward_spans_nest_with_all_else_and_every_module_has_one(reentrant: bool | None, tmp_path: Path) -> None:
+def test_backward_spans_nest_and_every_module_has_one(reentrant: bool | None, tmp_path: Path) -> None:
     model = Net(reentrant)
     with annotate(model):
         prof = profiled(lambda: train(model))
@@ -131,7 +131,7 @@ def test_backward_spans_nest_with_all_else_and_every_module_has_one(reentrant: b
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputation_has_its_own_word(reentrant: bool, tmp_path: Path) -> None:
+def test_recomputation_spans_are_named_recompute(reentrant: bool, tmp_path: Path) -> None:
     model = Net(reentrant)
     with annotate(model):
         prof = profiled(lambda: train(model))
@@ -144,7 +144,7 @@ def test_recomputation_has_its_own_word(reentrant: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
-def test_no_bit_changes(reentrant: bool | None) -> None:
+def test_training_is_bit_identical(reentrant: bool | None) -> None:
     results = []
     for marked in (False, True):
         torch.manual_seed(0)
@@ -204,7 +204,7 @@ def hooks(model: nn.Module) -> int:
     )
 
 
-def test_nothing_is_left_behind_even_on_a_graph_that_waits(tmp_path: Path) -> None:
+def test_no_hook_remains_even_on_a_graph_before_its_backward(tmp_path: Path) -> None:
     model = Net()
     with annotate(model):
         waiting = model(IDS)["y"].sum()
@@ -220,8 +220,8 @@ def test_a_call_lives_no_longer_than_its_graph() -> None:
         for _ in range(3):
             train(model)
         gc.collect()
-        assert not handle._marks._calls
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._calls
+        assert not handle._hooks._spans._stack()
 
 
 class Fails(nn.Module):
@@ -251,7 +251,7 @@ def test_an_exception_leaves_no_span_open_for_the_next_step(error: type[BaseExce
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     pairs = parents(trace(prof, tmp_path))
     assert pairs.count(("forward (root) (Fails)", "")) == 2  # the second is not inside what the first left
     assert pairs.count(("forward inner.0 (Linear)", "forward inner (Sequential)")) == 2
@@ -282,7 +282,7 @@ def test_an_exception_in_backward_leaves_nothing_for_the_next_step(tmp_path: Pat
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     # Nobody is told when a node raises, so its spans end late, at the next forward: among themselves they nest.
     pairs = parents([event for event in trace(prof, tmp_path) if event["name"].startswith(OURS)])
     assert pairs.count(("forward (root) (Sequential)", "")) == 2
@@ -332,12 +332,12 @@ def test_forwards_on_two_threads_do_not_mix(tmp_path: Path) -> None:
 
     with annotate(model) as handle:
         prof = profiled(run)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     assert not errors
     parents(trace(prof, tmp_path))
 
 
-def test_only_what_was_asked_for(tmp_path: Path) -> None:
+def test_only_the_selected_modules_and_phases_have_spans(tmp_path: Path) -> None:
     model = Net()
     with annotate(model, modules="layers.*.fc?", backward=False):
         prof = profiled(lambda: train(model))
@@ -353,7 +353,7 @@ def test_only_what_was_asked_for(tmp_path: Path) -> None:
         annotate(model, modules="layer.0")
 
 
-def test_a_kept_graph_is_marked_each_time(tmp_path: Path) -> None:
+def test_a_retained_graph_is_marked_each_time(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     with annotate(model):
         loss = model(torch.ones(1, 2)).sum()
@@ -375,7 +375,7 @@ def test_annotating_twice_marks_once(tmp_path: Path) -> None:
     assert not hooks(model)
 
 
-def test_a_handle_that_was_lost_can_be_had_again() -> None:
+def test_annotating_again_after_losing_the_handle() -> None:
     model = Net()
     annotate(model)
     assert hooks(model)

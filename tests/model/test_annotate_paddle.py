@@ -68,7 +68,7 @@ def test_forward_and_backward_have_spans(tmp_path: Path) -> None:
     model = Net()
     with annotate(model) as handle:
         found = Counter(name for name, _ in spans(lambda: train(model), tmp_path))
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
     assert found["forward (root) (Net)"] == 1 and found["forward norm (LayerNorm)"] == 2
     for i in (0, 1):
         assert found[f"forward layers.{i}.fc1 (Linear)"] == 1
@@ -76,7 +76,7 @@ def test_forward_and_backward_have_spans(tmp_path: Path) -> None:
         assert found[f"backward ends layers.{i}.fc2 (Linear)"] == 1
 
 
-def test_recomputation_has_its_own_word(tmp_path: Path) -> None:
+def test_recomputation_spans_are_named_recompute(tmp_path: Path) -> None:
     model = Net(again=True)
     with annotate(model):
         found = Counter(name for name, _ in spans(lambda: train(model), tmp_path))
@@ -84,7 +84,7 @@ def test_recomputation_has_its_own_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_no_bit_changes_and_nothing_stays(again: bool) -> None:
+def test_training_is_bit_identical_and_no_hook_remains(again: bool) -> None:
     results = []
     for marked in (False, True):
         paddle.seed(0)
@@ -97,14 +97,14 @@ def test_no_bit_changes_and_nothing_stays(again: bool) -> None:
             optimizer.clear_grad()
         if handle is not None:
             gc.collect()
-            assert not handle._marks._calls and not handle._marks._spans._stack()
+            assert not handle._hooks._calls and not handle._hooks._spans._stack()
             handle.close()
             assert not any(m._forward_pre_hooks or m._forward_post_hooks for m in model.sublayers(include_self=True))
         results.append([p.numpy() for p in model.parameters()])
     assert all((plain == seen).all() for plain, seen in zip(*results, strict=True))
 
 
-def test_an_exception_closes_what_it_left(tmp_path: Path) -> None:
+def test_an_exception_leaves_no_span_open(tmp_path: Path) -> None:
     model = Net()
 
     def stop(*_: object) -> None:
@@ -114,7 +114,7 @@ def test_an_exception_closes_what_it_left(tmp_path: Path) -> None:
     with annotate(model) as handle:
         with pytest.raises(ValueError, match="no"):
             train(model)
-        assert not handle._marks._spans._stack()
+        assert not handle._hooks._spans._stack()
         hook.remove()
         found = spans(lambda: train(model), tmp_path)
     assert ("forward (root) (Net)", "") in found

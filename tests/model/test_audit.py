@@ -1,4 +1,4 @@
-"""An audit knows where every value came from, in both frameworks, and changes nothing by looking."""
+"""An audit attributes every value to its origin, in both frameworks, and changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_whole_load(library: Library) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_loading_what_is_there_already(library: Library) -> None:
+def test_loading_identical_values(library: Library) -> None:
     model = library.net(0)
     with audit(model) as found:
         library.load(model, {key: value.clone() for key, value in model.state_dict().items()})
@@ -170,7 +170,7 @@ def test_overwritten_after_loading(library: Library) -> None:
     assert "noticed at" in str(found)
 
 
-def test_one_element_changed_behind_the_back(library: Library) -> None:
+def test_one_element_changed_without_autograd(library: Library) -> None:
     model = library.net(0)
     with audit(model) as found:
         library.load(model, library.checkpoint())
@@ -194,7 +194,7 @@ def test_set_without_load_state_dict(library: Library) -> None:
     assert found.status("embed.bias") == "set" and found.status("embed.weight") == "untouched"
 
 
-def test_a_forward_before_the_load_is_told(library: Library) -> None:
+def test_a_forward_before_the_load_is_noted(library: Library) -> None:
     model = library.net(0)
     with audit(model) as found:
         model.eval()
@@ -258,7 +258,7 @@ def test_as_dict_is_json(library: Library) -> None:
     assert library.hooks(model) == 0
 
 
-def test_an_exception_inside_a_load_stays_what_it_was(library: Library) -> None:
+def test_an_exception_inside_a_load_propagates_unchanged(library: Library) -> None:
     model = library.net(0)
     with audit(model) as found, pytest.raises((TypeError, AttributeError)):
         library.load(model, None)
@@ -280,7 +280,7 @@ def at(found: Any, nth: int) -> str:
     return str(found.facts().happenings[nth].where)
 
 
-def test_the_first_load_is_the_first_that_gave_a_value(library: Library) -> None:
+def test_the_first_load_is_the_first_that_set_a_value(library: Library) -> None:
     model, state = library.net(0), library.checkpoint()
     with audit(model) as found:
         library.loader(model)({f"module.{key}": value for key, value in state.items()})
@@ -292,7 +292,7 @@ def test_the_first_load_is_the_first_that_gave_a_value(library: Library) -> None
     assert any("a forward had run" in note and at(found, 1) in note for note in found.facts().notes)
 
 
-def test_a_proper_load_takes_the_place_of_one_that_failed(library: Library) -> None:
+def test_a_proper_load_replaces_a_failed_one(library: Library) -> None:
     model, state = library.net(0), library.checkpoint()
     with audit(model) as found:
         library.loader(model)({f"module.{key}": value for key, value in state.items()})
@@ -307,7 +307,7 @@ def test_a_proper_load_takes_the_place_of_one_that_failed(library: Library) -> N
     assert not any("begin with" in note for note in found.facts().notes)
 
 
-def test_a_load_of_a_part_leaves_what_the_whole_was_told(library: Library) -> None:
+def test_a_load_of_a_submodule_does_not_replace_one_of_the_model(library: Library) -> None:
     model, state = library.net(0), library.checkpoint()
     part = {key.removeprefix("head."): value for key, value in state.items() if key.startswith("head.")}
     with audit(model) as found:
@@ -320,7 +320,7 @@ def test_a_load_of_a_part_leaves_what_the_whole_was_told(library: Library) -> No
     assert f"loaded first at {at(found, 1)}" in " ".join(str(found).split())
 
 
-def test_a_load_that_gave_nothing(library: Library) -> None:
+def test_a_load_that_set_nothing(library: Library) -> None:
     model = library.net(0)
     state = {f"module.{key}": value for key, value in library.checkpoint().items()}
     with audit(model) as found:
@@ -360,7 +360,7 @@ def test_only_zeros_changed(library: Library) -> None:
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["happenings"][0]["largest_rel_l2"] is None
 
 
-def test_audit_and_inspection_agree_on_what_each_tensor_is(library: Library) -> None:
+def test_audit_and_inspection_agree_on_the_kind_of_each_tensor(library: Library) -> None:
     model = library.net(0)
     model.register_buffer("kept", library.tensor(2))
     model.register_buffer("scratch", library.tensor(2), False)
@@ -382,7 +382,7 @@ def test_audit_and_inspection_agree_on_what_each_tensor_is(library: Library) -> 
     assert found.status(library.mean) == "identical"  # a forward changes it by right
 
 
-def test_buffers_that_no_checkpoint_holds_are_not_missed(library: Library) -> None:
+def test_non_persistent_buffers_are_not_reported_missing(library: Library) -> None:
     model = library.net(0)
     model.register_buffer("scratch", library.tensor(2), False)
     with audit(model) as found:
@@ -401,7 +401,7 @@ def test_any_object_with_a_step_is_an_optimizer(library: Library) -> None:
     assert vars(optimizer) == before
 
 
-def test_lines_of_installed_packages_are_not_the_users(library: Library, tmp_path: Path) -> None:
+def test_lines_of_installed_packages_are_not_user_code(library: Library, tmp_path: Path) -> None:
     folder = tmp_path / "lib" / "site-packages"
     folder.mkdir(parents=True)
     source = "def load(model, state):\n    return model(state)\n"
@@ -428,7 +428,7 @@ def test_a_change_on_a_device_is_noticed_before_the_step_that_follows(
     assert whats(found, "embed.weight") == ["initialised", "stepped", "changed", "stepped"]
 
 
-def test_all_that_fits_is_loaded_before_torch_complains(library: Library) -> None:
+def test_tensors_that_fit_are_loaded_before_torch_raises(library: Library) -> None:
     model, state = library.net(0, classes=5), library.checkpoint(classes=3)
     with audit(model) as found:
         if library.name == "torch":
@@ -440,7 +440,7 @@ def test_all_that_fits_is_loaded_before_torch_complains(library: Library) -> Non
     assert "2 did not get a value from it" in " ".join(str(found).split())
 
 
-def test_long_names_are_cut_and_not_broken(library: Library) -> None:
+def test_long_names_are_shortened_not_wrapped(library: Library) -> None:
     model, inner = library.base(), library.base()
     setattr(model, "a" * 30, inner)
     setattr(inner, "b" * 30, library.nn.Linear(2, 2))

@@ -25,7 +25,7 @@ class Tied(nn.Module):
         return self.out(self.fc(self.embed(x)))
 
 
-def test_a_strict_error_is_raised_and_told() -> None:
+def test_a_strict_error_is_raised_and_noted() -> None:
     torch.manual_seed(0)
     state = nn.Linear(3, 3).state_dict()
     del state["bias"]
@@ -47,7 +47,9 @@ def test_assign_leaves_the_optimizer_with_the_old_tensors() -> None:
         optimizer.step()
     assert found.status("weight") == "loaded"
     assert [event.what for event in found.timeline("weight")] == ["initialised", "loaded"]
-    assert any("optimizer holds 2 of its 2 tensors" in note for note in found.facts().notes)
+    assert any(
+        "2 of the 2 tensors that the optimizer holds are not in the model" in note for note in found.facts().notes
+    )
     assert any("optimizer step" in h.what and h.tensors == 0 for h in found.facts().happenings)
     assert "assign=True" in found.facts().happenings[0].what
 
@@ -71,7 +73,7 @@ def test_assign_unties() -> None:
     assert any("embed.weight and out.weight were one tensor" in note for note in found.facts().notes)
 
 
-def test_a_load_that_is_made_of_loads() -> None:
+def test_nested_loads() -> None:
     class Composed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +121,7 @@ def test_meta_and_lazy_tensors() -> None:
     assert [event.what for event in found.timeline("0.weight")] == ["initialised", "initialised"]
 
 
-def test_a_buffer_that_no_checkpoint_holds() -> None:
+def test_a_non_persistent_buffer() -> None:
     model = nn.Module()
     model.register_buffer("cache", torch.zeros(3), persistent=False)
     model.register_buffer("kept", torch.zeros(3))
@@ -162,7 +164,7 @@ def test_a_compiled_model() -> None:
     assert set(vars(model)) == before
 
 
-def test_a_prefix_that_does_not_belong_is_named() -> None:
+def test_a_wrong_prefix_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     state = {f"module.{key}": value for key, value in nn.Sequential(nn.Linear(2, 2)).state_dict().items()}
     with audit(model) as found:
@@ -170,7 +172,7 @@ def test_a_prefix_that_does_not_belong_is_named() -> None:
     assert any("2 of 2 unexpected keys begin with 'module.'" in note for note in found.facts().notes)
 
 
-def test_an_audit_that_fails_inside_lets_the_load_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_audit_does_not_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     with audit(model) as found:
         monkeypatch.setattr("tensortap.model.audit.watch.read_call", lambda *_: 1 / 0)
@@ -213,7 +215,7 @@ def test_master_weights_of_a_half_precision_model() -> None:
     assert (facts.by, facts.step) == ("optimizer", 0)
 
 
-def test_a_loop_that_copies_the_optimizers_own_tensors_is_named() -> None:
+def test_a_loop_that_copies_the_optimizers_tensors_is_noted() -> None:
     torch.manual_seed(0)
     model, state = nn.Linear(6, 6), nn.Linear(6, 6).state_dict()
     masters = [param.detach().clone() for param in model.parameters()]

@@ -1,4 +1,4 @@
-"""A checkpoint that something undoes is found, named and not confused with training, whatever the step size."""
+"""An undone load is found and attributed, and not confused with training, whatever the step size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.audited import Library, MasterSGD
 from tensortap.core.records import Summary
 from tensortap.kernels import summarize
 from tensortap.model.audit import audit
-from tensortap.model.audit.undo import UndoWatch
+from tensortap.model.audit.undone_loads import UndoneLoadDetector
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
 WEIGHTS = ("embed.weight", "head.weight")
@@ -44,7 +44,7 @@ def test_an_optimizer_with_copies_from_before_the_load_undoes_it(library: Librar
     assert entry["status"] == "undone" and entry["undone"]["by"] == "optimizer" and entry["undone"]["share"] > 0.9
 
 
-def test_an_undoing_is_found_where_some_steps_are_too_large_to_tell(library: Library) -> None:
+def test_an_undone_load_is_found_although_some_steps_are_too_large(library: Library) -> None:
     model = library.net(0)
     with audit(model, optimizer := MasterSGD(library, model, rate=1.0)) as found:
         library.load(model, library.checkpoint())
@@ -74,7 +74,9 @@ def test_an_optimizer_made_after_the_load_undoes_nothing(library: Library) -> No
 
 @pytest.mark.parametrize("made", ["sgd", "adam"])
 @pytest.mark.parametrize("rate", [1e-3, 0.3, 3.0, 100.0])
-def test_training_on_is_no_undoing_however_large_the_step(library: Library, made: str, rate: float) -> None:
+def test_continued_training_does_not_undo_a_load_however_large_the_step(
+    library: Library, made: str, rate: float
+) -> None:
     model = library.net(0)
     optimizer = (library.optimizer if made == "sgd" else library.adam)(model, rate)
     with audit(model, optimizer) as found:
@@ -98,7 +100,7 @@ def test_a_checkpoint_that_hardly_differs(library: Library, difference: float) -
     assert not undone(found)
 
 
-def test_a_copy_between_two_steps_is_not_laid_to_the_optimizer(library: Library) -> None:
+def test_a_copy_between_two_steps_is_not_attributed_to_the_optimizer(library: Library) -> None:
     model = library.net(0)
     optimizer = library.optimizer(model)
     initial = [library.read(tensor) for tensor in weights(model)]
@@ -132,7 +134,7 @@ def test_a_forward_that_writes_its_weights(library: Library) -> None:
     assert undone(found) == {"inner.weight"} and found.facts().undone[0].by == "forward"
 
 
-def test_averaged_weights_swapped_in_and_out_are_no_undoing(library: Library) -> None:
+def test_swapping_averaged_weights_does_not_undo_a_load(library: Library) -> None:
     model = library.net(0)
     optimizer = library.optimizer(model)
     with audit(model, optimizer) as found:
@@ -149,7 +151,7 @@ def test_averaged_weights_swapped_in_and_out_are_no_undoing(library: Library) ->
     assert not undone(found)
 
 
-def test_what_was_undone_for_a_while_is_loaded_again(library: Library) -> None:
+def test_restored_values_count_as_loaded_again(library: Library) -> None:
     model = library.net(0)
     initial = [library.read(tensor) for tensor in weights(model)]
     with audit(model) as found:
@@ -164,7 +166,7 @@ def test_what_was_undone_for_a_while_is_loaded_again(library: Library) -> None:
     assert not undone(found)
 
 
-def test_loading_again_is_no_undoing_and_ends_one(library: Library) -> None:
+def test_loading_again_ends_an_undone_load(library: Library) -> None:
     model = library.net(0)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     optimizer = MasterSGD(library, model)
@@ -202,7 +204,7 @@ def test_a_load_in_the_middle_of_training_is_undone(library: Library) -> None:
     assert {facts.step for facts in found.facts().undone} == {3}
 
 
-def test_values_that_were_copied_in_by_hand(library: Library) -> None:
+def test_values_copied_in_by_user_code(library: Library) -> None:
     model, state = library.net(0), library.checkpoint()
     with audit(model, optimizer := MasterSGD(library, model)) as found:
         for name, tensor in zip(WEIGHTS, weights(model), strict=True):
@@ -212,7 +214,7 @@ def test_values_that_were_copied_in_by_hand(library: Library) -> None:
     assert "No checkpoint was loaded" in str(found) and "The optimizer undid" in " ".join(str(found).split())
 
 
-def test_an_optimizer_that_averages_with_its_copies_undoes_a_part(library: Library) -> None:
+def test_an_optimizer_that_averages_with_its_copies_undoes_a_share(library: Library) -> None:
     model = library.net(0)
     with audit(model, optimizer := MasterSGD(library, model, rate=1e-3, share=0.5)) as found:
         library.load(model, library.checkpoint())
@@ -222,7 +224,7 @@ def test_an_optimizer_that_averages_with_its_copies_undoes_a_part(library: Libra
     assert "are back, by about 50" in " ".join(str(found).split())
 
 
-def test_resetting_a_head_and_pruning_are_overwriting(library: Library) -> None:
+def test_resetting_a_head_and_pruning_overwrite(library: Library) -> None:
     model, state = library.net(0), library.checkpoint()
     library.fill(model.head.bias, 0.0)
     state["head.bias"] = library.tensor(3)
@@ -237,21 +239,21 @@ def test_resetting_a_head_and_pruning_are_overwriting(library: Library) -> None:
 
 # --- the test itself, on plain numbers ------------------------------------------------------------------------------
 def told(initial: Any, given: Any, now: Any, by: str) -> float | None:
-    """The share that is back, as it is told after one event."""
+    """Return the share that is back after one event."""
 
     def seen(values: Any) -> Summary:
         return summarize(np.asarray(values, np.float32))
 
-    watch = UndoWatch()
-    watch.begin("x", seen(initial))
-    watch.gave("x", seen(initial), seen(given), "there")
-    found = watch.changed({"x": seen(now)}, by, 0, "here")
+    detector = UndoneLoadDetector()
+    detector.set_initial("x", seen(initial))
+    detector.set_loaded("x", seen(initial), seen(given), "there")
+    found = detector.detect({"x": seen(now)}, by, 0, "here")
     return found["x"].share if found else None
 
 
 @pytest.mark.parametrize("by", ["optimizer", "something else"])
 @pytest.mark.parametrize("size", [12, 64, 4097])
-def test_no_kind_of_step_looks_like_an_undoing(by: str, size: int) -> None:
+def test_no_kind_of_step_looks_like_an_undone_load(by: str, size: int) -> None:
     random = np.random.default_rng(size)
     initial = random.normal(0, 0.02, size)
     checkpoints = (random.normal(0, 0.05, size), 3 * initial, initial + 0.5, initial + random.normal(0, 1e-4, size))
@@ -271,7 +273,7 @@ def test_no_kind_of_step_looks_like_an_undoing(by: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 64, 4097])
-def test_an_undoing_is_found_under_steps_as_large_as_a_tenth(size: int) -> None:
+def test_an_undone_load_is_found_under_steps_as_large_as_a_tenth(size: int) -> None:
     random = np.random.default_rng(size)
     initial, given = random.normal(0, 0.02, size), random.normal(0, 0.05, size)
     for step in (0.0, 1e-4, 0.01, 0.1):
@@ -279,7 +281,7 @@ def test_an_undoing_is_found_under_steps_as_large_as_a_tenth(size: int) -> None:
         assert share == pytest.approx(1, abs=0.2)
 
 
-def test_values_that_are_not_finite_or_of_another_size_are_left_alone() -> None:
+def test_nonfinite_values_and_other_sizes_are_not_tested() -> None:
     random = np.random.default_rng(0)
     initial, given = random.normal(size=64), random.normal(size=64)
     broken = initial.copy()

@@ -55,7 +55,7 @@ def test_each_kind_is_named_and_only_what_is_registered_is_saved_and_moved() -> 
     assert json.loads(json.dumps(seen.as_dict()))["model"] == "Model"
 
 
-def test_what_it_says_of_moving_is_what_happens() -> None:
+def test_moved_flag_matches_what_to_does() -> None:
     model = Model()
     model.register_buffer("scratch", torch.zeros(2), persistent=False)
     facts = by_name(inspect(model))
@@ -66,7 +66,7 @@ def test_what_it_says_of_moving_is_what_happens() -> None:
     assert set(model.state_dict()) == {key for fact in facts.values() for key in fact.saved_as}
 
 
-def test_gradients_none_zero_and_set_and_what_clearing_leaves() -> None:
+def test_gradient_states_and_what_clearing_leaves() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     assert {f.gradient for f in inspect(model).tensors} == {"none"}
@@ -136,7 +136,7 @@ def test_a_lazy_parameter_has_no_shape_yet() -> None:
     assert "not yet" in str(seen) and seen.totals()["parameters"]["elements"] == 0
 
 
-def test_a_custom_state_dict_is_believed() -> None:
+def test_a_custom_state_dict_decides_what_is_saved() -> None:
     class Private(nn.Linear):
         def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
             super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -147,7 +147,7 @@ def test_a_custom_state_dict_is_believed() -> None:
     assert codes(seen) == ["not-saved"]
 
 
-def test_a_state_dict_that_raises_is_said_and_guessed() -> None:
+def test_a_state_dict_that_raises_is_reported_and_inferred() -> None:
     class Broken(nn.Linear):
         def state_dict(self, *args: object, **kwargs: object) -> dict:
             raise RuntimeError("not now")
@@ -165,7 +165,7 @@ def test_a_sharded_model_is_not_asked_for_a_state_dict_that_needs_all_ranks() ->
     assert "all ranks" in warning.text and "asked)" not in warning.text
 
 
-def test_an_attribute_on_a_buffers_memory_is_told_apart() -> None:
+def test_an_attribute_that_shares_a_buffers_memory_has_its_own_warning() -> None:
     model = nn.BatchNorm1d(4)
     model.mean, model.first = model.running_mean, model.running_mean[:2]
     seen = inspect(model)
@@ -174,7 +174,7 @@ def test_an_attribute_on_a_buffers_memory_is_told_apart() -> None:
     assert "shared with" in str(seen) and "attributes" not in seen.totals()  # no memory of their own
 
 
-def test_repeated_layers_are_folded_and_the_odd_one_is_not() -> None:
+def test_only_identical_repeated_layers_are_folded() -> None:
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(32)])
     assert "0 … 31 Linear, 32 alike" in str(inspect(model))
     model[7].bias.requires_grad_(False)
@@ -202,7 +202,7 @@ def test_inspecting_changes_nothing() -> None:
     }
 
 
-def test_wrong_arguments_say_what_is_wanted() -> None:
+def test_wrong_arguments_name_the_accepted_ones() -> None:
     with pytest.raises(UsageError, match=r"torch\.optim\.Optimizer"):
         inspect(nn.Linear(1, 1), "adam")
     with pytest.raises(UsageError, match="optimizer too"):
@@ -247,7 +247,7 @@ def test_paddle_groups() -> None:
     assert {f.own: f.groups for f in inspect(net, optimizer).tensors} == {"weight": (0,), "bias": (1,)}
 
 
-def test_a_paddle_parameter_of_ones_own_called_mean_is_trained() -> None:
+def test_a_users_paddle_parameter_called_mean_is_trained() -> None:
     class Gaussian(paddle.nn.Layer):
         def __init__(self) -> None:
             super().__init__()
@@ -258,7 +258,7 @@ def test_a_paddle_parameter_of_ones_own_called_mean_is_trained() -> None:
     assert seen.totals()["trained"]["elements"] == 4
 
 
-def test_paddle_statistics_stay_that_when_everything_is_unfrozen() -> None:
+def test_paddle_statistics_stay_statistics_when_everything_is_unfrozen() -> None:
     norm = paddle.nn.BatchNorm1D(3)
     for parameter in norm.parameters():
         parameter.stop_gradient = False

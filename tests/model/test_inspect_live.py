@@ -67,7 +67,7 @@ def test_mistakes_are_noticed(loop: Loop, moves: str, code: str) -> None:
     assert loop.run(moves) == [code]
 
 
-def test_the_words(loop: Loop) -> None:
+def test_texts_of_warnings(loop: Loop) -> None:
     loop.run("bcs")
     name = "zero_grad" if isinstance(loop.model, nn.Module) else "clear_grad"
     text = " ".join(str(loop.live).split())
@@ -75,7 +75,7 @@ def test_the_words(loop: Loop) -> None:
     assert "(step 0)" in str(loop.live)
 
 
-def test_the_model_may_clear_too() -> None:
+def test_the_model_may_clear_gradients_too() -> None:
     loop = Loop("torch")
     with inspect(loop.model, loop.optimizer).watch() as live:
         loop.backward()
@@ -84,7 +84,7 @@ def test_the_model_may_clear_too() -> None:
     assert "model.zero_grad() came between" in str(live)
 
 
-def test_a_closure_does_both_inside_the_step() -> None:
+def test_a_closure_clears_and_computes_inside_the_step() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
@@ -109,7 +109,7 @@ def test_an_unused_parameter_is_named() -> None:
     assert [(w.code, w.names) for w in live.warnings] == [("no-gradient", ("1.weight", "1.bias"))]
 
 
-def test_watching_leaves_nothing_and_changes_no_bit(loop: Loop) -> None:
+def test_watching_leaves_no_hook_and_is_bit_identical(loop: Loop) -> None:
     own = [dict(vars(thing)) for thing in (loop.model, loop.optimizer)]
     with pytest.raises(KeyError), inspect(loop.model, loop.optimizer).watch():
         loop.backward()

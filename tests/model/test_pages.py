@@ -1,4 +1,4 @@
-"""The examples in the documentation run, and print what the pages say they print."""
+"""The examples in the documentation run, and print the output that the pages show."""
 
 from __future__ import annotations
 

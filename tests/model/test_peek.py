@@ -1,4 +1,4 @@
-"""A peek prints what flows, a few times, writes it if asked, and is gone."""
+"""A peek prints tensors for a few calls, writes them if requested, and removes its hooks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def step(model: nn.Module) -> None:
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
 
 
-def test_every_kind_is_printed_a_few_times_and_then_nothing_is_left() -> None:
+def test_every_kind_is_printed_a_few_times_and_then_hooks_are_removed() -> None:
     torch.manual_seed(0)
     model, out = Net(), io.StringIO()
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
@@ -81,7 +81,7 @@ def test_the_root_itself() -> None:
     assert out.getvalue().count("\n  output 0") == out.getvalue().count("\n  grad_output 0") == 2
 
 
-def test_numbers_and_what_is_not_finite() -> None:
+def test_numbers_and_nonfinite_values() -> None:
     out = io.StringIO()
     model = nn.Sequential(nn.Identity())
     values = torch.tensor([[1.0, -2.0], [float("nan"), float("inf")]])
@@ -106,7 +106,7 @@ def test_one_kind_alone(kind: str) -> None:
     assert re.findall(r"^  (\w+) 0", out.getvalue(), re.M) == [kind, kind]
 
 
-def test_what_was_not_there_is_said_at_close() -> None:
+def test_missing_values_are_reported_at_close() -> None:
     model, out = Net(), io.StringIO()
     model.proj.requires_grad_(False)
     with peek(model, ["unused", "proj"], file=out), torch.no_grad():
@@ -146,7 +146,7 @@ def test_the_other_rank_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(out.getvalue()) == speaks
 
 
-def test_files_one_a_call(tmp_path: Path) -> None:
+def test_one_file_per_call(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Net()
     grads: list[Any] = []
@@ -166,7 +166,7 @@ def test_files_one_a_call(tmp_path: Path) -> None:
     assert "grad_input" in np.load(tmp_path / "file.down_blk.conv.npz", allow_pickle=False)
 
 
-def test_a_calls_file_is_there_before_the_next_call_is_over(tmp_path: Path) -> None:
+def test_a_calls_file_is_written_before_the_next_call_ends(tmp_path: Path) -> None:
     model = Net()
     with peek(model, "proj", times=3, save=tmp_path / "file", file=io.StringIO()):
         step(model)
@@ -191,14 +191,14 @@ def test_bfloat16_is_written_as_float32(tmp_path: Path) -> None:
     assert json.loads(str(data["dtypes"]))["grad_input"] == "bfloat16"
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_a_missing_folder_raises_at_once(tmp_path: Path) -> None:
     model = Net()
     with pytest.raises(TensortapError, match="no folder"):
         peek(model, "proj", save=tmp_path / "none" / "f.npz")
     assert hooks_on(model) == 0 and "forward" not in vars(model)
 
 
-def test_nothing_changes(tmp_path: Path) -> None:
+def test_peeking_is_bit_identical(tmp_path: Path) -> None:
     def run(watched: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = Net()

@@ -75,7 +75,7 @@ def test_a_peek_compares_with_a_run(tmp_path: Path, framework: str) -> None:
     assert result.verdict == "match" and len(result) == 4 and not result.unmatched
 
 
-def test_paths_of_keywords_and_structures_come_back(tmp_path: Path) -> None:
+def test_paths_of_keywords_and_structures_are_read_back(tmp_path: Path) -> None:
     def saved(path: Path) -> Path:
         torch.manual_seed(0)
         model = zoo.Structured()
@@ -90,7 +90,7 @@ def test_paths_of_keywords_and_structures_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtypes_come_back_to_the_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_dtypes_are_read_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(dtype)
     x = torch.tensor([[1.0, float("nan"), float("inf"), -0.0]], dtype=dtype)

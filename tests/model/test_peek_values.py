@@ -115,7 +115,7 @@ def test_bfloat16(library: Library) -> None:
     assert counts.sum() == 8 and "bf16 2×4" in str(p.histogram("doubled", "output"))
 
 
-def test_what_was_seen_may_change_afterwards() -> None:
+def test_kept_values_do_not_change_with_the_tensor() -> None:
     model = zoo.InPlaceAfter()
     p = quiet_peek(model, "*")
     x = zoo.batch()
@@ -126,7 +126,7 @@ def test_what_was_seen_may_change_afterwards() -> None:
     p.close()
 
 
-def test_gradients_stand_in_the_order_of_their_tensors() -> None:
+def test_gradients_are_in_the_order_of_their_tensors() -> None:
     class Two(nn.Module):
         def forward(self, tokens: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return (a * b.exp().sin()).sum() + tokens.sum()
@@ -147,7 +147,7 @@ def test_gradients_stand_in_the_order_of_their_tensors() -> None:
     assert np.array_equal(p["two"].grad_input, call.grad_input["1"])
 
 
-def test_a_second_backward_has_a_path_of_its_own() -> None:
+def test_a_second_backward_gets_a_new_path() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     with quiet_peek(model, "1") as p:
         out = model(torch.ones(1, 3))
@@ -159,7 +159,7 @@ def test_a_second_backward_has_a_path_of_its_own() -> None:
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-def test_names_that_are_not_there(library: Library) -> None:
+def test_unknown_names(library: Library) -> None:
     p = quiet_peek(library.model(), ["blocks.0.fc1", "shared"])
     for name, said in (
         ("block.0.fc1", "has no module 'block.0.fc1'; did you mean blocks.0.fc1"),
@@ -186,7 +186,7 @@ def test_nothing_seen_yet(library: Library) -> None:
         _ = p["shared"].grad_output
     loss.backward()
     assert p["shared"].grad_output.shape == p["shared"].output.shape
-    with pytest.raises(UsageError, match="does not look at input; its kinds are output, grad_output"):
+    with pytest.raises(UsageError, match="does not include input; its kinds are output, grad_output"):
         _ = p["shared"].input
     p.close()
     with pytest.raises(UsageError, match="unused never ran: unused, called through"):
@@ -235,7 +235,7 @@ class Chain(nn.Module):
         return x
 
 
-def test_the_oldest_values_go_first() -> None:
+def test_the_oldest_values_are_dropped_first() -> None:
     model = Chain(1)
     p = quiet_peek(model, "layers.0", kinds="output", times=100, max_memory=1000)
     for number in range(10):
@@ -249,7 +249,7 @@ def test_the_oldest_values_go_first() -> None:
     p.close()
 
 
-def test_calls_that_have_newer_ones_go_before_all_others() -> None:
+def test_the_latest_call_of_a_module_is_dropped_last() -> None:
     model = Chain(2)
     p = quiet_peek(model, ["layers.0", "layers.1"], kinds="output", times=2, max_memory=600)
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_calls_that_have_newer_ones_go_before_all_others() -> None:
     p.close()
 
 
-def test_a_tensor_that_is_too_large_is_left_out() -> None:
+def test_a_tensor_that_is_too_large_is_skipped() -> None:
     model = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2))
     p = quiet_peek(model, "1", kinds=("input", "output"), max_memory=100)
     model(torch.ones(1, 4))
@@ -288,7 +288,7 @@ def test_a_tensor_that_is_too_large_is_left_out() -> None:
     ],
 )
 @pytest.mark.parametrize("bins", [1, 7, 64])
-def test_a_histogram_is_that_of_numpy_over_its_edges(make: Callable[[Any], Any], bins: int) -> None:
+def test_a_histogram_equals_numpys_over_its_edges(make: Callable[[Any], Any], bins: int) -> None:
     values = make(np.random.default_rng(0))
     model = Chain(1)
     p = quiet_peek(model, "layers.0", kinds="input")

@@ -23,7 +23,7 @@ def state(model: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", twins.NAMES)
-def test_there_and_back_again(name: str) -> None:
+def test_a_transfer_and_its_inverse_restore_the_weights(name: str) -> None:
     ours, theirs = twins.models(name)
     before = state(ours)
     there = tt.transfer(ours, theirs)
@@ -39,7 +39,7 @@ def test_there_and_back_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_dtypes_are_kept_to_the_bit(dtype: str) -> None:
+def test_dtypes_are_copied_bit_for_bit(dtype: str) -> None:
     ours = nn.Linear(5, 3).to(getattr(torch, dtype))
     theirs = paddle.nn.Linear(5, 3)
     theirs.to(dtype=dtype)
@@ -53,7 +53,7 @@ def test_dtypes_are_kept_to_the_bit(dtype: str) -> None:
     assert torch.equal(again.weight, ours.weight) and torch.equal(again.bias, ours.bias)
 
 
-def test_a_cast_is_said() -> None:
+def test_a_cast_is_reported() -> None:
     ours, theirs = nn.Linear(5, 3).bfloat16(), paddle.nn.Linear(5, 3)
     report = tt.transfer(ours, theirs)
     assert {each.cast_from for each in report.copied} == {"bfloat16"}
@@ -61,7 +61,7 @@ def test_a_cast_is_said() -> None:
     assert np.array_equal(theirs.weight.numpy(), ours.weight.detach().float().numpy().T)
 
 
-def test_buffers_are_copied_and_what_has_no_counterpart_is_said() -> None:
+def test_buffers_are_copied_and_missing_counterparts_are_reported() -> None:
     ours, theirs = nn.BatchNorm2d(4), paddle.nn.BatchNorm2D(4)
     ours.running_mean.copy_(torch.arange(4.0))
     report = tt.transfer(ours, theirs)
@@ -70,7 +70,7 @@ def test_buffers_are_copied_and_what_has_no_counterpart_is_said() -> None:
     assert report.complete and len(report.copied) == 4
 
 
-def test_a_shape_that_does_not_fit_is_reported_with_both() -> None:
+def test_a_shape_mismatch_is_reported_with_both_shapes() -> None:
     ours, theirs = nn.Linear(5, 3), paddle.nn.Linear(5, 4)
     before = theirs.weight.numpy()
     report = tt.transfer(ours, theirs)
@@ -92,7 +92,7 @@ def test_strict_copies_all_or_nothing() -> None:
     assert len(tt.transfer(ours, theirs).copied) == 2
 
 
-def test_a_tie_in_the_target_takes_one_value() -> None:
+def test_a_tied_tensor_of_the_target_gets_one_value() -> None:
     class Tied(nn.Module):
         def __init__(self, tied: bool) -> None:
             super().__init__()
@@ -142,7 +142,7 @@ def test_rules(tmp_path: Path) -> None:
     assert np.array_equal(theirs["x"].bias.numpy(), ours["b"].bias.detach().numpy())
 
 
-def test_a_class_is_known_by_what_it_inherits_from(tmp_path: Path) -> None:
+def test_a_class_is_recognised_by_its_base(tmp_path: Path) -> None:
     class Projection(nn.Linear):
         pass
 
@@ -156,7 +156,7 @@ def test_a_class_is_known_by_what_it_inherits_from(tmp_path: Path) -> None:
     assert result.verdict == "match", str(result)
 
 
-def test_what_trains_still_trains() -> None:
+def test_trainable_parameters_stay_trainable() -> None:
     ours, theirs = nn.Linear(4, 3), paddle.nn.Linear(4, 3)
     theirs.bias.stop_gradient = True
     ours.weight.requires_grad_(False)
@@ -166,13 +166,13 @@ def test_what_trains_still_trains() -> None:
     assert (ours.weight.requires_grad, ours.bias.requires_grad) == (False, True)
 
 
-def test_tensors_without_elements_are_left_with_the_reason() -> None:
+def test_tensors_without_elements_are_reported_with_the_reason() -> None:
     ours = nn.Linear(4, 3, device="meta")
     report = tt.transfer(ours, nn.Linear(4, 3))
     assert {left.why for left in report.left} == {"a meta tensor has no elements"}
 
 
-def test_the_report_is_for_programs_too() -> None:
+def test_the_report_is_json_serialisable() -> None:
     report = tt.transfer(*twins.models("Encoder"))
     said = json.loads(json.dumps(report.as_dict()))
     assert said["complete"] and len(said["copied"]) == 35
@@ -183,6 +183,6 @@ def test_the_report_is_for_programs_too() -> None:
     assert all(len(line) <= 80 for line in str(report).splitlines())
 
 
-def test_only_models_are_taken() -> None:
+def test_only_models_are_accepted() -> None:
     with pytest.raises(UsageError, match=r"a builtins\.dict is not a model"):
         tt.transfer(nn.Linear(2, 2), {"weight": 1})

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensortap.times import Ledger, attribute, read_profile
+from tensortap.times import TimeLedger, attribute, read_profile
 from tensortap.times.marks import AFTER, BEFORE, CALIBRATION, IDLE
 
 MAIN, ENGINE = 100, 200
@@ -76,21 +76,21 @@ class Trace:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
         return path
 
-    def ledger(self, folder: Path) -> Ledger:
+    def ledger(self, folder: Path) -> TimeLedger:
         return attribute(read_profile(self.write(folder / "trace.json")))
 
 
-def own(ledger: Ledger) -> dict[tuple[str, str], float]:
+def own(ledger: TimeLedger) -> dict[tuple[str, str], float]:
     """Own host time in microseconds by module and phase, where there is any."""
-    spent = ledger.spent(lambda place: (place.module, place.phase))
-    return {name: round(each.own, 3) for name, each in spent.items() if round(each.own, 3)}
+    usage = ledger.usage_by(lambda place: (place.module, place.phase))
+    return {name: round(each.own, 3) for name, each in usage.items() if round(each.own, 3)}
 
 
-def total(ledger: Ledger) -> dict[tuple[str, str], float]:
-    spent = ledger.spent(lambda place: (place.module, place.phase))
-    return {name: round(each.total, 3) for name, each in spent.items() if round(each.total, 3)}
+def total(ledger: TimeLedger) -> dict[tuple[str, str], float]:
+    usage = ledger.usage_by(lambda place: (place.module, place.phase))
+    return {name: round(each.total, 3) for name, each in usage.items() if round(each.total, 3)}
 
 
-def device_own(ledger: Ledger) -> dict[tuple[str, str], float]:
-    spent = ledger.spent(lambda place: (place.module, place.phase))
-    return {name: round(each.device_own, 3) for name, each in spent.items() if each.device_own}
+def device_own(ledger: TimeLedger) -> dict[tuple[str, str], float]:
+    usage = ledger.usage_by(lambda place: (place.module, place.phase))
+    return {name: round(each.device_own, 3) for name, each in usage.items() if each.device_own}

@@ -13,7 +13,7 @@ ANNOTATING = ("(annotating)", "other")
 NOTHING = ("(no module)", "other")
 
 
-def test_own_time_is_without_parts_and_without_marks(tmp_path: Path) -> None:
+def test_own_time_excludes_submodules_and_marks(tmp_path: Path) -> None:
     trace = Trace()
     trace.module(ROOT, 10, 110)
     trace.module("forward fc (Linear)", 30, 60)
@@ -30,7 +30,7 @@ def test_own_time_is_without_parts_and_without_marks(tmp_path: Path) -> None:
     assert ledger.span == 104_000  # from the first mark to the last
 
 
-def test_all_rows_together_are_the_span_of_the_profile(tmp_path: Path) -> None:
+def test_own_times_sum_to_the_span_of_the_profile(tmp_path: Path) -> None:
     trace = Trace()
     trace.span("aten::zeros", 0, 1)
     trace.module(ROOT, 10, 110)
@@ -55,8 +55,8 @@ def test_all_rows_together_are_the_span_of_the_profile(tmp_path: Path) -> None:
     assert amounts[NOTHING] == 200 - covered
 
 
-def test_a_container_without_work_of_its_own_has_none(tmp_path: Path) -> None:
-    """A Sequential of ten: what lies between the marks of two children is the way through hooks, by calibration."""
+def test_a_container_without_its_own_work_has_no_own_time(tmp_path: Path) -> None:
+    """In a Sequential of ten, calibration attributes the time between two children's marks to hooks."""
     trace = Trace()
     start = trace.calibration(0, outside=2.0, inside=4.0) + 10
     trace.module("forward (root) (Sequential)", start, start + 2 + 10 * 20 - 2)
@@ -68,7 +68,7 @@ def test_a_container_without_work_of_its_own_has_none(tmp_path: Path) -> None:
     assert ("(root)", "forward") not in amounts
 
 
-def test_calibration_never_takes_more_than_there_is(tmp_path: Path) -> None:
+def test_calibration_never_subtracts_more_than_the_time_spent(tmp_path: Path) -> None:
     trace = Trace()
     start = trace.calibration(0, outside=50.0, inside=60.0) + 10
     trace.module(ROOT, start, start + 100)
@@ -78,7 +78,7 @@ def test_calibration_never_takes_more_than_there_is(tmp_path: Path) -> None:
     assert sum(own(ledger).values()) == pytest.approx(ledger.span / 1000)
 
 
-def test_backward_spans_that_only_enclose_a_part_are_annotating(tmp_path: Path) -> None:
+def test_backward_spans_that_only_enclose_a_submodule_count_as_annotation(tmp_path: Path) -> None:
     trace = Trace()
     trace.node("AddmmBackward0", 0, 50)
     trace.backward(["(root) (Net)", "layers.0 (Block)", "layers.0.fc (Linear)"], 10, 40)
@@ -97,7 +97,7 @@ def test_backward_spans_that_only_enclose_a_part_are_annotating(tmp_path: Path) 
     assert calls == {"(root)": 2, "layers.0": 2, "layers.0.fc": 1}
 
 
-def test_recomputation_is_a_phase_of_its_own(tmp_path: Path) -> None:
+def test_recomputation_is_a_separate_phase(tmp_path: Path) -> None:
     """Without reentry: the first node that needs a saved tensor runs the block again."""
     trace = Trace()
     trace.node("AddmmBackward0", 0, 200)
@@ -145,7 +145,7 @@ def test_a_thread_that_waits_for_backward_is_not_idle(tmp_path: Path) -> None:
     assert sum(amounts.values()) == ledger.span / 1000
 
 
-def test_a_span_of_the_user_with_a_similar_name_is_none_of_a_module(tmp_path: Path) -> None:
+def test_a_users_span_with_a_similar_name_is_not_a_modules(tmp_path: Path) -> None:
     trace = Trace()
     trace.module(ROOT, 10, 110)
     trace.span("forward pass (mine)", 20, 100, cat="user_annotation")
@@ -153,7 +153,7 @@ def test_a_span_of_the_user_with_a_similar_name_is_none_of_a_module(tmp_path: Pa
     assert amounts == {("(root)", "forward"): 100, ANNOTATING: 4}
 
 
-def test_spans_without_any_marks_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_spans_without_any_marks_count_as_module_spans(tmp_path: Path) -> None:
     trace = Trace()
     trace.span(ROOT, 0, 100)
     trace.span("forward fc (Linear)", 10, 40)
@@ -197,7 +197,7 @@ def test_steps_are_those_of_the_profiler_or_the_optimizer_or_calls(
     assert trace.ledger(tmp_path).steps == steps
 
 
-def test_rows_are_in_the_order_of_the_first_call_whatever_the_order_in_the_file(tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_the_first_call_not_of_the_file(tmp_path: Path) -> None:
     trace = Trace()
     trace.node("MulBackward0", 100, 140, tid=ENGINE)
     trace.backward(["(root) (Net)", "last (Linear)"], 110, 130, tid=ENGINE)

@@ -8,7 +8,7 @@ import pytest
 
 from support.traces import ENGINE, Trace, device_own
 from tensortap.errors import UsageError
-from tensortap.times.table import table
+from tensortap.times.table import make_table
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def trace() -> Trace:
     return made
 
 
-def test_kernels_go_where_they_were_launched(trace: Trace, tmp_path: Path) -> None:
+def test_kernels_belong_to_the_module_that_launched_them(trace: Trace, tmp_path: Path) -> None:
     ledger = trace.ledger(tmp_path)
     assert device_own(ledger) == {
         ("fc1", "forward"): 10,
@@ -48,7 +48,7 @@ def test_kernels_go_where_they_were_launched(trace: Trace, tmp_path: Path) -> No
         ("(optimizer)", "other"): 7,
         ("(no module)", "other"): 1,
     }
-    rows = {(row.module, row.phase): row for row in table(ledger).rows}
+    rows = {(row.module, row.phase): row for row in make_table(ledger).rows}
     assert rows["(root)", "forward"].device_total == 35
     assert rows["(root)", "backward"].device_total == 42 and rows["(root)", "backward"].device_own == 0
     assert sum(row.device_own_share for row in rows.values()) == pytest.approx(1)
@@ -56,7 +56,7 @@ def test_kernels_go_where_they_were_launched(trace: Trace, tmp_path: Path) -> No
     assert (ledger.kernels, ledger.kernel_time, ledger.unlinked) == (8, 88_000, 0)
 
 
-def test_overlapping_kernels_count_in_full_and_once_as_busy(trace: Trace, tmp_path: Path) -> None:
+def test_overlapping_kernels_count_fully_as_time_and_once_as_busy(trace: Trace, tmp_path: Path) -> None:
     trace.launch(9, 30)
     trace.kernel(9, 505, 100, stream=20)  # over three others on another stream
     ledger = trace.ledger(tmp_path)
@@ -82,14 +82,14 @@ def test_annotations_on_the_device_are_not_counted(trace: Trace, tmp_path: Path)
     assert after.span == before.span and after.calls == before.calls
 
 
-def test_without_the_launch_the_operator_tells(trace: Trace, tmp_path: Path) -> None:
+def test_without_its_launch_a_kernel_belongs_to_its_operator(trace: Trace, tmp_path: Path) -> None:
     """Some profiles do not record calls of the runtime; a kernel then names the operator by its number."""
     trace.span("aten::mm", 70, 75, **{"External id": 41})
     trace.kernel(99, 700, 8, **{"External id": 41})
     assert device_own(trace.ledger(tmp_path))["fc2", "forward"] == 28
 
 
-def test_a_kernel_without_launch_or_operator_is_said(trace: Trace, tmp_path: Path) -> None:
+def test_a_kernel_without_launch_or_operator_is_counted_as_unlinked(trace: Trace, tmp_path: Path) -> None:
     trace.kernel(99, 700, 8)
     trace.kernel(None, 710, 1)
     ledger = trace.ledger(tmp_path)
@@ -97,8 +97,8 @@ def test_a_kernel_without_launch_or_operator_is_said(trace: Trace, tmp_path: Pat
     assert device_own(ledger)["(no module)", "other"] == 10
 
 
-def test_what_a_module_launches_at_its_very_edge_is_its_own(tmp_path: Path) -> None:
-    """Calibration takes time off the edges of a span; what was launched in it stays the module's."""
+def test_a_launch_at_the_edge_of_a_span_belongs_to_its_module(tmp_path: Path) -> None:
+    """Calibration subtracts time at the edges of a span; launches in that time stay the module's."""
     trace = Trace()
     start = trace.calibration(0, outside=2, inside=20) + 10
     trace.module("forward (root) (Net)", start, start + 100)
@@ -109,23 +109,23 @@ def test_what_a_module_launches_at_its_very_edge_is_its_own(tmp_path: Path) -> N
     trace.memory(start + 2, 64)
     ledger = trace.ledger(tmp_path)
     assert device_own(ledger) == {("(root)", "forward"): 10}
-    assert next(row.memory for row in table(ledger).rows if row.module == "(root)") == 64
+    assert next(row.memory for row in make_table(ledger).rows if row.module == "(root)") == 64
 
 
-def test_memory_goes_to_the_module_that_allocates_and_frees(trace: Trace, tmp_path: Path) -> None:
+def test_memory_belongs_to_the_module_that_allocates_and_frees(trace: Trace, tmp_path: Path) -> None:
     trace.memory(30, 1000)
     trace.memory(70, 500, on_device=True)
     trace.memory(80, -100, on_device=True)
     trace.memory(215, 70, tid=ENGINE, on_device=True)
     trace.memory(150, 7)
-    rows = {(row.module, row.phase): row for row in table(trace.ledger(tmp_path)).rows}
+    rows = {(row.module, row.phase): row for row in make_table(trace.ledger(tmp_path)).rows}
     assert rows["fc1", "forward"].memory == rows["(root)", "forward"].memory == 1000
     assert rows["fc2", "forward"].device_memory == rows["(root)", "forward"].device_memory == 400
     assert rows["fc2", "backward"].device_memory == 70
     assert rows["(no module)", "other"].memory == 7
 
 
-def test_a_profile_of_the_device_alone_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_profile_of_the_device_alone_is_refused_with_a_remedy(tmp_path: Path) -> None:
     trace = Trace()
     trace.kernel(1, 10, 5)
     with pytest.raises(UsageError, match=r"no events of the CPU.*ProfilerActivity\.CPU"):

@@ -1,4 +1,4 @@
-"""Traces in paddle's own format: lengths in names, two lanes a thread, exact times as text."""
+"""Traces in paddle's format: lengths in names, two lanes per thread, exact times as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from support.traces import device_own, own, total
 from tensortap.times import attribute, read_profile
 from tensortap.times.marks import AFTER, BEFORE
-from tensortap.times.table import table
+from tensortap.times.table import make_table
 
 ORIGIN = 1_794_854_462_183_581
 
@@ -38,7 +38,7 @@ def module(label: str, start: float, end: float) -> list[dict[str, Any]]:
     return [event(BEFORE, start - 2, start - 1), event(label, start, end), event(AFTER, end + 1, end + 2)]
 
 
-def memory(at: float, size: int, place: str = "Place(gpu:0)") -> dict[str, Any]:
+def memory(at: float, size: int, place: str = "ModulePhase(gpu:0)") -> dict[str, Any]:
     sort = "Allocate" if size > 0 else "Free"
     args = {"place": place, "increase_bytes": size}
     return {"name": "[memory]", "pid": 9, "tid": "9(C++)", "ts": ORIGIN + int(at), "ph": "i", "cat": sort, "args": args}
@@ -64,7 +64,7 @@ EVENTS = [
     kernel(3, 550, 5),
     memory(50, 4096),
     memory(210, -1024),
-    memory(215, 77, "Place(cpu)"),
+    memory(215, 77, "ModulePhase(cpu)"),
 ]
 
 
@@ -90,6 +90,6 @@ def test_a_trace_with_kernels(tmp_path: Path) -> None:
         ("fc", "backward"): 20,
         ("(optimizer)", "other"): 5,
     }
-    rows = {(row.module, row.phase): row for row in table(ledger).rows}
+    rows = {(row.module, row.phase): row for row in make_table(ledger).rows}
     assert rows["fc", "forward"].device_memory == 4096
     assert (rows["fc", "backward"].device_memory, rows["fc", "backward"].memory) == (-1024, 77)

@@ -23,7 +23,7 @@ def trace() -> Trace:
     return made
 
 
-def test_plain_gzipped_and_as_a_bare_list(trace: Trace, tmp_path: Path) -> None:
+def test_plain_gzipped_and_bare_list_traces(trace: Trace, tmp_path: Path) -> None:
     plain = own(trace.ledger(tmp_path))
     listed = tmp_path / "list.json"
     listed.write_text(json.dumps(trace.events))
@@ -32,7 +32,7 @@ def test_plain_gzipped_and_as_a_bare_list(trace: Trace, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_events_across_the_edges_of_what_is_read_at_once(
+def test_events_across_chunk_boundaries(
     size: int, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_stream, "_CHUNK", size)
@@ -49,7 +49,7 @@ def test_progress_ends_at_the_size_of_the_file(trace: Trace, tmp_path: Path) -> 
         assert seen[-1] == (path.stat().st_size,) * 2
 
 
-def test_numbers_that_only_c_knows(trace: Trace, tmp_path: Path) -> None:
+def test_numbers_that_are_not_json(trace: Trace, tmp_path: Path) -> None:
     path = trace.write(tmp_path / "trace.json")
     text = path.read_text().replace('"ts": 10', '"bandwidth": -nan, "other": inf, "ts": 10', 1)
     path.write_text(text)
@@ -81,7 +81,7 @@ def test_a_file_that_ends_too_early(left: float, name: str, trace: Trace, tmp_pa
         (b'[1, 2, "three"]', "no events"),
     ],
 )
-def test_what_is_no_trace(content: bytes, words: str, tmp_path: Path) -> None:
+def test_files_that_are_not_traces(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
     with pytest.raises(RunUnreadable, match=words) as error:
@@ -89,21 +89,21 @@ def test_what_is_no_trace(content: bytes, words: str, tmp_path: Path) -> None:
     assert str(path) in str(error.value)
 
 
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="there is no file"):
         read_profile(tmp_path / "none.json")
     with pytest.raises(RunUnreadable, match="cannot be read"):
         read_profile(tmp_path)
 
 
-def test_bytes_that_only_begin_like_gzip(tmp_path: Path) -> None:
+def test_bytes_that_only_start_like_gzip(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b"{}")[:5] + b"damaged")
     with pytest.raises(RunUnreadable, match=r"damaged|ends too early"):
         read_profile(path)
 
 
-def test_a_trace_without_annotations_says_how_to_annotate(tmp_path: Path) -> None:
+def test_a_trace_without_annotations_is_refused_with_a_remedy(tmp_path: Path) -> None:
     trace = Trace()
     trace.span("aten::mm", 0, 10)
     with pytest.raises(UsageError, match=r"no spans of tensortap.annotate.*with tensortap.annotate\(model\)"):
@@ -112,7 +112,7 @@ def test_a_trace_without_annotations_says_how_to_annotate(tmp_path: Path) -> Non
 
 def test_an_entry_that_never_ends_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "_CHUNK", 1 << 10)
-    monkeypatch.setattr(json_stream, "_LONGEST", 1 << 12)
+    monkeypatch.setattr(json_stream, "_MAX_EVENT", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 16) + '"}]}')
     with pytest.raises(RunUnreadable, match="does not end"):

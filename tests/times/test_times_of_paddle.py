@@ -6,7 +6,7 @@ import pytest
 
 from tensortap.model.profile.annotate import annotate
 from tensortap.model.profile.module_times import ModuleTimes, module_times
-from tensortap.times.marks import Kind, Meaning
+from tensortap.times.marks import SpanKind, SpanMeaning
 from tensortap.times.paddle_backward import node_makers
 
 paddle = pytest.importorskip("paddle")
@@ -35,7 +35,7 @@ class Net(paddle.nn.Layer):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleTimes, ModuleTimes]:
-    """From the profiler itself, and from what it exports."""
+    """Times from the live profiler, and from its exported trace."""
     model = Net()
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     path = tmp_path_factory.mktemp("paddle") / "trace.json"
@@ -50,13 +50,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleTimes, ModuleT
     return module_times(prof), module_times(path)
 
 
-def test_all_rows_together_are_the_span_of_the_profile(both: tuple[ModuleTimes, ModuleTimes]) -> None:
+def test_own_times_sum_to_the_span_of_the_profile(both: tuple[ModuleTimes, ModuleTimes]) -> None:
     for times in both:
         assert times.ledger.framework == "paddle" and times.ledger.steps == 2
         assert sum(row.own for row in times.rows) == pytest.approx(times.ledger.span / 1000)
 
 
-def test_both_say_the_same(both: tuple[ModuleTimes, ModuleTimes]) -> None:
+def test_live_and_exported_profiles_agree(both: tuple[ModuleTimes, ModuleTimes]) -> None:
     live, exported = ({(row.module, row.phase): row for row in times.table().rows} for times in both)
     assert set(live) == set(exported)
     for name, row in live.items():
@@ -74,34 +74,34 @@ def test_every_phase_has_its_modules(both: tuple[ModuleTimes, ModuleTimes]) -> N
     assert calls["(AccumulateGrad)", "backward"] > 0
 
 
-def span(kind: Kind, module: str, start: int, end: int, phase: str = "backward") -> tuple[int, int, Meaning]:
-    return start, end, Meaning(kind, phase, module, "Layer")
+def span(kind: SpanKind, module: str, start: int, end: int, phase: str = "backward") -> tuple[int, int, SpanMeaning]:
+    return start, end, SpanMeaning(kind, phase, module, "Layer")
 
 
 def test_a_node_belongs_to_the_innermost_module_that_still_has_one_of_its_kind() -> None:
     """The matrix product between the layers is of the container, although v has not ended when it runs."""
     spans = [
-        span(Kind.MODULE, "(root)", 0, 100, "forward"),
-        span(Kind.MODULE, "q", 10, 20, "forward"),
-        span(Kind.CREATES, "matmul", 12, 13, "forward"),
-        span(Kind.CREATES, "add", 14, 15, "forward"),
-        span(Kind.MODULE, "v", 30, 40, "forward"),
-        span(Kind.CREATES, "matmul", 32, 33, "forward"),
-        span(Kind.CREATES, "add", 34, 35, "forward"),
-        span(Kind.CREATES, "matmul", 50, 51, "forward"),
-        span(Kind.NODE, "sum", 200, 210),  # the loss
-        span(Kind.NODE, "matmul", 220, 230),
-        span(Kind.BEGINS, "(root)", 221, 222),
-        span(Kind.NODE, "add", 240, 250),
-        span(Kind.BEGINS, "v", 241, 242),
-        span(Kind.NODE, "add", 260, 270),
-        span(Kind.BEGINS, "q", 261, 262),
-        span(Kind.NODE, "matmul", 280, 290),  # v's: it began first
-        span(Kind.NODE, "matmul", 300, 310),  # q's
-        span(Kind.NODE, "matmul", 320, 330),  # nobody has one left: the last that began
-        span(Kind.NODE, "other", 340, 350),
-        span(Kind.ENDS, "q", 341, 342),
-        span(Kind.ENDS, "v", 343, 344),
+        span(SpanKind.MODULE, "(root)", 0, 100, "forward"),
+        span(SpanKind.MODULE, "q", 10, 20, "forward"),
+        span(SpanKind.CREATES, "matmul", 12, 13, "forward"),
+        span(SpanKind.CREATES, "add", 14, 15, "forward"),
+        span(SpanKind.MODULE, "v", 30, 40, "forward"),
+        span(SpanKind.CREATES, "matmul", 32, 33, "forward"),
+        span(SpanKind.CREATES, "add", 34, 35, "forward"),
+        span(SpanKind.CREATES, "matmul", 50, 51, "forward"),
+        span(SpanKind.NODE, "sum", 200, 210),  # the loss
+        span(SpanKind.NODE, "matmul", 220, 230),
+        span(SpanKind.BEGINS, "(root)", 221, 222),
+        span(SpanKind.NODE, "add", 240, 250),
+        span(SpanKind.BEGINS, "v", 241, 242),
+        span(SpanKind.NODE, "add", 260, 270),
+        span(SpanKind.BEGINS, "q", 261, 262),
+        span(SpanKind.NODE, "matmul", 280, 290),  # v's: it began first
+        span(SpanKind.NODE, "matmul", 300, 310),  # q's
+        span(SpanKind.NODE, "matmul", 320, 330),  # nobody has one left: the last that began
+        span(SpanKind.NODE, "other", 340, 350),
+        span(SpanKind.ENDS, "q", 341, 342),
+        span(SpanKind.ENDS, "v", 343, 344),
     ]
     makers = {spans[at][0]: [each.module for each in found] for at, found in node_makers(spans).items()}
     assert makers == {

@@ -1,4 +1,4 @@
-"""Real profiles of torch: what must hold of them however long anything took."""
+"""Real profiles of torch: properties that hold whatever the times are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensortap.bench.model import SIZES, Llama
 from tensortap.errors import UsageError
 from tensortap.model.profile.annotate import annotate
 from tensortap.model.profile.module_times import ModuleTimes, module_times
-from tensortap.times import Spent
+from tensortap.times import Usage
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Profiled:
     exported: ModuleTimes
 
     @property
-    def spent(self) -> dict[tuple[str, str], Spent]:
-        return self.live.ledger.spent(lambda place: (place.module, place.phase))
+    def usage(self) -> dict[tuple[str, str], Usage]:
+        return self.live.ledger.usage_by(lambda place: (place.module, place.phase))
 
 
 def profiled(model: nn.Module, loss: Callable[[], torch.Tensor], folder: Path, steps: int = 2) -> Profiled:
@@ -52,13 +52,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     return profiled(model, lambda: model(words).float().square().mean(), tmp_path_factory.mktemp("llama"))
 
 
-def test_all_rows_together_are_the_span_of_the_profile(llama: Profiled) -> None:
+def test_own_times_sum_to_the_span_of_the_profile(llama: Profiled) -> None:
     ledger = llama.live.ledger
-    assert sum(spent.own for spent in llama.spent.values()) == pytest.approx(ledger.span / 1000)
-    assert all(spent.own >= 0 and spent.total >= spent.own for spent in llama.spent.values())
+    assert sum(usage.own for usage in llama.usage.values()) == pytest.approx(ledger.span / 1000)
+    assert all(usage.own >= 0 and usage.total >= usage.own for usage in llama.usage.values())
 
 
-def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
+def test_an_exported_trace_gives_the_same_times(llama: Profiled) -> None:
     def rows(times: ModuleTimes) -> dict[tuple[str, str, str], tuple[int, float]]:
         return {(row.module, row.cls, row.phase): (row.calls, row.memory) for row in times.table(sort="order").rows}
 
@@ -68,7 +68,7 @@ def test_an_exported_trace_says_the_same(llama: Profiled) -> None:
 
 
 def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> None:
-    calls = {name: spent.pieces for name, spent in llama.spent.items()}
+    calls = {name: usage.pieces for name, usage in llama.usage.items()}
     assert llama.live.ledger.steps == 2
     assert calls["(root)", "forward"] == calls["layers.0.mlp.up_proj", "forward"] == 2
     assert calls["(optimizer)", "other"] == calls["(zero_grad)", "other"] == 2
@@ -76,23 +76,23 @@ def test_every_module_has_its_calls_and_steps_are_counted(llama: Profiled) -> No
     assert {phase for _, phase in calls} == {"forward", "backward", "other"}
 
 
-def test_totals_of_parts_are_in_the_total_of_the_whole(llama: Profiled) -> None:
-    spent = llama.spent
+def test_totals_of_submodules_are_within_their_parents_total(llama: Profiled) -> None:
+    usage = llama.usage
     for phase in ("forward", "backward"):
-        inside = sum(each.own for name, each in spent.items() if name[0][0] != "(" and name[1] == phase)
-        root = spent["(root)", phase]
+        inside = sum(each.own for name, each in usage.items() if name[0][0] != "(" and name[1] == phase)
+        root = usage["(root)", phase]
         assert root.total == pytest.approx(inside + root.own)
         for block in ("layers.0", "layers.1"):
-            parts = [each.own for name, each in spent.items() if name[0].startswith(block) and name[1] == phase]
-            assert spent[block, phase].total == pytest.approx(sum(parts))
+            parts = [each.own for name, each in usage.items() if name[0].startswith(block) and name[1] == phase]
+            assert usage[block, phase].total == pytest.approx(sum(parts))
 
 
-def test_a_container_whose_backward_is_all_of_its_parts_has_none_of_its_own(tmp_path: Path) -> None:
+def test_a_container_without_its_own_nodes_has_no_own_backward_time(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 4)))
-    spent = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).spent
+    usage = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path).usage
     for name in ("(root)", "0", "1"):
-        assert spent[name, "backward"].own == 0 < spent[name, "backward"].total
-    assert spent["0.0", "backward"].own > 0
+        assert usage[name, "backward"].own == 0 < usage[name, "backward"].total
+    assert usage["0.0", "backward"].own > 0
 
 
 def test_no_container_without_operators_has_a_hundredth_of_a_llamas_step(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_no_container_without_operators_has_a_hundredth_of_a_llamas_step(tmp_pat
     shares = []
     for _ in range(5):
         found = profiled(model, lambda: model(words).float().square().mean(), tmp_path)
-        spent = {name: each.own for name, each in found.spent.items() if name[0] in containers}
+        spent = {name: each.own for name, each in found.usage.items() if name[0] in containers}
         assert {name for name, phase in spent if phase == "forward"} == containers
         span = found.live.ledger.span / 1000
         assert sum(row.own for row in found.exported.rows) == pytest.approx(span, rel=0.03)
@@ -132,16 +132,16 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputation_is_a_phase_and_in_no_other(reentrant: bool, tmp_path: Path) -> None:
+def test_recomputation_counts_in_no_other_phase(reentrant: bool, tmp_path: Path) -> None:
     model = Blocks(reentrant)
     found = profiled(model, lambda: model(torch.ones(2, 4)).sum(), tmp_path)
-    spent = found.spent
-    assert sum(each.own for each in spent.values()) == pytest.approx(found.live.ledger.span / 1000)
+    usage = found.usage
+    assert sum(each.own for each in usage.values()) == pytest.approx(found.live.ledger.span / 1000)
     for i in (0, 1):
-        again = spent[f"blocks.{i}", "recompute"]
+        again = usage[f"blocks.{i}", "recompute"]
         assert again.pieces == 2
-        assert again.total == pytest.approx(again.own + sum(spent[f"blocks.{i}.{j}", "recompute"].own for j in (0, 1)))
-    assert ("first", "recompute") not in spent and ("(root)", "recompute") not in spent
+        assert again.total == pytest.approx(again.own + sum(usage[f"blocks.{i}.{j}", "recompute"].own for j in (0, 1)))
+    assert ("first", "recompute") not in usage and ("(root)", "recompute") not in usage
     (row,) = [row for row in found.live.rows if row.module == "blocks.0"]
     assert row.total == pytest.approx(row.forward.total + row.backward.total + row.recompute.total)
 
@@ -183,7 +183,7 @@ def test_the_table_fits_and_can_be_sorted(llama: Profiled) -> None:
     assert [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_profiles_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         torch.ones(1)
     with pytest.raises(UsageError, match=r"no spans of tensortap\.annotate"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tensortap.times import Ledger
+    from tensortap.times import TimeLedger
 
 __all__ = ["times"]
 
@@ -80,7 +80,7 @@ def times(
     _write(outputs, _facts(sides, names, per_step, {**options, "top": top}), sides[0], trace)
 
 
-def _read(path: str, per_step: bool) -> Ledger:
+def _read(path: str, per_step: bool) -> TimeLedger:
     from tensortap.cli import screen
     from tensortap.times import attribute, read_profile
 
@@ -91,15 +91,15 @@ def _read(path: str, per_step: bool) -> Ledger:
     return ledger.per_step() if per_step else ledger
 
 
-def _facts(sides: list[Ledger], names: list[str], per_step: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(sides: list[TimeLedger], names: list[str], per_step: bool, options: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data of one trace, or of two compared."""
-    from tensortap.times.against import compared
+    from tensortap.times.comparison import compare_times
     from tensortap.times.facts import facts_of
-    from tensortap.times.table import table
+    from tensortap.times.table import make_table
 
     if len(sides) == 1:
-        return {**facts_of(sides[0], table(sides[0], **options)), "trace": names[0], "per_step": per_step}
-    facts = compared(sides[0], sides[1], **options)
+        return {**facts_of(sides[0], make_table(sides[0], **options)), "trace": names[0], "per_step": per_step}
+    facts = compare_times(sides[0], sides[1], **options)
     for side, name in zip(("candidate", "reference"), names, strict=True):
         facts[side] = {**facts[side], "trace": name, "per_step": per_step}
     return facts
@@ -113,7 +113,7 @@ def _print(facts: Mapping[str, Any]) -> None:
     screen.print_lines(page(facts, screen.width()))
 
 
-def _write(outputs: Mapping[str, str], facts: Mapping[str, Any], ledger: Ledger, trace: str) -> None:
+def _write(outputs: Mapping[str, str], facts: Mapping[str, Any], ledger: TimeLedger, trace: str) -> None:
     from tensortap.report.files import output, times_csv, times_json
 
     for name, path in outputs.items():
@@ -126,7 +126,7 @@ def _write(outputs: Mapping[str, str], facts: Mapping[str, Any], ledger: Ledger,
                 _write_page(ledger, trace, facts, file)
 
 
-def _write_page(ledger: Ledger, trace: str, facts: Mapping[str, Any], file: Any) -> None:
+def _write_page(ledger: TimeLedger, trace: str, facts: Mapping[str, Any], file: Any) -> None:
     from tensortap.report.html import times as times_html
     from tensortap.times.icicle import icicle_of
 

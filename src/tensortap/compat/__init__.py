@@ -1,1 +1,1 @@
-"""The interfaces that users already have in their scripts, as thin layers over capture, store and compare."""
+"""Interfaces that existing scripts use, as thin layers over capture, store and compare."""

@@ -1,4 +1,4 @@
-"""Every module's tensors of one training step, forward and backward, in one HDF5 file that plain h5py opens.
+"""Dump every module's tensors of one training step, forward and backward, to one HDF5 file that plain h5py opens.
 
     dumper = HookerAndDumper(file_path="dumps/")
     dumper.register_hooks(model=model, epoch=0, step=3)
@@ -7,7 +7,7 @@
     dumper.read_h5py_data()
     open_dump("dumps/0-epoch_3-step_dump.hdf5")["018_BatchNorm2d/grad_input0"][:]
 
-A thin layer: capture watches the model, the store writes the file; `tensortap.open` and `tensortap compare` read it.
+Capture observes the model, and the store writes the file. `tensortap.open` and `tensortap compare` read it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tensortap.capture.flatten import open_arguments, open_value
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site
-from tensortap.compat.dump_file import Array, DumpFile, Seen, is_finished, path_of
-from tensortap.compat.dump_reading import Contents, open_dump, printed_contents
+from tensortap.compat.dump_file import Array, DumpedTensor, DumpFile, dump_path, is_finished
+from tensortap.compat.dump_reading import DumpContents, open_dump, print_contents
 from tensortap.compat.dump_sink import DumpSink
 from tensortap.core.records import display_name
 from tensortap.errors import RunNotFound, UsageError
@@ -35,92 +35,92 @@ from tensortap.report.wording import clean
 __all__ = ["DumpHandle", "HookerAndDumper", "open_dump"]
 
 _KINDS = ("input", "output", "grad_output", "grad_input")
-_FEW = 8
+_MAX_LISTED = 8
 
 
 class HookerAndDumper:
-    """Dumps the modules of a torch or paddle model. Hooks are on from `register_hooks` to `remove_hooks`.
+    """Dumps the modules of a torch or paddle model, from `register_hooks` to `remove_hooks`.
 
-    `file_path` is put before the file's name as it is: a folder ends in "/", and is made if it is not there.
-    `is_screen_display` shows every tensor that is written.
+    `file_path` is a prefix of the file's name: a folder must end in "/", and is created if it does not exist.
+    `is_screen_display` prints every tensor that is written.
     """
 
     def __init__(self, file_path: str | os.PathLike[str] = "", is_screen_display: bool = False) -> None:
         self.file_path = file_path
         self.is_screen_display = is_screen_display
         self._observer: _DumpObserver | None = None
-        self._by_hand: DumpFile | None = None
+        self._manual_file: DumpFile | None = None
         self._last: Path | None = None
         self._finished = False
         """Whether `remove_hooks` has finished a file since hooks were registered."""
-        self._refused = False
-        """Whether hooks placed by hand were told that they dump nothing."""
+        self._warned_manual = False
+        """Whether a warning has said that hooks placed by the user dump nothing more."""
 
     def register_hooks(self, model: Any, epoch: int = 0, step: int = 0, recursive: bool = True) -> DumpHandle:
-        """Put hooks on every module below `model`; or on its direct children alone, if not `recursive`.
+        """Place hooks on every module below `model`, or only on its direct children if not `recursive`.
 
-        Hooks that are still on are taken off first, and their file is finished. A file of the same name is replaced.
-        What is returned has `remove()`, and works as a context manager.
+        First remove hooks that are still registered, and finish their file. Replace a file of the same name. The
+        returned handle has `remove()` and works as a context manager.
         """
         model = network_of(model)
-        framework = framework_of(model)  # asked first: a wrong argument must not end the dump that is being made
-        path = path_of(self.file_path, epoch, step, framework.rank())
-        if self._by_hand is not None and self._by_hand.path == path:
+        framework = framework_of(model)  # checked first: a wrong argument must not end the dump under way
+        path = dump_path(self.file_path, epoch, step, framework.rank())
+        if self._manual_file is not None and self._manual_file.path == path:
             raise UsageError(
-                f"{path} is being written by hooks that were placed by hand: register with another epoch or step, "
+                f"{path} is being written by hooks that you placed yourself: register with another epoch or step, "
                 "or choose another file_path"
             )
         if (open_file := self._open_file()) is not None:
-            self._say(f"hooks were still registered: finishing {open_file.path}")
+            self._print(f"hooks were still registered: finishing {open_file.path}")
             self.remove_hooks()
-        lonely = not framework.children(model)
+        is_single = not framework.children(model)
 
         def wanted(name: str, module: Any) -> bool:
-            return (lonely or bool(name)) and (recursive or "." not in name)
+            return (is_single or bool(name)) and (recursive or "." not in name)
 
         attributes = {"epoch": epoch, "step": step, "framework": framework.name, "model": type(model).__name__}
         self._observer = _DumpObserver(model, Selection("tensors", _KINDS, wanted), path, attributes, self)
         self._last, self._finished = path, False
-        self._say(_registered(self._observer.sites, type(model).__name__, self.is_screen_display))
-        self._say(f"dumping to {path}")
+        self._print(_describe_registration(self._observer.sites, type(model).__name__, self.is_screen_display))
+        self._print(f"dumping to {path}")
         return DumpHandle(self, self._observer)
 
     def remove_hooks(self) -> None:
-        """Take all hooks off, finish the file and say where it is. Calling it twice does no harm.
+        """Remove all hooks, finish the file and print its path. Idempotent.
 
-        Hooks that were placed by hand stay, but dump nothing more.
+        Hooks that the user placed stay, but dump nothing more.
         """
-        if self._by_hand is not None:
-            file, self._by_hand, self._finished = self._by_hand, None, True
+        if self._manual_file is not None:
+            file, self._manual_file, self._finished = self._manual_file, None, True
             file.close(True)
-            self._closed(file)
+            self._report_file(file)
         if self._observer is not None:
             observer, self._observer, self._finished = self._observer, None, True
             observer.close()
-            self._told(observer)
+            self._report_removal(observer)
 
-    def read_h5py_data(self, path: str | os.PathLike[str] | None = None) -> Contents:
-        """Print the groups and datasets of the last dump, or of the file at `path`, with dtype and shape.
+    def read_h5py_data(self, path: str | os.PathLike[str] | None = None) -> DumpContents:
+        """Print and return the groups and datasets of the last dump, or of the file at `path`, with dtype and shape.
 
-        Returns them too, as {group: {dataset: (dtype, shape)}}. Groups are found with any number of digits:
+        The result is {group: {dataset: (dtype, shape)}}. It finds groups with any number of digits:
         `contents["018_BatchNorm2d/grad_input0"]`. `open_dump` reads the values.
         """
         file = self._open_file() if path is None else None
-        if file is not None:  # still being written: nobody else can open it
-            return printed_contents(file.path, file.contents())
+        if file is not None:  # still being written: HDF5 cannot open it a second time
+            return print_contents(file.path, file.contents())
         where = Path(path) if path is not None else self._last
         if where is None:
-            raise RunNotFound("nothing was dumped yet: call register_hooks.")
+            raise RunNotFound("nothing was dumped yet: call register_hooks and run the model first.")
         with open_dump(where) as contents:
-            return printed_contents(where, contents)
+            return print_contents(where, contents)
 
-    # --- hooks for those who place them by hand ------------------------------------------------------------------
+    # --- hooks that the user places ------------------------------------------------------------------------------
     def forward_hook_fn(self, module: Any, input: Any, output: Any) -> None:
-        """A plain forward hook: `module.register_forward_hook(dumper.forward_hook_fn)`.
+        """Dump a call, as a plain forward hook: `module.register_forward_hook(dumper.forward_hook_fn)`.
 
-        It runs after the module, so it sees the inputs of a module that works in place as they became. It writes into
-        the file of `register_hooks`, or else into that of epoch 0 and step 0. After `remove_hooks` it writes nothing,
-        and it never replaces a finished file.
+        The hook runs after the module, so it sees inputs that the module changed in place with their new values. It
+        writes to the file of `register_hooks`, or else to that of epoch 0 and step 0. After `remove_hooks` it writes
+        nothing, and it never replaces a finished file.
         """
         framework = framework_of(module)
 
@@ -130,10 +130,10 @@ class HookerAndDumper:
         args = input if isinstance(input, tuple) else (input,)
         found = [("feat_input", open_arguments(args, {}, leaf).tensors, False)]
         found.append(("feat_output", open_value(output, leaf).tensors, leaf(output)))
-        self._dump_by_hand(module, "forward", found)
+        self._dump_from_hook(module, "forward", found)
 
     def backward_hook_fn(self, module: Any, grad_input: Any, grad_output: Any) -> None:
-        """A plain backward hook: `module.register_full_backward_hook(dumper.backward_hook_fn)`."""
+        """Dump gradients, as a plain backward hook: `module.register_full_backward_hook(dumper.backward_hook_fn)`."""
         framework = framework_of(module)
 
         def leaf(value: Any) -> bool:
@@ -141,11 +141,13 @@ class HookerAndDumper:
 
         found = [("grad_output", open_value(grad_output, leaf).tensors, False)]
         found.append(("grad_input", open_value(grad_input, leaf).tensors, False))
-        self._dump_by_hand(module, "backward", found)
+        self._dump_from_hook(module, "backward", found)
 
-    def _dump_by_hand(self, module: Any, phase: str, found: Sequence[tuple[str, list[tuple[str, Any]], bool]]) -> None:
+    def _dump_from_hook(
+        self, module: Any, phase: str, found: Sequence[tuple[str, list[tuple[str, Any]], bool]]
+    ) -> None:
         framework = framework_of(module)
-        file = self._open_file() or self._begin_by_hand(framework)
+        file = self._open_file() or self._open_manual_file(framework)
         if file is None:
             return
 
@@ -153,56 +155,56 @@ class HookerAndDumper:
             return None if tensor is None or framework.unreadable(tensor) else framework.host(tensor)
 
         datasets = [
-            Seen(name if single else f"{name}{place}", path, values(tensor), file.tick())
+            DumpedTensor(name if single else f"{name}{place}", path, values(tensor), file.tick())
             for name, tensors, single in found
             for place, (path, tensor) in enumerate(tensors)
         ]
         file.group(type(module).__name__, {"phase": phase}, datasets)
 
-    def _begin_by_hand(self, framework: Framework) -> DumpFile | None:
-        """Create the file of hooks that were placed by hand. None if there is to be none, with one warning."""
-        path = path_of(self.file_path, 0, 0, framework.rank())
+    def _open_manual_file(self, framework: Framework) -> DumpFile | None:
+        """Create the file of hooks that the user placed. Return None, with one warning, if the dump is finished."""
+        path = dump_path(self.file_path, 0, 0, framework.rank())
         if self._finished or is_finished(path):
-            if not self._refused:
-                self._refused = True
+            if not self._warned_manual:
+                self._warned_manual = True
                 why = "remove_hooks has finished the dump" if self._finished else f"{path} is a finished dump"
                 warnings.warn(
-                    f"tensortap: hooks of HookerAndDumper that were placed by hand dump nothing more: {why}. Remove "
+                    f"tensortap: hooks of HookerAndDumper that you placed yourself dump nothing more: {why}. Remove "
                     "these hooks, call register_hooks for another step, or choose another file_path.",
                     RuntimeWarning,
                     stacklevel=5,
                 )
             return None
-        self._by_hand = DumpFile(path, {"epoch": 0, "step": 0, "framework": framework.name}, self._detail)
+        self._manual_file = DumpFile(path, {"epoch": 0, "step": 0, "framework": framework.name}, self._print_detail)
         self._last = path
-        self._say(f"dumping to {path}")
-        return self._by_hand
+        self._print(f"dumping to {path}")
+        return self._manual_file
 
-    # --- the screen ----------------------------------------------------------------------------------------------
-    def _say(self, text: str) -> None:
+    # --- printing ------------------------------------------------------------------------------------------------
+    def _print(self, text: str) -> None:
         print(f"[tensortap] {text}", flush=True)
 
-    def _detail(self, text: str) -> None:
+    def _print_detail(self, text: str) -> None:
         if self.is_screen_display:
             print(text, flush=True)
 
-    def _told(self, observer: _DumpObserver) -> None:
+    def _report_removal(self, observer: _DumpObserver) -> None:
         if self.is_screen_display:
             for row in observer.coverage:
                 if row.status != "seen" or row.reason:
-                    self._detail(clean(f"  {display_name(row.module)} ({row.cls}): {row.status}. {row.reason}"))
-        self._say("all hooks removed")
-        self._closed(observer.file)
+                    self._print_detail(clean(f"  {display_name(row.module)} ({row.cls}): {row.status}. {row.reason}"))
+        self._print("all hooks removed")
+        self._report_file(observer.file)
 
-    def _closed(self, file: DumpFile) -> None:
-        self._say(f"{file.groups} groups written, file closed: {file.path}")
+    def _report_file(self, file: DumpFile) -> None:
+        self._print(f"{file.groups} groups written, file closed: {file.path}")
 
     def _open_file(self) -> DumpFile | None:
-        return self._observer.file if self._observer is not None else self._by_hand
+        return self._observer.file if self._observer is not None else self._manual_file
 
 
 class DumpHandle:
-    """The hooks of one `register_hooks`. As a context manager it takes them off whatever happens inside."""
+    """The hooks of one `register_hooks`. As a context manager, it removes them also after an error."""
 
     def __init__(self, dumper: HookerAndDumper, observer: _DumpObserver) -> None:
         self._dumper = dumper
@@ -210,7 +212,7 @@ class DumpHandle:
         self.path = observer.path
 
     def remove(self) -> None:
-        """Take these hooks off, if they still are on."""
+        """Remove these hooks, if they are still registered."""
         if self._dumper._observer is self._observer:
             self._dumper.remove_hooks()
 
@@ -221,12 +223,12 @@ class DumpHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._observer.__exit__(kind, error, trace)  # the file says why it is not complete
+            self._observer.__exit__(kind, error, trace)  # records in the file why it is not complete
         self.remove()
 
 
 class _DumpObserver(Observer):
-    """An observer whose sink is a dump."""
+    """An observer that writes to a dump."""
 
     def __init__(
         self, model: Any, selection: Selection, path: Path, attributes: dict[str, Any], dumper: HookerAndDumper
@@ -234,18 +236,18 @@ class _DumpObserver(Observer):
         self.path = path
         self.sites: list[Site] = []
         self._attributes = attributes
-        self._detail = dumper._detail
+        self._print_detail = dumper._print_detail
         super().__init__(model, selection, self._open_dump)
 
     def _open_dump(self) -> DumpSink:
         wants = self._selection.wants_module
         self.sites = [s for s in self._tree.sites if s.inside is None and wants(s.name, s.cls, s.owner)]
-        self.file = DumpFile(self.path, self._attributes, self._detail)
+        self.file = DumpFile(self.path, self._attributes, self._print_detail)
         return DumpSink(self._framework, self.sites, self._guard, self.file)
 
 
-def _registered(sites: Sequence[Site], model: str, all_of_them: bool) -> str:
+def _describe_registration(sites: Sequence[Site], model: str, list_all: bool) -> str:
     names = [f"{display_name(site.name)} ({site.cls})" for site in sites if site.callable]
-    listed = names if all_of_them else names[:_FEW]
-    more = f", … and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
-    return clean(f"hooks registered on {len(names)} modules of {model}: {', '.join(listed)}{more}")
+    shown = names if list_all else names[:_MAX_LISTED]
+    more = f", … and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return clean(f"hooks registered on {len(names)} modules of {model}: {', '.join(shown)}{more}")

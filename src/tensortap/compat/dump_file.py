@@ -1,4 +1,4 @@
-"""The file of one dump: a group for each firing, numbered in order; flushed after each, so that a kill costs little."""
+"""The file of one dump: a numbered group for each forward and backward, flushed so that a kill loses little."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tensortap.errors import StoreWriteError
 from tensortap.report.wording import clean
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 
-__all__ = ["Array", "DumpFile", "Say", "Seen", "is_finished", "none", "path_of"]
+__all__ = ["Array", "DumpFile", "DumpedTensor", "Say", "dump_path", "format_none", "is_finished"]
 
 Array = npt.NDArray[Any]
 Say = Callable[[str], None]
 
 
-class Seen(NamedTuple):
-    """A tensor, or None, on its way into a dataset."""
+class DumpedTensor(NamedTuple):
+    """A tensor, or None, to write to a dataset."""
 
     name: str
     path: str
-    """Where in the arguments it sits."""
+    """Path within the arguments or outputs."""
     array: Array | None
     seq: int
-    """When it was seen: datasets of one group may have been seen far apart."""
+    """Order in which tensors were seen; those of one group may be far apart."""
     same_as: str = ""
-    """The dataset of the group that holds what would be here."""
+    """The dataset of the group that has the values in place of this one."""
 
 
-def path_of(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int = 0) -> Path:
-    """Where a dump goes. A string is a prefix, so a folder ends in "/"; a Path is always a folder."""
+def dump_path(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int = 0) -> Path:
+    """Return the path of a dump. A string is a prefix, so a folder ends in "/"; a Path is always a folder."""
     name = f"{epoch}-epoch_{step}-step_dump{f'.rank{rank}' if rank else ''}.hdf5"
     if isinstance(file_path, str):
         return Path(f"{file_path}{name}")
@@ -44,23 +44,23 @@ def path_of(file_path: str | os.PathLike[str], epoch: int, step: int, rank: int 
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a dump exists that nobody is still writing. Dumps of other tools do not say; they count as finished."""
+    """Return whether a dump exists and is complete. Dumps of other tools have no such mark and count as complete."""
     if not path.exists():
         return False
     try:
         with h5py.File(path, "r") as file:
             return bool(file.attrs.get("complete", True))
-    except OSError:  # damaged, as a killed process may leave it
+    except OSError:  # a killed process may leave a damaged file
         return False
 
 
-def none(same_as: str = "") -> str:
-    """How the screen says that a dataset is empty."""
+def format_none(same_as: str = "") -> str:
+    """Return the text that stands for an empty dataset."""
     return f"None (same as {same_as})" if same_as else "None"
 
 
 class DumpFile:
-    """An open dump. The attribute `complete` of the file is true only once it was closed in order."""
+    """A dump that is being written. The file's attribute `complete` becomes true when it is closed without an error."""
 
     def __init__(self, path: Path, attributes: Mapping[str, Any], detail: Say | None = None) -> None:
         self.path = path
@@ -71,12 +71,12 @@ class DumpFile:
         try:
             self._file = create_file(path)
         except OSError as error:
-            raise StoreWriteError(f"{path} could not be created: {error}") from error
+            raise StoreWriteError(f"{path} could not be created: {error}; choose another file_path") from error
         set_attributes(self._file, {"format": "tensortap-dump", "version": 1, "complete": False, **attributes})
         self._file.flush()
 
-    def group(self, cls: str, attributes: Mapping[str, Any], datasets: Sequence[Seen] = ()) -> Any:
-        """A new group with all that is known by now."""
+    def group(self, cls: str, attributes: Mapping[str, Any], datasets: Sequence[DumpedTensor] = ()) -> Any:
+        """Create a group with its attributes and first datasets."""
         group = self._file.create_group(f"{self.groups:04d}_{link_name(cls)}", track_order=True)
         self.groups += 1
         first = next((seen.array for seen in reversed(datasets) if seen.array is not None), None)
@@ -85,21 +85,21 @@ class DumpFile:
         self.add(group, datasets)
         return group
 
-    def add(self, group: Any, datasets: Sequence[Seen]) -> None:
-        """More datasets of a group."""
+    def add(self, group: Any, datasets: Sequence[DumpedTensor]) -> None:
+        """Add datasets to a group."""
         for name, path, array, seq, same_as in datasets:
             put(group, name, array, {"path": path, "seq": seq} | ({"same_as": same_as} if same_as else {}))
             if self._detail is not None:
-                said = none(same_as) if array is None else f"{dtypes.name_of(array.dtype)} {list(array.shape)}"
-                self._detail(clean(f"  {group.name}/{name}  {said}"))
+                text = format_none(same_as) if array is None else f"{dtypes.name_of(array.dtype)} {list(array.shape)}"
+                self._detail(clean(f"  {group.name}/{name}  {text}"))
         self._file.flush()
 
     def tick(self) -> int:
-        """The number of the next sighting."""
+        """Return the next sequence number."""
         return next(self._ticks)
 
     def contents(self) -> Any:
-        """The open file, for reading: HDF5 lets no one else in meanwhile."""
+        """Return the open file for reading: HDF5 cannot open it a second time."""
         return self._file
 
     def close(self, complete: bool, reason: str = "") -> None:

@@ -1,9 +1,9 @@
-"""Read a dump back under the names that scripts use, however many digits the number of a group has.
+"""Read a dump under the names that scripts use, with any number of digits in a group's number.
 
     with open_dump("0-epoch_3-step_dump.hdf5") as f:
         f["018_BatchNorm2d/grad_input0"][:]         # also if the file calls the group 0018_BatchNorm2d
 
-The first dumper wrote four digits, and its document shows three.
+The original dumper writes four digits, but its documentation shows three.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, NamedTuple
 
 import h5py
 
-from tensortap.compat.dump_file import none
+from tensortap.compat.dump_file import format_none
 from tensortap.core.records import display_name
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.report.wording import clean
 
-__all__ = ["Contents", "DatasetInfo", "OpenDump", "open_dump", "printed_contents"]
+__all__ = ["DatasetInfo", "DumpContents", "OpenDump", "open_dump", "print_contents"]
 
 _GROUP = re.compile(r"/?([0-9]+)_(.*)", re.DOTALL)
 _MOST_DIGITS = 9
 
 
 class DatasetInfo(NamedTuple):
-    """What is known of a dataset without reading it."""
+    """Dtype and shape of a dataset."""
 
     dtype: str
-    """Of the tensor; bfloat16 is stored as float32."""
+    """The tensor's dtype; bfloat16 is stored as float32."""
     shape: tuple[int, ...]
 
 
-class Contents(dict[str, Any]):
+class DumpContents(dict[str, Any]):
     """The datasets of each group: `contents["0018_BatchNorm2d"]["grad_input0"]` is a `DatasetInfo`.
 
-    Groups are found with any number of digits, and `contents["018_BatchNorm2d/grad_input0"]` works like in h5py.
+    Lookup accepts any number of digits, and paths as h5py does: `contents["018_BatchNorm2d/grad_input0"]`.
     """
 
     def __missing__(self, key: str) -> Any:
@@ -63,9 +63,9 @@ class Contents(dict[str, Any]):
             return default
 
 
-def printed_contents(path: Path, file: Any) -> Contents:
+def print_contents(path: Path, file: Any) -> DumpContents:
     """Print the groups and datasets of an open file, and return them."""
-    found = Contents()
+    found = DumpContents()
     print(path)
     for name, group in file.items():
         if not isinstance(group, h5py.Group):
@@ -82,35 +82,35 @@ def printed_contents(path: Path, file: Any) -> Contents:
                 dtype, shape = str(dataset.attrs.get("dtype", dataset.dtype)), tuple(dataset.shape or ())
                 found[name][inner] = DatasetInfo(dtype, shape)
                 empty, same_as = dataset.attrs.get("none", False), str(dataset.attrs.get("same_as", ""))
-                print(clean(f"    {inner}  {none(same_as) if empty else f'{dtype} {list(shape)}'}"))
+                print(clean(f"    {inner}  {format_none(same_as) if empty else f'{dtype} {list(shape)}'}"))
     return found
 
 
 def open_dump(path: str | os.PathLike[str]) -> OpenDump:
-    """Open a dump for reading. The result is an `h5py.File` that finds groups with any number of digits.
+    """Open a dump for reading, as an `h5py.File` that finds groups with any number of digits.
 
-    Datasets also have `value`, which h5py dropped in version 3.
+    Datasets also have `value`, which h5py removed in version 3.
 
     >>> with open_dump("dumps/0-epoch_3-step_dump.hdf5") as f:                         # doctest: +SKIP
     ...     print(f["018_BatchNorm2d/grad_input0"][:])
     """
     if not Path(path).exists():
-        raise RunNotFound(f"{path} does not exist: there is no dump to open.")
+        raise RunNotFound(f"{path} does not exist: there is no dump to open. Check the path, epoch and step.")
     try:
         return OpenDump(path, "r")
     except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read as HDF5: {error}") from error
+        raise RunUnreadable(f"{path} cannot be read as HDF5, so it is damaged or not a dump: {error}") from error
 
 
-class _Found:
-    """Looks names up. Goes before a class of h5py."""
+class _AnyDigits:
+    """Lookup with any number of digits, as a mixin before a class of h5py."""
 
     def __getitem__(self, name: Any) -> Any:
         known: Any = super()
         found = known.__getitem__(self._stored(name))
         if isinstance(found, h5py.Dataset):
-            return _Dataset(found.id)
-        return _Group(found.id) if isinstance(found, h5py.Group) else found
+            return _DumpDataset(found.id)
+        return _DumpGroup(found.id) if isinstance(found, h5py.Group) else found
 
     def __contains__(self, name: Any) -> bool:
         known: Any = super()
@@ -121,20 +121,20 @@ class _Found:
         return known.get(self._stored(name), *args, **options)
 
     def _stored(self, name: Any) -> Any:
-        """The name as the file has it; the same if it has none of its spellings."""
+        """Return the name as it is in the file; unchanged if the file has none of its spellings."""
         known: Any = super()
         return next((each for each in _spellings(name) if known.__contains__(each)), name)
 
 
-class OpenDump(_Found, h5py.File):  # type: ignore[misc]
-    """An open dump; `open_dump` makes one."""
+class OpenDump(_AnyDigits, h5py.File):  # type: ignore[misc]
+    """An open dump, as `open_dump` returns it."""
 
 
-class _Group(_Found, h5py.Group):  # type: ignore[misc]
+class _DumpGroup(_AnyDigits, h5py.Group):  # type: ignore[misc]
     """A group of a dump."""
 
 
-class _Dataset(h5py.Dataset):  # type: ignore[misc]
+class _DumpDataset(h5py.Dataset):  # type: ignore[misc]
     """A dataset of a dump."""
 
     @property
@@ -144,7 +144,7 @@ class _Dataset(h5py.Dataset):  # type: ignore[misc]
 
 
 def _spellings(name: Any) -> Iterable[str]:
-    """A path in the file as given, then with other numbers of digits in its first part."""
+    """Return a path as given, then with other numbers of digits in its first part."""
     if not isinstance(name, str):
         return ()
     group, slash, rest = name.lstrip("/").partition("/")
@@ -152,7 +152,7 @@ def _spellings(name: Any) -> Iterable[str]:
 
 
 def _other_digits(group: str) -> list[str]:
-    """The name of a group with all other numbers of digits."""
+    """Return a group's name with all other numbers of digits."""
     if (found := _GROUP.fullmatch(group)) is None:
         return []
     number = int(found[1]) if len(found[1]) <= _MOST_DIGITS else -1

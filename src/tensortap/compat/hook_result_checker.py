@@ -1,9 +1,9 @@
-"""Compare two trees of saved tensors: cosine similarity, mean, standard deviation and variance of every common file.
+"""Compare two trees of saved tensors: cosine similarity, mean, standard deviation and variance of each common file.
 
     python -m tensortap.compat.hook_result_checker --pathA tmp_tensors --pathB tmp_tensors_0
 
-Results go to {A}/tensors/compare_rst and {A}/grads/compare_rst, a table for each rank. The verdict at the end, and the
-exit code, are those of `tensortap compare A B`.
+The results are in {A}/tensors/compare_rst and {A}/grads/compare_rst, one table per rank. The verdict and the exit code
+are those of `tensortap compare A B`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tensortap.report.terminal import plot
 from tensortap.report.wording import clean
 from tensortap.store.formats.npy.names import GRADS, TENSORS, NpyName, parse, rank_folders
 
-__all__ = ["check", "column_meant", "main", "run"]
+__all__ = ["check", "find_column", "main", "run"]
 
 RESULTS = "compare_rst"
 UNREADABLE = 2
-_TOLD = (
+_REPORTED_NOTES = (
     "shape",
     "dtype",
     "complex",
@@ -45,31 +45,31 @@ _TOLD = (
     "only in A",
     "only in B",
 )
-_WORDS = {
+_NOTE_TEXT = {
     "shape": "of different shapes, not compared",
     "dtype": "of different dtypes",
     "complex": "real on one side and complex on the other, not compared",
     "paired by name": "paired by name although their running numbers differ",
 }
 
-Bars = Callable[[str, int | None], Callable[[], None]]
-"""Opens a bar of so many parts; None if the number is not known. Call the result after each part."""
+ProgressBars = Callable[[str, int | None], Callable[[], None]]
+"""Opens a progress bar with a label and a number of parts, None if unknown. Call the result after each part."""
 
 
-def check(path_a: Path, path_b: Path, bars: Bars) -> list[RankResult]:
-    """Compare what both trees have and write the tables; a result for each rank that both have."""
+def check(path_a: Path, path_b: Path, bars: ProgressBars) -> list[RankResult]:
+    """Compare the common files of both trees and write the tables; return a result for each common rank."""
     for path in (path_a, path_b):
         if not path.is_dir():
-            raise RunNotFound(f"{path} is no folder: nothing was saved there, or the path is misspelt.")
+            raise RunNotFound(f"{path} is not a folder: nothing was saved there, or the path is misspelt.")
     results = []
     for kind in (TENSORS, GRADS):
         ranks_a, ranks_b = rank_folders(path_a / kind), rank_folders(path_b / kind)
         for rank in sorted(ranks_a.keys() & ranks_b.keys()):
-            pairs, notes = hook_results.pairs_of(ranks_a[rank], ranks_b[rank])
+            pairs, notes = hook_results.pair_rank(ranks_a[rank], ranks_b[rank])
             result = RankResult(kind, rank, notes=notes)
             done = bars(f"{kind} rank_{rank}", len(pairs))
             results.append(hook_results.compare_rank(result, ranks_a[rank], ranks_b[rank], pairs, done))
-    if any(_judged(result) for result in results):  # two wrong paths must not replace the results of two right ones
+    if any(_has_common_files(result) for result in results):  # a wrong path must not replace earlier results
         for result in results:
             hook_results.write(path_a / result.kind / RESULTS, result)
     return results
@@ -78,11 +78,11 @@ def check(path_a: Path, path_b: Path, bars: Bars) -> list[RankResult]:
 def run(
     path_a: Path, path_b: Path, column: str | None = None, plot_out: Path | None = None, plot_over: str = "layers"
 ) -> int:
-    """Run the whole command and print its results. Return the exit code.
+    """Run the whole command, print its results and return the exit code.
 
-    0 if the trees match, 1 if they diverge, 2 if a file could not be read, 3 if too little could be compared.
+    The code is 0 if the trees match, 1 if they diverge, 2 if a file is unreadable, 3 if too little is comparable.
     """
-    chosen = None if column is None else column_meant(column)
+    chosen = None if column is None else find_column(column)
     if plot_over not in plot_picture.OVER:
         raise UsageError(f"--plot-over {plot_over!r} is unknown; there are {', '.join(plot_picture.OVER)}")
     if plot_out is not None:
@@ -97,7 +97,7 @@ def run(
         if compared:
             try:
                 comparison = _compare(path_a, path_b, bars)
-            except TensortapError as error:  # the tables are written all the same
+            except TensortapError as error:  # the tables are already written
                 failed = str(error)
     screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for line in _summary(path_a, path_b, results):
@@ -106,54 +106,54 @@ def run(
         _plot(results, chosen, plot_out, plot_over, screen)
     unreadable = sum(result.count("unreadable") for result in results)
     if unreadable:
-        _say_error(f"{unreadable} could not be read: rank_N_notes.csv beside the results says which file, and why.")
+        _print_error(f"{unreadable} could not be read: rank_N_notes.csv next to the results says which file, and why.")
     if comparison is None:
-        _say_error(failed or _nothing(path_a, path_b, results))
+        _print_error(failed or _explain_nothing_compared(path_a, path_b, results))
         return UNREADABLE if unreadable or failed else EXIT_CODES["incomparable"]
     for text in comparison_page.headline(comparison.verdict, comparison.sentence, None):
         screen.print(text)
     return UNREADABLE if unreadable else EXIT_CODES[comparison.verdict]
 
 
-def column_meant(text: str) -> str:
-    """A column by its name, or by a beginning that no other has.
+def find_column(text: str) -> str:
+    """Return a column by its name or a unique prefix of it; raise UsageError if there is none.
 
-    >>> column_meant("cosine")
+    >>> find_column("cosine")
     'cosine similarity'
     """
     columns = COLUMNS[1:]
     wanted = text.strip().casefold()
     found = [c for c in columns if c.casefold() == wanted] or [c for c in columns if c.casefold().startswith(wanted)]
     if len(found) != 1 or not wanted:
-        raise UsageError(f"--plot {text!r} is no column; there are {', '.join(columns)}")
+        raise UsageError(f"--plot {text!r} is not a column; there are {', '.join(columns)}")
     return found[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tensortap.compat.hook_result_checker",
-        description="Compare two trees of tensors that register_saving_hook has saved.",
+        description="Compare two trees of tensors that register_saving_hook saved.",
         epilog="Exit code: 0 if the trees match, 1 if they diverge, 2 if a file cannot be read, 3 if little is common. "
         "Example: python -m tensortap.compat.hook_result_checker --pathA tmp_tensors --pathB tmp_tensors_0",
     )
     parser.add_argument("--pathA", required=True, type=Path, help="the reference; the results are written below it")
     parser.add_argument("--pathB", required=True, type=Path, help="the candidate")
-    parser.add_argument("--plot", metavar="COLUMN", help="draw a column of the results on the terminal")
-    parser.add_argument("--plot-out", metavar="FILE.png", type=Path, help="draw it as a picture, too")
+    parser.add_argument("--plot", metavar="COLUMN", help="plot a column of the results on the terminal")
+    parser.add_argument("--plot-out", metavar="FILE.png", type=Path, help="also write the plot as a picture")
     parser.add_argument("--plot-over", choices=plot_picture.OVER, default="layers", help="the horizontal axis")
     given = parser.parse_args(argv)
     try:
         return run(given.pathA, given.pathB, given.plot, given.plot_out, given.plot_over)
     except TensortapError as error:
-        _say_error(str(error))
+        _print_error(str(error))
         return UNREADABLE
 
 
-def _say_error(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"tensortap: {text}", file=sys.stderr)
 
 
-def _compare(path_a: Path, path_b: Path, bars: Bars) -> Comparison:
+def _compare(path_a: Path, path_b: Path, bars: ProgressBars) -> Comparison:
     """Compare the trees as `tensortap compare` does."""
     done = bars("verdict", None)
     compare: Callable[..., Comparison] = tensortap.compare
@@ -199,26 +199,28 @@ def _summary(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> Itera
         if known:
             worst = min(known, key=lambda row: float(row[1]))
             facts.append(f"lowest cosine {worst[1]:.9g} at {worst[0]}")
-        facts += [f"{count} {_WORDS.get(note, note)}" for note in _TOLD if (count := result.count(note))]
+        facts += [f"{count} {_NOTE_TEXT.get(note, note)}" for note in _REPORTED_NOTES if (count := result.count(note))]
         yield f"{result.kind} rank_{result.rank}: {'; '.join(facts)}"
     for kind in (TENSORS, GRADS):
-        ours, theirs = (set(rank_folders(path / kind)) for path in (path_a, path_b))
-        for side, only in (("A", ours - theirs), ("B", theirs - ours)):
+        ranks_a, ranks_b = (set(rank_folders(path / kind)) for path in (path_a, path_b))
+        for side, only in (("A", ranks_a - ranks_b), ("B", ranks_b - ranks_a)):
             if only:
                 yield f"{kind}: only in {side}: {', '.join(f'rank_{rank}' for rank in sorted(only))}"
     folders = dict.fromkeys(str(path_a / result.kind / RESULTS) for result in results)
-    if any(_judged(result) for result in results):
+    if any(_has_common_files(result) for result in results):
         yield f"written to {' and '.join(folders)}"
 
 
-def _judged(result: RankResult) -> bool:
-    """Whether both sides had any file in common, be it of two shapes."""
+def _has_common_files(result: RankResult) -> bool:
+    """Return whether both sides have a common file, even if its shapes differ."""
     return bool(result.rows or any(result.count(note) for note in ("shape", "complex", "unreadable")))
 
 
-def _nothing(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> str:
-    if any(_judged(result) for result in results):
-        return f"no file that {path_a} and {path_b} have in common could be compared: see the notes beside the results."
+def _explain_nothing_compared(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> str:
+    if any(_has_common_files(result) for result in results):
+        return (
+            f"none of the common files of {path_a} and {path_b} could be compared: see the notes next to the results."
+        )
     return (
         f"{path_a} and {path_b} have no file in common: nothing to compare. "
         "Both need tensors/rank_N or grads/rank_N with files of the same names."
@@ -226,7 +228,7 @@ def _nothing(path_a: Path, path_b: Path, results: Sequence[RankResult]) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Bars]:
+def _progress() -> Iterator[ProgressBars]:
     columns = (TextColumn("{task.description}"), BarColumn(32), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
 

@@ -1,4 +1,4 @@
-"""Count micro steps: the forwards of a model that belong to its training."""
+"""Count micro steps: the forwards of a model that are part of its training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, Remove
 
-__all__ = ["Listener", "MicroSteps", "Mode"]
+__all__ = ["ForwardMode", "MicroStepListener", "MicroSteps"]
 
 
-class Mode(IntEnum):
-    """How much of a training a forward is. The highest mode of a process is what it trains in."""
+class ForwardMode(IntEnum):
+    """The mode of a forward. The highest mode of a process is the one that it trains in."""
 
     INFERENCE = 0
     """Autograd is off."""
@@ -24,78 +24,78 @@ class Mode(IntEnum):
     TRAINING = 2
 
 
-class Listener(Protocol):
-    """Is called as forwards begin, before any hook of a module."""
+class MicroStepListener(Protocol):
+    """Callbacks at the start of forwards, before any hook of a module."""
 
-    def begin(self, first: bool, mode: Mode) -> None:
-        """A micro step begins. `first` if none began before it."""
+    def begin(self, first: bool, mode: ForwardMode) -> None:
+        """Begin a micro step; `first` if it is the first one."""
 
     def restart(self) -> None:
-        """Training begins after all: the micro steps so far were evaluation. `begin` follows."""
+        """Discard the micro steps so far: they were evaluation, and training begins now. `begin` follows."""
 
     def skip(self) -> None:
-        """A forward begins that is evaluation and not a micro step."""
+        """Skip a forward that is evaluation, not a micro step."""
 
 
 class MicroSteps:
-    """Tells a listener of each micro step.
+    """Reports each micro step to a listener.
 
     The forward of the root is a micro step. If the root is never called, as in a pipeline that calls parts of the model
-    or `model.forward`, the chosen module that ran first takes its place. A recomputation inside backward is not a micro
-    step, and neither is a call of a module inside itself.
+    or `model.forward`, the selected module that ran first takes its place. A recomputation inside backward is not a
+    micro step, and neither is a call of a module inside itself.
 
-    A forward in a lower mode than one before it is evaluation: it is not a micro step. Until a forward in a higher mode
-    comes, nobody knows that the process will train at all. So the micro steps up to then are taken back.
+    A forward in a lower mode than an earlier one is evaluation, not a micro step. Before the first forward in a higher
+    mode, it is unknown whether the process will train, so that forward discards the micro steps up to then.
     """
 
-    def __init__(self, framework: Framework, root: Site, listener: Listener) -> None:
+    def __init__(self, framework: Framework, root: Site, listener: MicroStepListener) -> None:
         self._framework = framework
         self._root = root
         self._listener = listener
-        self._mode: Mode | None = None
-        """The highest mode so far."""
-        self._pacer: str | None = None
+        self._mode: ForwardMode | None = None
+        """The highest mode so far; None before the first forward."""
+        self._counted_module: str | None = None
         self._depth = 0
         self._skipping = False
-        self._stand_ins: list[Remove] = []
+        self._substitutes: list[Remove] = []
 
     def watch(self, others: Sequence[Site], undo: ExitStack) -> None:
-        """Place hooks on the root, and on the modules that may have to take its place."""
-        undo.callback(self._dismiss)
+        """Place hooks on the root, and on the modules that may take its place."""
+        undo.callback(self._remove_substitutes)
         undo.callback(self._place(self._root))
         for site in others:
             if site.inside is None and site is not self._root:
-                self._stand_ins.append(self._place(site))
+                self._substitutes.append(self._place(site))
 
     def evaluating(self) -> bool:
-        """Whether the module that runs now is part of an evaluation."""
-        if self._pacer == "" and not self._depth:  # a part of the model is called by itself
+        """Return whether the running module is part of an evaluation."""
+        if self._counted_module == "" and not self._depth:  # a part of the model is called directly
             return self._mode is not None and self._mode_now() < self._mode
         return self._skipping
 
     def _place(self, site: Site) -> Remove:
         return self._framework.on_call(site.module, partial(self._before, site.name), partial(self._after, site.name))
 
-    def _dismiss(self) -> None:
-        for remove in self._stand_ins:
+    def _remove_substitutes(self) -> None:
+        for remove in self._substitutes:
             remove()
-        self._stand_ins.clear()
+        self._substitutes.clear()
 
     def _before(self, name: str, *_: Any) -> None:
         if self._framework.recomputing():
             return
-        took_over = name == "" and self._pacer not in (None, "")
-        if self._pacer is None or took_over:
-            self._pacer, self._depth = name, 0
+        root_takes_over = name == "" and self._counted_module not in (None, "")
+        if self._counted_module is None or root_takes_over:
+            self._counted_module, self._depth = name, 0
             if name == "":
-                self._dismiss()
-        if name == self._pacer:
+                self._remove_substitutes()
+        if name == self._counted_module:
             self._depth += 1
             if self._depth == 1:
-                self._forward_begins(begun=took_over)
+                self._forward_begins(already_begun=root_takes_over)
 
-    def _forward_begins(self, begun: bool) -> None:
-        """`begun` says that a part of the model, which was called before the model, has begun the micro step."""
+    def _forward_begins(self, already_begun: bool) -> None:
+        """Begin or skip a micro step. `already_begun` if a part of the model, called before the model, began it."""
         mode, highest = self._mode_now(), self._mode
         self._skipping = highest is not None and mode < highest
         if self._skipping:
@@ -105,14 +105,14 @@ class MicroSteps:
         if highest is not None and mode > highest:
             self._listener.restart()
             self._listener.begin(True, mode)
-        elif not begun:
+        elif not already_begun:
             self._listener.begin(highest is None, mode)
 
     def _after(self, name: str, *_: Any) -> None:
-        if name == self._pacer and self._depth and not self._framework.recomputing():
+        if name == self._counted_module and self._depth and not self._framework.recomputing():
             self._depth -= 1
 
-    def _mode_now(self) -> Mode:
+    def _mode_now(self) -> ForwardMode:
         if not (self._framework.records_gradients() or self._framework.inside_function()):
-            return Mode.INFERENCE
-        return Mode.TRAINING if getattr(self._root.owner, "training", True) else Mode.EVALUATION
+            return ForwardMode.INFERENCE
+        return ForwardMode.TRAINING if getattr(self._root.owner, "training", True) else ForwardMode.EVALUATION

@@ -1,4 +1,4 @@
-"""Write the tensors of a saving hook as .npy files, up to the limits that were asked for."""
+"""The sink of a saving hook: write tensors as .npy files, up to the requested limits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tensortap.store.formats.npy.sidecar import SidecarEntry, SidecarWriter, cop
 __all__ = ["EVALUATION", "FileLimit", "NpyFiles"]
 
 EVALUATION = "evaluation"
-"""Folder of what was saved before training began; a tree of its own."""
+"""Folder of the files saved before training began; it is a separate tree."""
 
 _log = logging.getLogger("tensortap")
 
 
 @dataclass(slots=True, eq=False)
 class FileLimit:
-    """Hands out the index of the next file until the limit is reached."""
+    """Counts files: returns the index of the next one until the limit is reached."""
 
     name: str
     limit: int
     each_step: int | None
-    """A limit for each micro step, in place of the one for the whole run."""
+    """A limit per micro step, which replaces that for the whole run."""
     count: int = 0
     step: int = 0
 
@@ -47,7 +47,7 @@ class FileLimit:
         if self.each_step is not None:
             self.limit, self.name = self.each_step, f"{self.name}_per_step"
         if not isinstance(self.limit, int):
-            raise UsageError(f"{self.name} takes a whole number, not {self.limit!r}; a negative one means all")
+            raise UsageError(f"{self.name} takes an integer, not {self.limit!r}; a negative one saves all")
 
     @property
     def reached(self) -> bool:
@@ -55,7 +55,7 @@ class FileLimit:
         return self.limit == 0 or (self.each_step is None and 0 < self.limit <= self.count)
 
     def next(self, step: int) -> int | None:
-        """Return the next index of a micro step. None if the limit is reached."""
+        """Return the next index of a micro step, or None if the limit is reached."""
         if self.each_step is not None and step != self.step:
             self.step, self.count = step, 0
         if 0 <= self.limit <= self.count:
@@ -65,10 +65,7 @@ class FileLimit:
 
 
 class NpyFiles:
-    """A sink that writes one file for each tensor.
-
-    `ignored` tells whether outputs of the forward that runs now are left out.
-    """
+    """A sink that writes one file per tensor. `ignored` returns whether to skip outputs of the running forward."""
 
     def __init__(self, framework: Framework, path: Path, tensors: FileLimit, grads: FileLimit) -> None:
         self.where = str(path)
@@ -79,7 +76,7 @@ class NpyFiles:
         self._path = path
         self._limits = {TENSORS: tensors, GRADS: grads}
         self._written: list[Path] | None = []
-        """What may have to be set aside; None once training has begun."""
+        """Files that may have to be set aside; None once training has begun."""
         self._rank = framework.rank()
         self._sidecar: SidecarWriter | None = None
         self._make_folders()
@@ -102,12 +99,12 @@ class NpyFiles:
             name = tensor_file(index, site.cls, self._layer_name(site), key.path, key.step)
         array = self._framework.host(tensor)
         if self._sidecar is None:
-            self._sidecar = self._begin()
+            self._sidecar = self._open_sidecar()
         self._sidecar.add(f"{kind}/{name}", SidecarEntry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
         self._save(self._folder(self._path, kind) / name, array)
 
-    def _begin(self) -> SidecarWriter:
-        """Look at the rank again, because the process group may have been created since the registration."""
+    def _open_sidecar(self) -> SidecarWriter:
+        """Create the sidecar. Read the rank again: the process group may be newer than the registration."""
         if (rank := self._framework.rank()) != self._rank:
             self._rank = rank
             self._make_folders()
@@ -119,7 +116,7 @@ class NpyFiles:
                 folder.mkdir(parents=True, exist_ok=True)
                 old = len(files_in(folder))
             except OSError as error:
-                raise StoreWriteError(f"{folder} cannot be created: {error.strerror}") from error
+                raise StoreWriteError(f"{folder} cannot be created: {error.strerror}; give another path=") from error
             if old:
                 _log.warning(
                     "tensortap: %s holds %d files of an earlier run; those of the same names are replaced, "
@@ -128,12 +125,12 @@ class NpyFiles:
                     old,
                 )
 
-    def keep(self) -> None:
-        """Remember no longer what was saved: nothing will be set aside."""
+    def keep_all(self) -> None:
+        """Forget the saved files: none of them will be set aside."""
         self._written = None
 
     def set_aside(self) -> None:
-        """Move all that was saved so far to a tree of its own, and count from 0 again."""
+        """Move all files saved so far to a separate tree, and count from 0 again."""
         if self._written:
             tree = self._path / EVALUATION
             _log.warning(
@@ -171,7 +168,7 @@ class NpyFiles:
         return (self._framework.assigned_name(parameter) if parameter is not None else "") or structural
 
     def _save(self, file: Path, array: npt.NDArray[Any]) -> None:
-        """Write a file under its name only when it is complete. NumPy alone cannot read bfloat16 and float8."""
+        """Write a file that gets its name when complete. bfloat16 and float8 are widened: plain NumPy lacks them."""
         partial = self._path / f".{secrets.token_hex(6)}.partial"  # older checkers read all files of a rank's folder
         try:
             with partial.open("xb") as opened:

@@ -1,7 +1,7 @@
-"""Marks before and after a module's forward and backward, under the names that existing scripts look for.
+"""Mark the start and end of a module's forward and backward in a profile, under the names of existing scripts.
 
-The marks are moments in the profile, `before forward of Linear: head` and the like; `tensortap.annotate` gives whole
-spans instead. Outputs and gradients are never replaced, and modules that work in place keep working.
+The marks are instants, such as `before forward of Linear: head`; `tensortap.annotate` adds whole spans instead. Outputs
+and gradients are never replaced, and modules that work in place keep working.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ M = TypeVar("M")
 def forward_hook_wrapper(module: M, details: object = None) -> M:
     """Mark every forward of `module`: `before forward of {Class}: {details}`, `after forward of …`. Return the module.
 
-    A module has one such mark: a second call only renames it. `remove_hook_wrappers` takes it off.
+    A module has one such pair of marks: a second call only renames it. `remove_hook_wrappers` removes it.
 
     >>> model.head = forward_hook_wrapper(model.head, details="head")
     """
     network = network_of(module)
     framework = framework_of(network)
-    _place(network, "forward", _ForwardMarks(framework, profiling_of(framework), _name(network, details)))
+    _replace_marks(network, "forward", _ForwardMarks(framework, profiling_of(framework), _name(network, details)))
     return module
 
 
 def backward_hook_wrapper(module: M, details: object = None) -> M:
     """Mark every backward of `module`: `before backward of {Class}: {details}`, `after backward of …`.
 
-    Return the module. The first mark comes when gradient reaches the module. The second comes when the last gradient
-    has left it, towards the inputs and the parameters, or at the latest when backward is over. A module has one such
-    pair of marks: a second call only renames it. `remove_hook_wrappers` takes it off.
+    Return the module. The first mark is set when gradient reaches the module. The second is set when the last gradient
+    leaves it, towards inputs and parameters, or at the latest when backward ends. A module has one such pair of marks:
+    a second call only renames it. `remove_hook_wrappers` removes it.
     """
     network = network_of(module)
     framework = framework_of(network)
-    _place(network, "backward", _BackwardMarks(framework, profiling_of(framework), _name(network, details)))
+    _replace_marks(network, "backward", _BackwardMarks(framework, profiling_of(framework), _name(network, details)))
     return module
 
 
 def remove_hook_wrappers(model: Any) -> int:
     """Remove the marks of both wrappers from a module and from everything inside it.
 
-    Graphs that still wait for their backward show no marks any more. Return how many wrappers were removed.
+    Graphs whose backward is still to come show no more marks. Return the number of wrappers removed.
 
     >>> remove_hook_wrappers(model)
     2
@@ -67,8 +67,8 @@ def remove_hook_wrappers(model: Any) -> int:
     return len(found)
 
 
-def _place(module: Any, direction: str, marks: _Marks) -> None:
-    """Put marks on a module in the place of those that it has in this direction."""
+def _replace_marks(module: Any, direction: str, marks: _ModuleMarks) -> None:
+    """Place marks on a module, and remove those that it has in this direction."""
     known = _placed.get(module)
     if known is None:
         _placed.put(module, known := {})
@@ -78,7 +78,7 @@ def _place(module: Any, direction: str, marks: _Marks) -> None:
     known[direction] = weakref.ref(marks)
 
 
-class _Marks:
+class _ModuleMarks:
     """Marks on one module in one direction. The module's hooks keep them alive."""
 
     def __init__(self, framework: Framework, profiling: Profiling, name: str) -> None:
@@ -89,55 +89,55 @@ class _Marks:
         self._remove: Remove | None = None
 
     def place(self, module: Any) -> None:
-        self._remove = self._framework.on_call(module, self.called, self.returned)
+        self._remove = self._framework.on_call(module, self.on_call, self.on_return)
 
     def close(self) -> None:
-        """Remove the hooks, and show nothing of calls whose backward is still to come."""
+        """Remove the hooks, and mark nothing more in graphs whose backward is still to come."""
         self._closed = True
         if self._remove is not None:
             self._remove()
 
-    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def on_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def returned(self, output: Any) -> None:
+    def on_return(self, output: Any) -> None:
         raise NotImplementedError
 
 
-_placed: ModuleNotes[dict[str, weakref.ref[_Marks]]] = ModuleNotes()
+_placed: ModuleNotes[dict[str, weakref.ref[_ModuleMarks]]] = ModuleNotes()
 
 
-class _ForwardMarks(_Marks):
-    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+class _ForwardMarks(_ModuleMarks):
+    def on_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._profiling.instant(f"before forward of {self._name}")
 
-    def returned(self, output: Any) -> None:
+    def on_return(self, output: Any) -> None:
         self._profiling.instant(f"after forward of {self._name}")
 
 
-class _BackwardMarks(_Marks):
+class _BackwardMarks(_ModuleMarks):
     def __init__(self, framework: Framework, profiling: Profiling, name: str) -> None:
         super().__init__(framework, profiling, name)
         self._local = threading.local()
 
-    def show(self, word: str) -> None:
+    def mark(self, word: str) -> None:
         if not self._closed:
             self._profiling.instant(f"{word} backward of {self._name}")
 
     def at_backward_end(self, callback: Callable[[], None]) -> None:
         self._profiling.at_backward_end(callback)
 
-    def _open(self) -> list[tuple[int, list[Any]]]:
-        """Calls on this thread that have not returned; a module may be inside itself."""
+    def _running_calls(self) -> list[tuple[int, list[Any]]]:
+        """Return the running calls of this thread; a module may run inside itself."""
         calls: list[tuple[int, list[Any]]] = self._local.__dict__.setdefault("calls", [])
         return calls
 
-    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def on_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         inputs = open_arguments(args, kwargs, self._framework.is_tensor).tensors
-        self._open().append((self._framework.mark(), self._profiling.anchors(tensor for _, tensor in inputs)))
+        self._running_calls().append((self._framework.mark(), self._profiling.anchors(tensor for _, tensor in inputs)))
 
-    def returned(self, output: Any) -> None:
-        mark, anchors = self._open().pop()
+    def on_return(self, output: Any) -> None:
+        mark, anchors = self._running_calls().pop()
         if output is None or not self._framework.records_gradients():
             return
         outputs = [tensor for _, tensor in open_value(output, self._framework.is_tensor).tensors]
@@ -145,49 +145,49 @@ class _BackwardMarks(_Marks):
             call = _MarkedCall(self, len(anchors))
             for tensor in outputs:
                 if not tensor.is_leaf:
-                    self._framework.on_gradient(tensor, lambda _: call.arrived())
+                    self._framework.on_gradient(tensor, lambda _: call.on_gradient())
             for tensor in anchors:
-                self._framework.on_gradient(tensor, lambda _: call.left())
+                self._framework.on_gradient(tensor, lambda _: call.on_exit())
             return
         nodes = self._profiling.nodes(outputs, anchors, mark)
         call = _MarkedCall(self, sum(found.last for found in nodes))
         for found in nodes:
-            self._profiling.around_node(found.node, call.arrived, call.left if found.last else _nothing)
+            self._profiling.around_node(found.node, call.on_gradient, call.on_exit if found.last else _do_nothing)
 
 
 class _MarkedCall:
-    """One call on its way back; begins anew if its graph is kept and run again."""
+    """The backward of one call. It starts again if the graph is retained and run again."""
 
-    def __init__(self, marks: _BackwardMarks, ways_out: int) -> None:
+    def __init__(self, marks: _BackwardMarks, exits: int) -> None:
         self._marks = marks
-        self._ways_out = ways_out
-        self._waiting = 0
+        self._exits = exits
+        self._pending = 0
         self._inside = False
         self._done = False
 
-    def arrived(self) -> None:
+    def on_gradient(self) -> None:
         if self._inside or self._done:
             return
-        self._inside, self._waiting = True, self._ways_out
-        self._marks.at_backward_end(self._over)
-        self._marks.show("before")
+        self._inside, self._pending = True, self._exits
+        self._marks.at_backward_end(self._on_backward_end)
+        self._marks.mark("before")
 
-    def left(self) -> None:
-        self._waiting -= 1
-        if self._waiting == 0:
-            self._after()
+    def on_exit(self) -> None:
+        self._pending -= 1
+        if self._pending == 0:
+            self._mark_after()
 
-    def _over(self) -> None:
-        self._after()
+    def _on_backward_end(self) -> None:
+        self._mark_after()
         self._done = False
 
-    def _after(self) -> None:
+    def _mark_after(self) -> None:
         if self._inside:
             self._inside, self._done = False, True
-            self._marks.show("after")
+            self._marks.mark("after")
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
 def _name(module: Any, details: object) -> str:

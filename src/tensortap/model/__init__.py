@@ -1,1 +1,1 @@
-"""What can be seen of one model, live: its tensors as they flow, what loads and changes them, what they are."""
+"""Tools for one live model: audit, inspect, peek, annotate and transfer."""

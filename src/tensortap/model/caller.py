@@ -1,4 +1,4 @@
-"""The line of the user's code that is running."""
+"""Find the line of user code that is running."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from types import FrameType
 
 __all__ = ["caller"]
 
-_OURS = str(Path(__file__).parent.parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 _LIBRARIES = tuple({str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages, also those of a user or of another environment on the path."""
+"""Folders of installed packages, also in the user's site or in another environment on the path."""
 
 
 def caller() -> str:
-    """Return file and line of the innermost frame that is neither ours nor a library's; empty if there is none.
+    """Return file and line of the innermost frame of user code, or an empty string.
 
-    The file is relative to the working folder, or its name alone if it lies elsewhere: reports get pasted.
+    The file is relative to the working folder. A file elsewhere is given by its name: users paste reports.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _foreign(file):
-            return f"{_shown(file)}:{frame.f_lineno}"
+        if not _is_library_code(file):
+            return f"{_short_path(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
 @lru_cache(4096)
-def _foreign(file: str) -> bool:
-    return file.startswith((_OURS, *_LIBRARIES, "<frozen")) or not _INSTALLED.isdisjoint(Path(file).parts)
+def _is_library_code(file: str) -> bool:
+    return file.startswith((_PACKAGE, *_LIBRARIES, "<frozen")) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 
-def _shown(file: str) -> str:
+def _short_path(file: str) -> str:
     if file.startswith("<"):
         return file
     path = Path(file)

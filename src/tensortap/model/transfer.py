@@ -1,4 +1,4 @@
-"""Weights from one model into another of the same architecture: another framework, other names, another layout."""
+"""Copy weights between models of one architecture that differ in framework, names or tensor layouts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tensortap.core.name_mapping import MappedName, UnmappedName
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
 from tensortap.frameworks.capabilities import ValueWriting
+from tensortap.model.page_width import page_width
 
 if TYPE_CHECKING:
     from tensortap.mapping.outline import Outline
     from tensortap.mapping.plan import Plan
 
-__all__ = ["Copied", "Transfer", "transfer"]
+__all__ = ["CopiedTensor", "Transfer", "transfer"]
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def transfer(
@@ -29,12 +30,12 @@ def transfer(
     *,
     strict: bool = False,
 ) -> Transfer:
-    """Copy parameters and buffers into another model of the same architecture, and report what was done.
+    """Copy parameters and buffers into another model of the same architecture, and return a report.
 
     source_model, target_model: torch or paddle, in any combination. The target's tensors keep their dtype and device.
-    rules: a TOML file, or a mapping of the same form, for what names and structure do not say; a rule may call the
-        source `reference` and the target `candidate`.
-    strict: raise, and copy nothing, if anything of either model could not be placed.
+    rules: a TOML file, or a dict of the same form, for modules and tensors that names and structure do not identify. A
+        rule may call the source `reference` and the target `candidate`.
+    strict: raise UsageError and copy nothing if a tensor of either model has no counterpart.
 
     >>> report = tensortap.transfer(torch_model, paddle_model)
     >>> print(report)
@@ -46,7 +47,7 @@ def transfer(
     from tensortap.mapping.rules_file import read_rules
 
     source_model, target_model = network_of(source_model), network_of(target_model)
-    ends = _End(framework_of(source_model), source_model), _End(framework_of(target_model), target_model)
+    ends = _ModelEnd(framework_of(source_model), source_model), _ModelEnd(framework_of(target_model), target_model)
     source, target = ends
     found = plan(
         target.outline, source.outline, None if rules is None else read_rules(rules), roles=("candidate", "reference")
@@ -55,76 +56,82 @@ def transfer(
         source=f"{type(source_model).__name__} ({source.framework.name})",
         target=f"{type(target_model).__name__} ({target.framework.name})",
         modules=[MappedName(given, made, found.places.how[made]) for made, given in found.places.of_made.items()],
-        left=[each for each, saved in _left(found, ends[::-1]) if saved],
+        left=[each for each, saved in _find_unplaced(found, ends[::-1]) if saved],
         ignored=[
             *(
                 UnmappedName(role, name, why)
                 for side, role in enumerate(("target", "source"))
                 for name, why in found.tensors.ignored[side].items()
             ),
-            *(replace(each, why="not saved with the model") for each, saved in _left(found, ends[::-1]) if not saved),
+            *(
+                replace(each, why="not saved with the model")
+                for each, saved in _find_unplaced(found, ends[::-1])
+                if not saved
+            ),
         ],
         unused=found.unused,
     )
     if strict and report.left:
-        named = "; ".join(f"{left.side} {left.name}: {left.why}" for left in report.left[:_MOST_NAMED])
-        raise UsageError(f"{len(report.left)} tensors could not be placed, and nothing was copied: {named}")
+        named = "; ".join(f"{left.side} {left.name}: {left.why}" for left in report.left[:_MAX_NAMED])
+        raise UsageError(
+            f"{len(report.left)} tensors could not be placed, and nothing was copied: {named}. Place them with rules=, "
+            "or copy the others with strict=False"
+        )
     _copy(found, source, target, report)
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """A tensor of the target, and what it was made of."""
+class CopiedTensor:
+    """A tensor of the target, and the tensors that it was copied from."""
 
     target: str
     source: tuple[str, ...]
     how: str
-    """By what it was found: same name, rule, shape, order."""
+    """How the source was found: same name, rule, shape, order."""
     change: str
-    """What was done to it on the way: "transposed"; empty if nothing."""
+    """How the values were changed: "transposed"; empty if they were not."""
     shape: tuple[int, ...]
     dtype: str
     cast_from: str = ""
-    """The source's dtype, if it is another."""
+    """The source's dtype, if it differs."""
 
 
 @dataclass
 class Transfer:
-    """What a transfer did."""
+    """The report of a transfer."""
 
     source: str
     target: str
-    copied: list[Copied] = field(default_factory=list)
+    copied: list[CopiedTensor] = field(default_factory=list)
     modules: Sequence[MappedName] = ()
-    """Modules that belong together; `reference` is the source's."""
+    """Corresponding modules; `reference` is the source's."""
     left: list[UnmappedName] = field(default_factory=list)
-    """What could not be placed, of either side ("source", "target"), and why."""
+    """Tensors of either side ("source", "target") without a counterpart, and why."""
     ignored: Sequence[UnmappedName] = ()
-    """What a rule says has no counterpart."""
+    """Tensors that have no counterpart by a rule, or because they are not saved with the model."""
     unused: Sequence[str] = ()
-    """Rules that fitted nothing."""
+    """Rules that matched nothing."""
 
     @property
     def complete(self) -> bool:
-        """Whether everything found its place."""
+        """Whether every tensor has a counterpart."""
         return not self.left
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for json.dumps."""
+        """Return the whole report, ready for json.dumps."""
         return asdict(self) | {"complete": self.complete}
 
     def __str__(self) -> str:
         from tensortap.report.terminal.transfer import transfer_page  # loads rich; importing tensortap must not
 
-        width = os.environ.get("COLUMNS", "")
-        return "\n".join(transfer_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80))
+        return "\n".join(transfer_page(self.as_dict(), page_width()))
 
     def __repr__(self) -> str:
         return f"<Transfer {self.source} → {self.target}: {len(self.copied)} copied, {len(self.left)} left>"
 
 
-class _End:
+class _ModelEnd:
     """One of the two models: its outline, and its tensors by full name."""
 
     def __init__(self, framework: Framework, model: Any) -> None:
@@ -135,7 +142,7 @@ class _End:
         self.framework = framework
         self.tensors: dict[str, Any] = {}
         self.unsaved: set[str] = set()
-        """Buffers that are computed when the model is built, and are no part of its state dict."""
+        """Buffers that the model computes when it is built and does not save."""
         first: dict[int, str] = {}
         modules = []
         for site in Tree(framework, model).sites:
@@ -156,15 +163,15 @@ class _End:
         self.outline: Outline = Outline(framework.name, modules)
 
 
-def _left(found: Plan, ends: Sequence[_End]) -> Iterator[tuple[UnmappedName, bool]]:
-    """Tensors that could not be placed, and whether a state dict has them. Modules without tensors do not matter."""
+def _find_unplaced(found: Plan, ends: Sequence[_ModelEnd]) -> Iterator[tuple[UnmappedName, bool]]:
+    """Yield the tensors without a counterpart, and whether a state dict has them."""
     for side, (role, end) in enumerate(zip(("target", "source"), ends, strict=True)):
         for name, why in found.tensors.left(side):
             why = why.replace("candidate", "target").replace("reference", "source")
             yield UnmappedName(role, name, why), name not in end.unsaved
 
 
-def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
+def _copy(found: Plan, source: _ModelEnd, target: _ModelEnd, report: Transfer) -> None:
     writing: ValueWriting = require(target.framework, ValueWriting, "transferring weights into a model")
     filled = dict[int, tuple[str, Any]]()
     for name, reading in found.tensors.readings.items():
@@ -183,7 +190,7 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
         dtype = dtypes.name_of(target.framework.host(tensor).dtype)
         given = dtypes.name_of(array.dtype)
         report.copied.append(
-            Copied(
+            CopiedTensor(
                 target=name,
                 source=reading.parts,
                 how=found.tensors.how[name],
@@ -196,7 +203,7 @@ def _copy(found: Plan, source: _End, target: _End, report: Transfer) -> None:
 
 
 def _shape(framework: Framework, tensor: Any) -> tuple[int, ...]:
-    """A lazy tensor has none yet."""
+    """Return the shape; empty for a lazy tensor, which has none yet."""
     try:
         return tuple(int(size) for size in tensor.shape)
     except RuntimeError:

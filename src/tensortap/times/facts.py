@@ -1,10 +1,10 @@
-"""Profiles and their rows as plain data, for reports and for programs. docs/profiler.md documents the keys."""
+"""Profiles and their rows as plain data for reports and programs. docs/profiler.md documents the keys."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tensortap.times.ledger import Ledger
+from tensortap.times.ledger import TimeLedger
 from tensortap.times.table import Row, Table
 
 __all__ = ["FORMAT", "VERSION", "facts_of", "head_of"]
@@ -13,8 +13,8 @@ FORMAT = "tensortap-times"
 VERSION = 1
 
 
-def facts_of(ledger: Ledger, chosen: Table) -> dict[str, Any]:
-    """What is shown of one profile. Times in microseconds, memory in bytes, shares from 0 to 1."""
+def facts_of(ledger: TimeLedger, chosen: Table) -> dict[str, Any]:
+    """Return the shown part of one profile. Times in microseconds, memory in bytes, shares from 0 to 1."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -27,8 +27,8 @@ def facts_of(ledger: Ledger, chosen: Table) -> dict[str, Any]:
     }
 
 
-def head_of(ledger: Ledger) -> dict[str, Any]:
-    """What is known of a profile as a whole."""
+def head_of(ledger: TimeLedger) -> dict[str, Any]:
+    """Return the figures of a profile as a whole."""
     return {
         "framework": ledger.framework,
         "backward_calls": ledger.backward_calls,

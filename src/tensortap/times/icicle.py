@@ -1,18 +1,18 @@
-"""The tree of modules by their names, with what each spent: what an icicle is drawn from."""
+"""Data of the icicle chart: the tree of modules by name, with the time of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.times.ledger import Ledger
+from tensortap.times.ledger import TimeLedger
 from tensortap.times.marks import PHASES
 
 __all__ = ["icicle_of"]
 
 
 @dataclass
-class _Node:
+class _IcicleNode:
     module: str
     label: str
     parent: int
@@ -32,29 +32,29 @@ class _Node:
         }
 
 
-def icicle_of(ledger: Ledger) -> dict[str, Any]:
-    """Return the nodes, each after its parent. A list of modules, which is never called, has a node, too."""
-    tree = _Tree()
-    for place, spent in ledger.spent(lambda place: place).items():
+def icicle_of(ledger: TimeLedger) -> dict[str, Any]:
+    """Return the nodes, each after its parent. A module list has a node, too, although it is never called."""
+    tree = _IcicleTree()
+    for place, usage in ledger.usage_by(lambda place: place).items():
         node = tree.nodes[tree.node(place.module)]
         node.cls = node.cls or place.cls
-        if spent.own or spent.device_own:
+        if usage.own or usage.device_own:
             amounts = node.own.setdefault(place.phase, [0.0, 0.0])
-            amounts[0] += spent.own
-            amounts[1] += spent.device_own
-        if spent.pieces:
-            node.calls[place.phase] = node.calls.get(place.phase, 0) + spent.pieces
+            amounts[0] += usage.own
+            amounts[1] += usage.device_own
+        if usage.pieces:
+            node.calls[place.phase] = node.calls.get(place.phase, 0) + usage.pieces
     used = [phase for phase in PHASES if any(phase in node.own for node in tree.nodes)]
     return {"phases": used, "device": ledger.kernels > 0, "nodes": [node.as_dict() for node in tree.nodes]}
 
 
-class _Tree:
+class _IcicleTree:
     def __init__(self) -> None:
-        self.nodes = [_Node("", "whole profile", -1)]
+        self.nodes = [_IcicleNode("", "whole profile", -1)]
         self._numbers = {"": 0}
 
     def node(self, module: str) -> int:
-        """Number of a module's node, which is made with all that lead to it if it is not there."""
+        """Return the number of a module's node; create it, and the nodes above it, if missing."""
         found = self._numbers.get(module)
         if found is None:
             head, _, label = module.rpartition(".")
@@ -63,5 +63,5 @@ class _Tree:
             else:
                 parent = self.node(head or "(root)")
             found = self._numbers[module] = len(self.nodes)
-            self.nodes.append(_Node(module, label, parent))
+            self.nodes.append(_IcicleNode(module, label, parent))
         return found

@@ -1,18 +1,18 @@
-"""What was spent, by the place it belongs to. Every figure that is shown is a sum over these entries."""
+"""The ledger of a profile: time and memory by owner. Every figure in a report is a sum over its entries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-__all__ = ["Entry", "Ledger", "Place", "Spent"]
+__all__ = ["LedgerEntry", "ModulePhase", "TimeLedger", "Usage"]
 
 G = TypeVar("G", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModulePhase:
     """A module in one phase, or something else that takes time, such as the optimizer."""
 
     module: str
@@ -21,10 +21,10 @@ class Place:
 
 
 @dataclass(slots=True)
-class Entry:
-    """Amounts that belong to the innermost of a chain of nested places. Times in nanoseconds, memory in bytes."""
+class LedgerEntry:
+    """Amounts that the innermost of a chain of nested modules owns. Times in nanoseconds, memory in bytes."""
 
-    chain: tuple[Place, ...]
+    chain: tuple[ModulePhase, ...]
     """From the outermost to the innermost, all of one phase."""
     host: float = 0
     device: float = 0
@@ -33,19 +33,19 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Spent:
-    """What one place spent. Times in microseconds; memory in bytes, as allocated less freed."""
+class Usage:
+    """Time and memory of a module in one phase. Times in microseconds; memory in bytes, allocated minus freed."""
 
     pieces: int = 0
-    """Spans: one a call in forward and recompute; in backward one a graph node, and one for each node of its parts."""
+    """Spans: one per call in forward and recompute; in backward one per graph node, including those of submodules."""
     own: float = 0.0
-    """Host time, without the module's parts and without the cost of annotating."""
+    """Host time, without submodules and without the cost of annotating."""
     total: float = 0.0
-    """Host time with the parts; without the cost of annotating, and without recomputation in backward."""
+    """Host time with submodules; without the cost of annotating, and without recomputation in backward."""
     device_own: float = 0.0
-    """Time of the kernels that were launched inside, but not inside a part."""
+    """Time of the kernels launched by the module itself, not by a submodule."""
     device: float = 0.0
-    """Time of all kernels that were launched inside."""
+    """Time of all kernels launched by the module and its submodules."""
     own_memory: float = 0
     memory: float = 0
     device_memory: float = 0
@@ -55,28 +55,28 @@ class Spent:
 
 
 @dataclass
-class Ledger:
+class TimeLedger:
     """All entries of one profile."""
 
     framework: str
     backward_calls: str
     """See `Timeline.backward_calls`."""
-    entries: list[Entry]
-    calls: dict[Place, int]
+    entries: list[LedgerEntry]
+    calls: dict[ModulePhase, int]
     span: float
-    """Nanoseconds from the first event of the host to the last."""
+    """Nanoseconds from the first host event to the last."""
     steps: int
-    """Training steps: as the profiler counted them, else calls of the optimizer, else of the model; at least 1."""
+    """Training steps as the profiler counted them; else calls of the optimizer, else of the model. At least 1."""
     kernels: int = 0
     kernel_time: float = 0
-    """Nanoseconds of all kernels, each in full even where some overlap."""
+    """Nanoseconds summed over all kernels, also where they overlap."""
     device_busy: float = 0
     """Nanoseconds in which at least one kernel ran, summed over devices."""
     unlinked: int = 0
-    """Kernels whose launch is not in the profile."""
+    """Number of kernels whose launch is not in the profile."""
 
-    def per_step(self) -> Ledger:
-        """The same for one step on average. Calls stay those of the whole profile."""
+    def per_step(self) -> TimeLedger:
+        """Return the average over steps. Calls stay those of the whole profile."""
         share = 1 / self.steps
         entries = [
             replace(
@@ -96,25 +96,21 @@ class Ledger:
             device_busy=self.device_busy * share,
         )
 
-    def spent(self, group: Callable[[Place], G]) -> dict[G, Spent]:
-        """Sum by `group(place)`, in the order of first appearance. A group inside itself is counted once."""
-        found: dict[G, Spent] = {}
+    def usage_by(self, group: Callable[[ModulePhase], G]) -> dict[G, Usage]:
+        """Return sums by `group(place)`, in the order of first appearance. A group inside itself counts once."""
+        found: dict[G, Usage] = {}
         for place, count in self.calls.items():
-            found.setdefault(group(place), Spent()).pieces += count
+            found.setdefault(group(place), Usage()).pieces += count
         for entry in self.entries:
             groups = dict.fromkeys(group(place) for place in entry.chain)
-            own = found.setdefault(group(entry.chain[-1]), Spent())
+            own = found.setdefault(group(entry.chain[-1]), Usage())
             own.own += entry.host / 1000
             own.device_own += entry.device / 1000
             own.own_memory += entry.memory
-            for spent in _all(found, groups):
-                spent.total += entry.host / 1000
-                spent.device += entry.device / 1000
-                spent.memory += entry.memory
-                spent.device_memory += entry.device_memory
+            for each in groups:
+                usage = found.setdefault(each, Usage())
+                usage.total += entry.host / 1000
+                usage.device += entry.device / 1000
+                usage.memory += entry.memory
+                usage.device_memory += entry.device_memory
         return found
-
-
-def _all(found: dict[G, Spent], groups: Iterable[G]) -> Iterable[Spent]:
-    for group in groups:
-        yield found.setdefault(group, Spent())

@@ -1,4 +1,4 @@
-"""The names of spans: those that `tensortap.annotate` writes, and those of the frameworks that have a meaning here."""
+"""Names of spans: those that `tensortap.annotate` writes, and those of frameworks that attribution uses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = [
     "IDLE",
     "NO_MODULE",
     "PHASES",
-    "Kind",
-    "Meaning",
+    "SpanKind",
+    "SpanMeaning",
     "meaning_of",
 ]
 
@@ -24,9 +24,9 @@ BEFORE = "tensortap before"
 AFTER = "tensortap after"
 """Covers the work of a hook since the module span that ended right before it."""
 CALIBRATION = "tensortap calibration"
-"""Encloses a few calls of a module that does nothing, which show what annotating a call costs."""
+"""Encloses a few calls of a module that does nothing; they measure the cost of annotating a call."""
 IDLE = "tensortap (idle)"
-"""The span of such a call."""
+"""The span of one call inside a calibration."""
 
 PHASES = ("forward", "backward", "recompute", "other")
 ANNOTATING = "(annotating)"
@@ -40,8 +40,8 @@ _PADDLE_NODE = re.compile(r"Global_(\w+)")
 _PADDLE_CREATES = re.compile(r"(\w+) node_creation")
 
 
-class Kind(IntEnum):
-    """What a span stands for."""
+class SpanKind(IntEnum):
+    """The role of a span."""
 
     MODULE = 0
     BEFORE = 1
@@ -50,7 +50,7 @@ class Kind(IntEnum):
     NODE = 4
     """A graph node that backward runs."""
     NAMED = 5
-    """A row of its own: the optimizer, a data loader, AccumulateGrad."""
+    """Has its own row: the optimizer, a data loader, AccumulateGrad."""
     STEP = 6
     """A step of the profiler."""
     BEGINS = 7
@@ -66,21 +66,21 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What the name of a span says."""
+class SpanMeaning:
+    """The parsed name of a span."""
 
-    kind: Kind
+    kind: SpanKind
     phase: str = "other"
     module: str = ""
-    """For a graph node, and for its creation, the type of the node."""
+    """The module's name. For a graph node and its creation, the type of the node."""
     cls: str = ""
 
 
-def meaning_of(name: str) -> Meaning | None:
-    """Return what a span of this name stands for; None for an operator or anything else.
+def meaning_of(name: str) -> SpanMeaning | None:
+    """Return the meaning of a span's name; None for an operator or any other name.
 
     >>> meaning_of("forward layers.0.fc1 (Linear)")
-    Meaning(kind=<Kind.MODULE: 0>, phase='forward', module='layers.0.fc1', cls='Linear')
+    SpanMeaning(kind=<SpanKind.MODULE: 0>, phase='forward', module='layers.0.fc1', cls='Linear')
     >>> meaning_of("Optimizer.step#AdamW.step").module
     '(optimizer)'
     """
@@ -91,45 +91,45 @@ def meaning_of(name: str) -> Meaning | None:
     if name.startswith(_NODE):
         if name.endswith("AccumulateGrad"):
             return _ACCUMULATES
-        return Meaning(Kind.NODE, "backward", name[len(_NODE) :])
+        return SpanMeaning(SpanKind.NODE, "backward", name[len(_NODE) :])
     if found := _OPTIMIZER.fullmatch(name):
-        return Meaning(Kind.NAMED, "other", "(optimizer)" if found[1] == "step" else "(zero_grad)", found[2])
+        return SpanMeaning(SpanKind.NAMED, "other", "(optimizer)" if found[1] == "step" else "(zero_grad)", found[2])
     if name.startswith("enumerate(DataLoader)#"):
-        return Meaning(Kind.NAMED, "other", "(data loader)", "DataLoader")
+        return SpanMeaning(SpanKind.NAMED, "other", "(data loader)", "DataLoader")
     if name.startswith(("ProfilerStep#", "ProfileStep#")):
-        return Meaning(Kind.STEP)
+        return SpanMeaning(SpanKind.STEP)
     return _of_paddle(name)
 
 
-_ACCUMULATES = Meaning(Kind.NAMED, "backward", "(AccumulateGrad)", "AccumulateGrad")
+_ACCUMULATES = SpanMeaning(SpanKind.NAMED, "backward", "(AccumulateGrad)", "AccumulateGrad")
 _PLAIN = {
-    BEFORE: Meaning(Kind.BEFORE),
-    AFTER: Meaning(Kind.AFTER),
-    CALIBRATION: Meaning(Kind.CALIBRATION),
-    IDLE: Meaning(Kind.IDLE),
-    "Gradient Backward": Meaning(Kind.BACKWARD, "backward"),
-    "Optimization Step": Meaning(Kind.NAMED, "other", "(optimizer)", "Optimizer"),
+    BEFORE: SpanMeaning(SpanKind.BEFORE),
+    AFTER: SpanMeaning(SpanKind.AFTER),
+    CALIBRATION: SpanMeaning(SpanKind.CALIBRATION),
+    IDLE: SpanMeaning(SpanKind.IDLE),
+    "Gradient Backward": SpanMeaning(SpanKind.BACKWARD, "backward"),
+    "Optimization Step": SpanMeaning(SpanKind.NAMED, "other", "(optimizer)", "Optimizer"),
     "Global_GradNodeAccumulation": _ACCUMULATES,
 }
 
 
-def _of_module(name: str) -> Meaning | None:
+def _of_module(name: str) -> SpanMeaning | None:
     if found := _MOMENT.fullmatch(name):
-        kind = Kind.BEGINS if found[1] == "begins" else Kind.ENDS
-        return Meaning(kind, "backward", found[2], found[3])
+        kind = SpanKind.BEGINS if found[1] == "begins" else SpanKind.ENDS
+        return SpanMeaning(kind, "backward", found[2], found[3])
     if found := _MODULE.fullmatch(name):
-        return Meaning(Kind.MODULE, found[1], found[2], found[3])
+        return SpanMeaning(SpanKind.MODULE, found[1], found[2], found[3])
     return None
 
 
-def _of_paddle(name: str) -> Meaning | None:
+def _of_paddle(name: str) -> SpanMeaning | None:
     if found := _PADDLE_NODE.fullmatch(name):
-        return Meaning(Kind.NODE, "backward", _plain_type(found[1].removesuffix("GradNode")))
+        return SpanMeaning(SpanKind.NODE, "backward", _plain_type(found[1].removesuffix("GradNode")))
     if found := _PADDLE_CREATES.fullmatch(name):
-        return Meaning(Kind.CREATES, "forward", _plain_type(found[1]))
+        return SpanMeaning(SpanKind.CREATES, "forward", _plain_type(found[1]))
     return None
 
 
 def _plain_type(name: str) -> str:
-    """`layer_norm` creates a `LayerNormGradNode`, and `add_` an `AddGradNode`: the same word for each pair."""
+    """Return one word for creation and node: `layer_norm` creates a `LayerNormGradNode`, `add_` an `AddGradNode`."""
     return name.replace("_", "").lower()

@@ -1,8 +1,8 @@
-"""Which module made each graph node that paddle's backward runs.
+"""Find the module that created each graph node of paddle's backward.
 
-Paddle has no hook around a graph node. Its profile shows the nodes themselves, which kinds of nodes each module's
-forward has created, and two moments a call: gradient reaches the outputs, and the gradients of the inputs are complete.
-Between them, a node belongs to the innermost module that still has one of this kind to run.
+Paddle has no hook around a graph node. Its profile shows the nodes, which kinds of nodes each module's forward created,
+and two moments per call: gradient reaches the outputs, and the gradients of the inputs are complete. Between these
+moments, a node belongs to the innermost module that still has a node of this kind to run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensortap.times.marks import Kind, Meaning
-from tensortap.times.sweep import Span
+from tensortap.times.marks import SpanKind, SpanMeaning
+from tensortap.times.sweep import TimedSpan
 
 __all__ = ["node_makers"]
 
 
 @dataclass
-class _Call:
+class _BackwardCall:
     """A module between its two moments of backward."""
 
-    meaning: Meaning
+    meaning: SpanMeaning
     left: Counter[str]
-    """Kinds of nodes that it created and that have not run."""
+    """Number of nodes, by kind, that the module created and that have not run."""
 
     @property
     def depth(self) -> int:
@@ -32,52 +32,52 @@ class _Call:
 
 
 @dataclass
-class _Node:
+class _GraphNode:
     index: int
     end: int
-    meaning: Meaning
-    maker: _Call | None = None
-    active: tuple[_Call, ...] = ()
+    meaning: SpanMeaning
+    maker: _BackwardCall | None = None
+    active: tuple[_BackwardCall, ...] = ()
 
 
-def node_makers(spans: Sequence[Span]) -> dict[int, tuple[Meaning, ...]]:
-    """Return the makers of each node by the index of its span, from the outermost to the innermost."""
-    return _Walk(spans).makers
+def node_makers(spans: Sequence[TimedSpan]) -> dict[int, tuple[SpanMeaning, ...]]:
+    """Return the modules that created each node, outermost first, by the index of the node's span."""
+    return _NodeAssignment(spans).makers
 
 
-class _Walk:
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self.makers: dict[int, tuple[Meaning, ...]] = {}
+class _NodeAssignment:
+    def __init__(self, spans: Sequence[TimedSpan]) -> None:
+        self.makers: dict[int, tuple[SpanMeaning, ...]] = {}
         self._created: dict[tuple[str, str], list[Counter[str]]] = {}
-        """For each module, what its calls created, the latest call last."""
-        self._forward: list[tuple[int, Meaning, Counter[str]]] = []
-        self._nodes: list[_Node] = []
-        self._active: list[_Call] = []
+        """For each module, the kinds of nodes that its calls created, the latest call last."""
+        self._forward: list[tuple[int, SpanMeaning, Counter[str]]] = []
+        self._nodes: list[_GraphNode] = []
+        self._active: list[_BackwardCall] = []
         for index, (start, end, meaning) in enumerate(spans):
             self._close_until(start)
-            self._take(index, end, meaning)
+            self._add(index, end, meaning)
         self._close_until(None)
 
-    def _take(self, index: int, end: int, meaning: Meaning) -> None:
+    def _add(self, index: int, end: int, meaning: SpanMeaning) -> None:
         kind = meaning.kind
-        if kind is Kind.MODULE:
+        if kind is SpanKind.MODULE:
             self._forward.append((end, meaning, Counter()))
-        elif kind is Kind.CREATES and self._forward:
+        elif kind is SpanKind.CREATES and self._forward:
             self._forward[-1][2][meaning.module] += 1
-        elif kind is Kind.NODE:
-            self._nodes.append(_Node(index, end, meaning))
-        elif kind is Kind.BEGINS:
+        elif kind is SpanKind.NODE:
+            self._nodes.append(_GraphNode(index, end, meaning))
+        elif kind is SpanKind.BEGINS:
             self._begin(meaning)
-        elif kind is Kind.ENDS:
+        elif kind is SpanKind.ENDS:
             self._active = [call for call in self._active if not _same(call.meaning, meaning)]
-        elif kind is Kind.BACKWARD:
+        elif kind is SpanKind.BACKWARD:
             self._active.clear()
 
-    def _begin(self, meaning: Meaning) -> None:
+    def _begin(self, meaning: SpanMeaning) -> None:
         earlier = self._created.get((meaning.module, meaning.cls))
-        call = _Call(meaning, earlier.pop() if earlier else Counter())
+        call = _BackwardCall(meaning, earlier.pop() if earlier else Counter())
         self._active.append(call)
-        if self._nodes:  # the moment is seen by the first node of the module
+        if self._nodes:  # the moment falls into the first node of the module
             node = self._nodes[-1]
             if node.maker is None or call.depth >= node.maker.depth:
                 node.maker = call
@@ -90,7 +90,7 @@ class _Walk:
         while self._nodes and (start is None or self._nodes[-1].end <= start):
             self._assign(self._nodes.pop())
 
-    def _assign(self, node: _Node) -> None:
+    def _assign(self, node: _GraphNode) -> None:
         kind = node.meaning.module
         maker = node.maker
         if maker is None:
@@ -105,7 +105,7 @@ class _Walk:
         self.makers[node.index] = (*(call.meaning for call in around), maker.meaning)
 
 
-def _same(one: Meaning, other: Meaning) -> bool:
+def _same(one: SpanMeaning, other: SpanMeaning) -> bool:
     return (one.module, one.cls) == (other.module, other.cls)
 
 

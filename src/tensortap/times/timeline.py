@@ -1,4 +1,4 @@
-"""What attribution needs of a profile, in compact columns. Times are integers in nanoseconds."""
+"""The timeline of a profile: the events that attribution needs, in compact columns. Times are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.times.marks import Kind, Meaning, meaning_of
+from tensortap.times.marks import SpanKind, SpanMeaning, meaning_of
 
-__all__ = ["Columns", "Timeline"]
+__all__ = ["IntColumns", "Timeline"]
 
 _REMEMBERED_NAMES = 1 << 16
 
 
-class Columns:
-    """Rows of integers, one array a column."""
+class IntColumns:
+    """Rows of integers, stored as one array per column."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -37,41 +37,42 @@ class Columns:
 
 @dataclass
 class Timeline:
-    """The spans that mean something, the launches and kernels, and the memory events of one profile.
+    """Spans with a meaning, launches, kernels and memory events of one profile.
 
-    A reader calls `host` for every event of a thread and the other methods for what else it finds.
+    A reader calls `add_host_event` for every event of a thread, and adds launches, kernels and memory events to the
+    columns of these names.
     """
 
     framework: str
     backward_calls: str = "graph nodes"
-    """What a call in backward is: graph nodes, whose spans the profile has; or module calls, attributed by the module
-    whose forward made each node."""
-    meanings: list[Meaning] = field(default_factory=list)
+    """What counts as a call in backward: graph nodes, which the profile shows as spans; or module calls, attributed to
+    the module whose forward created each node."""
+    meanings: list[SpanMeaning] = field(default_factory=list)
     threads: dict[Any, int] = field(default_factory=dict)
-    spans: Columns = field(default_factory=lambda: Columns("thread", "start", "end", "meaning"))
-    operators: Columns = field(default_factory=lambda: Columns("id", "thread", "start"))
-    """Every host event by the number that kernels may refer to."""
-    launches: Columns = field(default_factory=lambda: Columns("correlation", "thread", "start"))
-    kernels: Columns = field(default_factory=lambda: Columns("device", "start", "end", "correlation", "operator"))
-    """Work on a device: kernels, copies and fills. -1 where a number is not known."""
-    memory: Columns = field(default_factory=lambda: Columns("thread", "at", "bytes", "on_device"))
+    spans: IntColumns = field(default_factory=lambda: IntColumns("thread", "start", "end", "meaning"))
+    operators: IntColumns = field(default_factory=lambda: IntColumns("id", "thread", "start"))
+    """Host events by the id that kernels may refer to."""
+    launches: IntColumns = field(default_factory=lambda: IntColumns("correlation", "thread", "start"))
+    kernels: IntColumns = field(default_factory=lambda: IntColumns("device", "start", "end", "correlation", "operator"))
+    """Work on a device: kernels, copies and fills. -1 stands for an unknown number."""
+    memory: IntColumns = field(default_factory=lambda: IntColumns("thread", "at", "bytes", "on_device"))
     origin: int | None = None
-    """The absolute time of zero, where events of one trace count from different origins."""
+    """The absolute time of zero, for traces whose events count from different origins."""
     begin: int = 2**62
     end: int = -(2**62)
     marked: bool = False
-    """Whether there is any span of `tensortap.annotate`."""
+    """Whether the profile has any span of `tensortap.annotate`."""
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def thread(self, key: Any) -> int:
-        """Number of a thread; `key` is whatever tells threads apart in the profile."""
+        """Return the number of a thread; `key` identifies the thread in the profile."""
         number = self.threads.get(key)
         if number is None:
             number = self.threads[key] = len(self.threads)
         return number
 
-    def host(self, thread: int, start: int, end: int, name: str) -> None:
-        """Add an event of a thread. Only spans with a meaning are kept; all of them extend the time covered."""
+    def add_host_event(self, thread: int, start: int, end: int, name: str) -> None:
+        """Add an event of a thread. Keep only spans with a meaning; every event extends the covered time."""
         if start < self.begin:
             self.begin = start
         if end > self.end:
@@ -83,13 +84,13 @@ class Timeline:
             self.spans.add(thread, start, end, number)
 
     def _number(self, name: str) -> int:
-        """Index into `meanings`; -1 for a name without meaning. A trace repeats few names many times."""
+        """Return the index into `meanings`, or -1 for a name without meaning. A trace repeats few names many times."""
         meaning = meaning_of(name)
         number = -1
         if meaning is not None:
             number = len(self.meanings)
             self.meanings.append(meaning)
-            self.marked = self.marked or meaning.kind in (Kind.MODULE, Kind.BEGINS)
+            self.marked = self.marked or meaning.kind in (SpanKind.MODULE, SpanKind.BEGINS)
         if meaning is not None or len(self._numbers) < _REMEMBERED_NAMES:
             self._numbers[name] = number
         return number

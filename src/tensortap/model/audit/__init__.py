@@ -1,4 +1,4 @@
-"""Audit: when does the checkpoint replace the random initial values, and what changes them afterwards?"""
+"""Audit: record when a checkpoint replaces the initial values of a model, and what changes them afterwards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["audit"]
 
 
 def audit(model: Any, optimizer: Any = None) -> Audit:
-    """Watch where the values of a model's parameters and buffers come from: loads, optimizer steps, anything else.
+    """Record where the values of a model's parameters and buffers come from: loads, optimizer steps, other changes.
 
-    Start it right after the model was built. Loading behaves as it does without: the same return values, the same
-    exceptions. `check()` looks at every element at once; `close()`, or the end of the block, does it a last time.
+    Start the audit right after building the model. It leaves loading unchanged: same return values, same exceptions.
+    `check()` compares every element at once; `close()`, or the end of the block, does so a last time.
 
     >>> with tensortap.audit(model, optimizer) as audit:
     ...     model.load_state_dict(checkpoint, strict=False)
@@ -22,6 +22,6 @@ def audit(model: Any, optimizer: Any = None) -> Audit:
     >>> print(audit)
     >>> print(audit.timeline("layers.0.weight"))
     """
-    from tensortap.model.audit.watch import Audit  # loads the kernels and the terminal: not before it is needed
+    from tensortap.model.audit.watch import Audit  # imports kernels and rich, which importing tensortap must not
 
     return Audit(model, optimizer)

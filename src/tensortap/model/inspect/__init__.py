@@ -1,72 +1,73 @@
-"""What the framework will do with each tensor of a model: train it, save it, move it, or forget it."""
+"""Inspection: whether the framework trains, saves and moves each tensor of a model, and likely mistakes."""
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
 from tensortap.frameworks import network_of
 from tensortap.frameworks.ownership import Ownership, ownership_of
-from tensortap.model.inspect.concerns import Concern, concerns
-from tensortap.model.inspect.live_watch import Live
-from tensortap.model.inspect.tensor_facts import Gathered, ModuleFacts, TensorFacts, gather
+from tensortap.model.inspect.gradient_watch import GradientWatch
+from tensortap.model.inspect.inspection_warnings import InspectionWarning, find_warnings
+from tensortap.model.inspect.tensors import InspectedModel, InspectedModule, InspectedTensor, collect_tensors
+from tensortap.model.page_width import page_width
 
 __all__ = ["Inspection", "inspect"]
 
 
 def inspect(model: Any, optimizer: Any = None) -> Inspection:
-    """Look at every tensor of a torch or paddle model, once, and change nothing.
+    """Inspect every tensor of a torch or paddle model once, without changing anything.
 
-    >>> seen = tensortap.inspect(model, optimizer)
-    >>> print(seen)                     # a tree, the totals, and what is usually a mistake
-    >>> [w.code for w in seen.warnings]
+    >>> inspection = tensortap.inspect(model, optimizer)
+    >>> print(inspection)               # a tree, the totals, and likely mistakes
+    >>> [warning.code for warning in inspection.warnings]
     ['plain-attribute']
     """
     model = network_of(model)
     ownership = ownership_of(model)
-    return Inspection(ownership, model, optimizer, gather(ownership, model, optimizer))
+    return Inspection(ownership, model, optimizer, collect_tensors(ownership, model, optimizer))
 
 
 class Inspection:
-    """The tensors of a model as they were when it was inspected."""
+    """The tensors of a model at the time of the inspection."""
 
-    def __init__(self, ownership: Ownership, model: Any, optimizer: Any, found: Gathered) -> None:
-        self._own, self._model, self._optimizer, self._found = ownership, model, optimizer, found
-        self.modules: list[ModuleFacts] = found.modules
-        """Every module with its own tensors, in definition order."""
-        self.warnings: list[Concern] = concerns(found, ownership, optimizer is not None)
-        """What is usually a mistake."""
+    def __init__(self, ownership: Ownership, model: Any, optimizer: Any, found: InspectedModel) -> None:
+        self._ownership, self._model, self._optimizer, self._found = ownership, model, optimizer, found
+        self.modules: list[InspectedModule] = found.modules
+        """Every module with its direct tensors, in definition order."""
+        self.warnings: list[InspectionWarning] = find_warnings(found, ownership, optimizer is not None)
+        """Likely mistakes."""
 
     @property
-    def tensors(self) -> list[TensorFacts]:
+    def tensors(self) -> list[InspectedTensor]:
         """Every tensor once, in definition order."""
-        return [entry for module in self.modules for entry in module.tensors]
+        return self._found.tensors
 
     def totals(self) -> dict[str, Any]:
-        """Tensors, elements and bytes of each kind, and bytes of each dtype.
+        """Return tensors, elements and bytes of each kind, and bytes of each dtype.
 
-        `trained` and `statistics` are parts of `parameters`."""
+        `trained` and `statistics` are parts of `parameters`.
+        """
         kinds: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "elements": 0, "nbytes": 0})
         dtypes: dict[str, int] = defaultdict(int)
-        for entry in self.tensors:
-            if not entry.registered and entry.shared_with:
-                continue  # no memory of its own
-            names = [_total(entry)]
-            if entry.statistics:
+        for tensor in self.tensors:
+            if not tensor.registered and tensor.shared_with:
+                continue  # its memory counts elsewhere
+            names = [_total_name(tensor)]
+            if tensor.statistics:
                 names.append("statistics")
-            elif entry.kind == "parameter" and entry.requires_grad and (entry.groups or self._optimizer is None):
+            elif tensor.kind == "parameter" and tensor.requires_grad and (tensor.groups or self._optimizer is None):
                 names.append("trained")
             for name in names:
                 kinds[name]["tensors"] += 1
-                kinds[name]["elements"] += entry.elements
-                kinds[name]["nbytes"] += entry.nbytes
-            dtypes[entry.dtype] += entry.nbytes
+                kinds[name]["elements"] += tensor.elements
+                kinds[name]["nbytes"] += tensor.nbytes
+            dtypes[tensor.dtype] += tensor.nbytes
         return {**kinds, "nbytes_by_dtype": dict(dtypes)}
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for json.dumps."""
+        """Return the whole inspection, ready for json.dumps."""
         modules = [
             {
                 "name": module.name,
@@ -74,31 +75,30 @@ class Inspection:
                 "also": module.also,
                 "ties": [list(tie) for tie in module.ties],
                 "hidden_in": module.hidden_in,
-                "tensors": [self._entry(entry) for entry in module.tensors],
+                "tensors": [self._tensor_as_dict(tensor) for tensor in module.tensors],
             }
             for module in self.modules
         ]
         return {
             "model": type(self._model).__name__,
-            "framework": self._own.framework.name,
+            "framework": self._ownership.framework.name,
             "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
-            "groups": 0 if self._optimizer is None else len(self._own.groups(self._optimizer)),
-            "clearing": self._own.clearing,
-            "clearing_choices": self._own.clearing_choices,
+            "groups": 0 if self._optimizer is None else len(self._ownership.groups(self._optimizer)),
+            "clearing": self._ownership.clearing,
+            "clearing_choices": self._ownership.clearing_choices,
             "modules": modules,
             "totals": self.totals(),
             "warnings": [{"code": w.code, "text": w.text, "names": list(w.names)} for w in self.warnings],
         }
 
-    def watch(self) -> Live:
-        """Watch gradients come, be cleared and be used while the `with` block trains."""
-        return Live(self._own, self._model, self._optimizer, self._found.objects)
+    def watch(self) -> GradientWatch:
+        """Watch when gradients arrive, are used and are cleared while the `with` block trains."""
+        return GradientWatch(self._ownership, self._model, self._optimizer, self._found.objects)
 
     def __str__(self) -> str:
         from tensortap.report.terminal.inspection import inspection_page  # loads rich; importing tensortap must not
 
-        width = os.environ.get("COLUMNS", "")
-        lines = inspection_page(self.as_dict(), int(width) if width.isdecimal() and int(width) >= 40 else 80)
+        lines = inspection_page(self.as_dict(), page_width())
         return "\n".join(line.plain for line in lines)
 
     def __repr__(self) -> str:
@@ -106,24 +106,24 @@ class Inspection:
             f"<Inspection of {type(self._model).__name__}: {len(self.tensors)} tensors, {len(self.warnings)} warnings>"
         )
 
-    def _entry(self, entry: TensorFacts) -> dict[str, Any]:
-        left = self._own.cleared if entry.gradient != "none" else "none"
-        by_model = entry.kind == "parameter"
+    def _tensor_as_dict(self, tensor: InspectedTensor) -> dict[str, Any]:
+        left = self._ownership.cleared if tensor.gradient != "none" else "none"
+        by_model = tensor.kind == "parameter"
         return {
-            **asdict(entry),
-            "shape": None if entry.shape is None else list(entry.shape),
-            "elements": entry.elements,
-            "groups": list(entry.groups),
-            "saved_as": list(entry.saved_as),
-            "shared_with": list(entry.shared_with),
+            **asdict(tensor),
+            "shape": None if tensor.shape is None else list(tensor.shape),
+            "elements": tensor.elements,
+            "groups": list(tensor.groups),
+            "saved_as": list(tensor.saved_as),
+            "shared_with": list(tensor.shared_with),
             "after_clearing": {
-                "model": left if by_model else entry.gradient,
-                "optimizer": left if entry.groups else entry.gradient,
+                "model": left if by_model else tensor.gradient,
+                "optimizer": left if tensor.groups else tensor.gradient,
             },
         }
 
 
-def _total(entry: TensorFacts) -> str:
-    if entry.kind == "attribute":
+def _total_name(tensor: InspectedTensor) -> str:
+    if tensor.kind == "attribute":
         return "attributes"
-    return "parameters" if entry.kind == "parameter" else "buffers"
+    return "parameters" if tensor.kind == "parameter" else "buffers"

@@ -1,4 +1,4 @@
-"""Peek: print the tensors of chosen modules as they flow, a few times, keep their values, and then be gone."""
+"""Peek: print and keep the tensors of chosen modules during their first calls, then remove the hooks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def peek(
     quiet: bool = False,
     max_memory: int = DEFAULT_MEMORY,
 ) -> Peek:
-    """Print what goes into and out of chosen modules, and the gradients of both, for their first few calls.
+    """Print the inputs and outputs of chosen modules, and the gradients of both, for the first few calls.
 
-    modules: a name pattern ("layers.*.attn"), several, or a function of (name, module). The root is "(root)".
+    modules: a name pattern ("layers.*.attn"), several patterns, or a function of (name, module). The root is "(root)".
     kinds: any of input, output, grad_input, grad_output.
-    times: calls of each module that are shown; after them nothing is left on it.
+    times: number of calls of each module to show; afterwards its hooks are removed.
     rank: the rank that prints; None is every rank.
-    save: also write each call into an .npz file: `file.npz`, then `file.1.npz`, ...; with several modules the
-        module's name is part of it.
+    save: also write each call to an .npz file: `file.npz`, then `file.1.npz`, and so on. With several modules, the
+        file name includes the module's name.
     file: where to print; None is stdout.
-    quiet: print nothing; the values are there afterwards all the same.
-    max_memory: the most bytes of values that the handle keeps, 512 MiB unless given. Beyond it the oldest values are
-        dropped, and reading them is an error that says so.
+    quiet: print nothing, only keep the values.
+    max_memory: upper bound on the bytes of values that the handle keeps, 512 MiB by default. Beyond it, the oldest
+        values are dropped; reading them raises an error that says so.
 
     >>> with tensortap.peek(model, "down_blk2.b.4", times=1):
     ...     model(batch).sum().backward()
@@ -49,6 +49,7 @@ def peek(
     >>> p["conv2"].calls[0].input["mask"]                       # of any call, by path
     >>> print(p.histogram("conv2", "output"))
     """
-    from tensortap.model.peek.handle import Peek  # loads the observer and the terminal: not before it is needed
+    from tensortap.model.peek.handle import Peek, PeekOptions  # imports rich, which importing tensortap must not
 
-    return Peek(model, modules, kinds, times, rank, save, file, quiet, max_memory)
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    return Peek(model, modules, PeekOptions(kinds, times, rank, save, file, quiet, max_memory))

@@ -1,4 +1,4 @@
-"""What a peek has seen of one module: its calls, and the tensors of each as NumPy arrays."""
+"""The calls of one peeked module, and the tensors of each call as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensortap.model.peek import KINDS
 from tensortap.model.peek.histogram import BINS, ValueHistogram, value_histogram
 from tensortap.report.wording import dtype, nbytes, plural, shape
 
-__all__ = ["PeekedCall", "PeekedModule", "Tensors"]
+__all__ = ["PeekedCall", "PeekedModule", "PeekedTensors"]
 
 Array = npt.NDArray[Any]
 
 
-class Tensors(dict[str, Array]):
-    """The tensors of one kind in one call, by path: "0", "mask", "past.0.k". In the order of the arguments."""
+class PeekedTensors(dict[str, Array]):
+    """The tensors of one kind in one call by path ("0", "mask", "past.0.k"), in the order of the arguments."""
 
     def __init__(self, call: PeekedCall, kind: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Tensors(dict[str, Array]):
         self._kind = kind
 
     def __missing__(self, path: str) -> Array:
-        raise UsageError(self._call.why_not(self._kind, path))
+        raise UsageError(self._call.explain_missing(self._kind, path))
 
 
 class PeekedCall:
@@ -37,74 +37,74 @@ class PeekedCall:
 
     def __init__(self, module: PeekedModule, number: int) -> None:
         self.number = number
-        """Counts from 1, as the printed lines do."""
+        """Number of the call, from 1, as in the printed lines."""
         self._module = module
-        self._found: dict[str, dict[str, Array]] = {kind: {} for kind in KINDS}
+        self._arrays: dict[str, dict[str, Array]] = {kind: {} for kind in KINDS}
         self._too_large: dict[tuple[str, str], int] = {}
         self._dropped = False
         self.nbytes = 0
-        """Bytes of its arrays."""
+        """Bytes of all its arrays."""
 
     @property
-    def input(self) -> Tensors:
+    def input(self) -> PeekedTensors:
         return self.tensors("input")
 
     @property
-    def output(self) -> Tensors:
+    def output(self) -> PeekedTensors:
         return self.tensors("output")
 
     @property
-    def grad_input(self) -> Tensors:
+    def grad_input(self) -> PeekedTensors:
         return self.tensors("grad_input")
 
     @property
-    def grad_output(self) -> Tensors:
+    def grad_output(self) -> PeekedTensors:
         return self.tensors("grad_output")
 
-    def tensors(self, kind: str) -> Tensors:
+    def tensors(self, kind: str) -> PeekedTensors:
         """Return the tensors of a kind; raise UsageError if the values of this call were dropped."""
         if kind not in KINDS:
-            raise UsageError(f"kind: {kind!r} does not flow through a module; there are {', '.join(KINDS)}")
+            raise UsageError(f"kind: {kind!r} does not flow through a module; choose from {', '.join(KINDS)}")
         if self._dropped:
-            raise UsageError(self.why_not(kind))
-        result, found = Tensors(self, kind), self._found[kind]
-        order = list(self._found[kind.removeprefix("grad_")])  # gradients come back in any order
-        result.update(sorted(found.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
+            raise UsageError(self.explain_missing(kind))
+        result, arrays = PeekedTensors(self, kind), self._arrays[kind]
+        order = list(self._arrays[kind.removeprefix("grad_")])  # gradients come back in any order
+        result.update(sorted(arrays.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
         return result
 
-    def why_not(self, kind: str, path: str | None = None) -> str:
-        """Say why there is no such tensor."""
-        what, bound = f"{self._module.shown}, call {self.number}", self._module.bound
+    def explain_missing(self, kind: str, path: str | None = None) -> str:
+        """Return why this call has no such tensor, and what to do."""
+        what, max_memory = f"{self._module.shown}, call {self.number}", self._module.max_memory
         if self._dropped:
             return (
-                f"{what}: its values were dropped to make room for newer ones within max_memory={bound}; raise it, or "
-                "peek at fewer modules"
+                f"{what}: its values were dropped to make room for newer ones within max_memory={max_memory}; raise "
+                "it, or peek at fewer modules"
             )
         large = [(each, size) for each, size in self._too_large.items() if each[0] == kind and path in (None, each[1])]
         if large:
             (_, where), size = large[0]
-            return f"{what}: {kind} {where} has {nbytes(size)} and does not fit into max_memory={bound}; raise it"
+            return f"{what}: {kind} {where} has {nbytes(size)} and does not fit into max_memory={max_memory}; raise it"
         if kind not in self._module.kinds:
-            return f"{what}: this peek does not look at {kind}; its kinds are {', '.join(self._module.kinds)}"
-        if self._found[kind]:
-            return f"{what} has no {kind} {path!r}; it has {', '.join(map(repr, self._found[kind]))}"
+            return f"{what}: this peek does not include {kind}; its kinds are {', '.join(self._module.kinds)}"
+        if self._arrays[kind]:
+            return f"{what} has no {kind} {path!r}; it has {', '.join(map(repr, self._arrays[kind]))}"
         if self._module.remark:
             return f"{what} has no {kind}: {self._module.remark}"
         if kind.startswith("grad_"):
             return f"{what} has no {kind}: backward has not reached it yet, or the tensor takes no gradient"
-        return f"{what} has no {kind}: it was given or returned no tensor"
+        return f"{what} has no {kind}: the call got or returned no tensor"
 
-    def keep(self, kind: str, path: str, array: Array) -> None:
-        self._found[kind][self._free(kind, path)] = array
+    def add(self, kind: str, path: str, array: Array) -> None:
+        self._arrays[kind][self._unused_path(kind, path)] = array
         self.nbytes += array.nbytes
 
-    def leave_out(self, kind: str, path: str, size: int) -> None:
+    def skip(self, kind: str, path: str, size: int) -> None:
         self._too_large[kind, path] = size
 
     def drop(self) -> int:
-        """Let go of all values; return how many bytes they had."""
-        for found in self._found.values():
-            found.clear()
+        """Discard all values; return the bytes freed."""
+        for arrays in self._arrays.values():
+            arrays.clear()
         freed, self.nbytes, self._dropped = self.nbytes, 0, True
         return freed
 
@@ -123,10 +123,10 @@ class PeekedCall:
         ]
         return "\n".join([head, *(lines or ["  no tensor"])])
 
-    def _free(self, kind: str, path: str) -> str:
-        """A second backward through the same graph brings a path again."""
+    def _unused_path(self, kind: str, path: str) -> str:
+        """Return the path, with a number if it is taken: a second backward through one graph repeats paths."""
         number, free = 1, path
-        while free in self._found[kind]:
+        while free in self._arrays[kind]:
             number += 1
             free = f"{path}~{number}"
         return free
@@ -134,10 +134,10 @@ class PeekedCall:
 
 @dataclass(eq=False, repr=False)
 class PeekedModule:
-    """What a peek has seen of one module.
+    """The recorded calls of one module.
 
-    `input`, `output`, `grad_input` and `grad_output` are the first tensor of that kind in the last call. All calls and
-    tensors are in `calls`.
+    `input`, `output`, `grad_input` and `grad_output` are the first tensor of that kind in the last call. `calls` has
+    all calls and tensors.
 
     >>> p["conv2"].output.mean()                                               # doctest: +SKIP
     >>> p["conv2"].calls[0].input["mask"]                                      # doctest: +SKIP
@@ -146,10 +146,10 @@ class PeekedModule:
     name: str
     cls: str
     kinds: Sequence[str]
-    bound: int
+    max_memory: int
     calls: list[PeekedCall] = field(default_factory=list)
     remark: str = ""
-    """Why there is less to see than one may expect."""
+    """Why values are missing, if any are."""
 
     @property
     def shown(self) -> str:
@@ -177,9 +177,9 @@ class PeekedModule:
         """Count the finite elements of a tensor in bins.
 
         kind: input, output, grad_input or grad_output.
-        path: which tensor of that kind; None is the first.
-        call: which call, as an index into `calls`; -1 is the last.
-        bins: how many. They are equally wide; if single values are far from the others, they are so in the logarithm.
+        path: path of the tensor; None is the first of that kind.
+        call: index into `calls`; -1 is the last.
+        bins: number of bins. They are equally wide, or equally wide in the logarithm if there are outliers.
 
         >>> counts, edges = p["conv2"].histogram("output")                     # doctest: +SKIP
         >>> print(p["conv2"].histogram("grad_output"))                         # doctest: +SKIP
@@ -189,7 +189,7 @@ class PeekedModule:
         if path is None:
             path = next(iter(tensors), None)
             if path is None:
-                raise UsageError(chosen.why_not(kind))
+                raise UsageError(chosen.explain_missing(kind))
         return value_histogram(tensors[path], f"{self.shown} · {kind} {path} · call {chosen.number}", bins)
 
     def __repr__(self) -> str:
@@ -203,12 +203,12 @@ class PeekedModule:
         call = self._call(-1)
         tensors = call.tensors(kind)
         if not tensors:
-            raise UsageError(call.why_not(kind))
+            raise UsageError(call.explain_missing(kind))
         return next(iter(tensors.values()))
 
-    def _call(self, place: int) -> PeekedCall:
+    def _call(self, index: int) -> PeekedCall:
         if not self.calls:
             raise UsageError(f"{self.shown} {self.remark or 'has not run yet: run the model, then read its values'}")
-        if not -len(self.calls) <= place < len(self.calls):
-            raise UsageError(f"{self.shown} has {plural(len(self.calls), 'call')}, and none at index {place}")
-        return self.calls[place]
+        if not -len(self.calls) <= index < len(self.calls):
+            raise UsageError(f"{self.shown} has {plural(len(self.calls), 'call')}, and none at index {index}")
+        return self.calls[index]

@@ -1,10 +1,11 @@
-"""What a peek puts on a model: an observer for each chosen module, each gone once it has seen enough."""
+"""The handle of a peek: one observer for each chosen module, removed once it has seen enough calls."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -16,39 +17,60 @@ from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.loading import Wrap
-from tensortap.model.peek import DEFAULT_MEMORY, KINDS
+from tensortap.model.peek import KINDS
+from tensortap.model.peek.call_file import free_path
 from tensortap.model.peek.calls import PeekedModule
-from tensortap.model.peek.file import free_path
 from tensortap.model.peek.histogram import BINS, ValueHistogram
-from tensortap.model.peek.sink import PeekSink, Screen
+from tensortap.model.peek.sink import PeekPrinter, PeekSink
 from tensortap.model.peek.values import PeekedValues
 from tensortap.report.files import output
 from tensortap.report.terminal import peek as peek_lines
 from tensortap.report.wording import nbytes, plural
 
-__all__ = ["Peek"]
+__all__ = ["Peek", "PeekOptions"]
 
 _MOST_SHOWN = 8
-"""Modules that the handle's own text describes."""
-_PATIENCE = 8
-"""Forwards of the model after which a gradient that has not come is not waited for: its output was not used."""
+"""Upper bound on the modules that the handle's repr describes."""
+_MAX_FORWARDS_WAITED = 8
+"""Forwards of the model to wait for a gradient; after them, the module's output counts as unused."""
 
 
-class _Watch:
-    """One module under observation: an observer that has this module for its root, so that it can go by itself."""
+@dataclass(frozen=True)
+class PeekOptions:
+    """Options of a peek; `tensortap.peek` documents them."""
+
+    kinds: tuple[str, ...]
+    times: int
+    rank: int | None
+    save: str | Path | None
+    file: IO[str] | None
+    quiet: bool
+    max_memory: int
+
+    def __post_init__(self) -> None:
+        if unknown := [kind for kind in self.kinds if kind not in KINDS]:
+            raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; choose from {', '.join(KINDS)}")
+        if not isinstance(self.times, int) or self.times < 1:
+            raise UsageError(f"times: {self.times!r} is not a number of calls: give an integer, 1 or more")
+        if not isinstance(self.max_memory, int) or self.max_memory < 0:
+            raise UsageError(f"max_memory: {self.max_memory!r} is not a number of bytes: give an integer, 0 or more")
+
+
+class _WatchedModule:
+    """An observer whose root is one peeked module, so that it can be removed separately."""
 
     def __init__(self, site: Site, sink: PeekSink, kinds: Collection[str]) -> None:
         self.sink = sink
-        self.bound = _PATIENCE
-        # A peek must never end a training run: what goes wrong is a warning.
+        self.forwards_left = _MAX_FORWARDS_WAITED
+        # A peek must never stop the training, so errors become warnings.
         self._observer = Observer(site.module, Selection(kinds=kinds, modules="(root)"), lambda: sink, on_error="warn")
 
     def calls(self) -> int:
-        """How often the module has run, shown or not."""
+        """Return the number of calls of the module, shown or not."""
         return self._observer.coverage[0].calls
 
     def close(self) -> str:
-        """Take the hooks off; a remark if something was not there to be seen."""
+        """Remove the hooks; return a remark if something could not be seen."""
         self._observer.close()
         row = self._observer.coverage[0]
         if row.status == "never called":
@@ -57,7 +79,7 @@ class _Watch:
 
 
 class Peek:
-    """What `tensortap.peek` returns: a handle with `close()`, a context manager, and the values by module.
+    """The handle that `tensortap.peek` returns: the values by module. Use it as a context manager or call `close()`.
 
     >>> p["conv2"].output, p["conv2"].grad_input                               # doctest: +SKIP
     >>> p["conv2"].calls[0].input["mask"]                                      # doctest: +SKIP
@@ -65,74 +87,63 @@ class Peek:
     """
 
     def __init__(
-        self,
-        model: Any,
-        modules: str | Sequence[str] | Callable[[str, Any], bool],
-        kinds: Collection[str],
-        times: int,
-        rank: int | None,
-        save: str | Path | None,
-        file: IO[str] | None,
-        quiet: bool = False,
-        max_memory: int = DEFAULT_MEMORY,
+        self, model: Any, modules: str | Sequence[str] | Callable[[str, Any], bool], options: PeekOptions
     ) -> None:
         model = network_of(model)
         framework = framework_of(model)
-        kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-        if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise UsageError(f"kinds: {unknown[0]!r} does not flow through a module; there are {', '.join(KINDS)}")
-        if not isinstance(times, int) or times < 1:
-            raise UsageError(f"times: {times!r} is not a number of calls, 1 or more")
-        if not isinstance(max_memory, int) or max_memory < 0:
-            raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 0 or more")
         tree = Tree(framework, model)
-        sites = _chosen(tree, Selection(kinds=kinds, modules=modules))
+        sites = _select_sites(tree, Selection(kinds=options.kinds, modules=modules))
+        save = options.save
         if save is not None:
             output.check(free_path(save))
-        self._framework, self._times = framework, times
-        self._screen = Screen(file, quiet)
-        self._values = PeekedValues(tree, kinds, max_memory)
+        self._framework, self._times = framework, options.times
+        self._printer = PeekPrinter(options.file, options.quiet)
+        self._values = PeekedValues(tree, options.kinds, options.max_memory)
         self.notices: list[str] = []
-        """What could not be seen of which module, and why. Also printed, unless quiet."""
-        self._watches: list[_Watch] = []
+        """For each module with missing values, the reason. Also printed, unless quiet."""
+        self._watched: list[_WatchedModule] = []
         self._undo = ExitStack()
         here = framework.rank()
-        if rank is not None and here != rank:
-            self._values.elsewhere = f"this is rank {here}, and the peek is on rank {rank}; rank=None is on all of them"
+        if options.rank is not None and here != options.rank:
+            self._values.why_not_here = (
+                f"this is rank {here}, and the peek is on rank {options.rank} only: give rank=None to peek on all ranks"
+            )
             return
-        with ExitStack() as undo:  # a failure half-way takes back what was placed
-            undo.callback(self._drop)
+        with ExitStack() as undo:  # a failure removes the hooks placed so far
+            undo.callback(self._finish_all)
             for site in sites:
                 if not site.callable and site.inside is None:
                     continue
-                self._values.watch(site.name, site.cls)
+                self._values.add_module(site.name, site.cls)
                 if site.inside is not None:
-                    self._remark(site.name, f"runs inside the compiled graph of {site.inside or '(root)'}: not seen")
+                    self._add_remark(
+                        site.name, f"runs inside the compiled graph of {site.inside or '(root)'}: not seen"
+                    )
                     continue
-                path = None if save is None else _path_of(Path(save), site.name if len(sites) > 1 else None, here)
-                sink = PeekSink(framework, site.name, kinds, times, self._screen, self._values, path)
-                self._watches.append(_Watch(site, sink, kinds))
+                path = None if save is None else _save_path(Path(save), site.name if len(sites) > 1 else None, here)
+                sink = PeekSink(framework, site.name, options.kinds, options.times, self._printer, self._values, path)
+                self._watched.append(_WatchedModule(site, sink, options.kinds))
             root = tree.sites[0]
-            if self._watches and not framework.compiled(root.module):
-                # Inside the root's forward no list of hooks is being walked: the one place where they may go.
-                undo.callback(Wrap(root.module, "forward", self._between).remove)
+            if self._watched and not framework.compiled(root.module):
+                # Inside the root's forward, no list of hooks is being iterated, so hooks may be removed there.
+                undo.callback(Wrap(root.module, "forward", self._on_root_forward).remove)
             self._undo = undo.pop_all()
 
     @property
     def done(self) -> bool:
-        """Whether every chosen module has been seen often enough, and nothing of the peek is on the model any more."""
-        return not self._watches
+        """Whether every chosen module has been seen often enough, and all hooks are removed."""
+        return not self._watched
 
     def close(self) -> None:
-        """Take everything off and say what could not be seen. The values stay. Calling it twice does no harm."""
+        """Remove all hooks and print what could not be seen. The values stay available. Idempotent."""
         self._undo.close()
 
     def __getitem__(self, module: str) -> PeekedModule:
-        """The values of a module, by its name; the model itself is "(root)"."""
+        """Return the values of a module by its name; the model itself is "(root)"."""
         return self._values[module]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the modules that it looks at."""
+        """Iterate over the names of the peeked modules."""
         return map(display_name, self._values.modules)
 
     def __contains__(self, module: object) -> bool:
@@ -141,7 +152,7 @@ class Peek:
     def histogram(
         self, module: str, kind: str = "output", *, path: str | None = None, call: int = -1, bins: int = BINS
     ) -> ValueHistogram:
-        """Count the values of a tensor in bins; see `PeekedModule.histogram`.
+        """Return the histogram of a tensor; see `PeekedModule.histogram`.
 
         >>> counts, edges = p.histogram("conv2", "output")                     # doctest: +SKIP
         """
@@ -165,38 +176,38 @@ class Peek:
     ) -> None:
         self.close()
 
-    def _between(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Another forward begins: modules that have been seen often enough are left alone from now on."""
+    def _on_root_forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Remove the hooks of modules that have been seen often enough, then run the root's forward."""
         if not self._framework.recomputing():
-            for watch in list(self._watches):
-                if watch.calls() < self._times:
+            for watched in list(self._watched):
+                if watched.calls() < self._times:
                     continue
-                watch.bound -= 1
-                # The root's own call has begun already: the last one to be shown may be this very one.
-                begun = not watch.sink.name and watch.bound == _PATIENCE - 1
-                if not begun and (not watch.sink.waiting or not watch.bound):
-                    self._finish(watch)
-            if not self._watches:
+                watched.forwards_left -= 1
+                # The root's own call has already begun: this may be the last one to show.
+                begun = not watched.sink.name and watched.forwards_left == _MAX_FORWARDS_WAITED - 1
+                if not begun and (not watched.sink.awaits_gradient or not watched.forwards_left):
+                    self._finish(watched)
+            if not self._watched:
                 self._undo.close()
         return forward(*args, **kwargs)
 
-    def _finish(self, watch: _Watch) -> None:
-        self._watches.remove(watch)
-        if remark := watch.close():
-            self._remark(watch.sink.name, remark)
+    def _finish(self, watched: _WatchedModule) -> None:
+        self._watched.remove(watched)
+        if remark := watched.close():
+            self._add_remark(watched.sink.name, remark)
 
-    def _drop(self) -> None:
-        for watch in list(self._watches):
-            self._finish(watch)
+    def _finish_all(self) -> None:
+        for watched in list(self._watched):
+            self._finish(watched)
 
-    def _remark(self, name: str, text: str) -> None:
+    def _add_remark(self, name: str, text: str) -> None:
         self._values.modules[name].remark = text
         self.notices.append(f"{display_name(name)}: {text}")
-        self._screen.say(peek_lines.remark(name, text, self._screen.width))
+        self._printer.print_lines(peek_lines.remark(name, text, self._printer.width))
 
 
-def _chosen(tree: Tree, selection: Selection) -> list[Site]:
-    """A shared module may be asked for by any of its names."""
+def _select_sites(tree: Tree, selection: Selection) -> list[Site]:
+    """Return the selected modules. A shared module may be selected by any of its names."""
     names = {site.name for site in tree.sites if selection.wants_module(site.name, site.cls, site.owner)}
     owners = {site.name: site.owner for site in tree.sites}
     names |= {a.first for a in tree.aliases if selection.wants_module(a.name, a.cls, owners[a.first])}
@@ -208,7 +219,7 @@ def _chosen(tree: Tree, selection: Selection) -> list[Site]:
     return chosen
 
 
-def _path_of(path: Path, module: str | None, rank: int) -> Path:
+def _save_path(path: Path, module: str | None, rank: int) -> Path:
     stem = path.name.removesuffix(".npz")
     if module is not None:
         stem += "." + re.sub(r"[^A-Za-z0-9_.-]", "_", module or "(root)")

@@ -1,4 +1,4 @@
-"""The values of one tensor, counted in bins: numbers for programs, a chart for people."""
+"""The histogram of one tensor: arrays for programs, a chart as text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ValueHistogram:
-    """How many finite elements lie in each bin: edges[i] <= x < edges[i + 1]; the last bin includes its end.
+    """Number of finite elements in each bin: edges[i] <= x < edges[i + 1]; the last bin includes its end.
 
-    Unpacks as `counts, edges`, like the result of `numpy.histogram`. Its text is a chart.
+    It unpacks as `counts, edges`, like the result of `numpy.histogram`. `str()` returns a chart.
     """
 
     counts: npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class ValueHistogram:
     title: str
     statistics: Statistics
     logarithmic: bool
-    """Whether bins are equally wide in the logarithm: for values that range over several orders of magnitude."""
+    """Whether bins are equally wide in the logarithm, for values over several orders of magnitude."""
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.counts, self.edges))
@@ -46,7 +46,7 @@ class ValueHistogram:
         return self.text()
 
     def text(self, width: int = 80) -> str:
-        """Return the chart as lines of at most `width` characters, as far as the numbers allow."""
+        """Return the chart in lines of `width` characters; long numbers may exceed it."""
         found = self.statistics
         lost = [(found.nan, "NaN"), (found.posinf, "+Inf"), (found.neginf, "-Inf")]
         head = [self.title, *(f"{count(number)} {name}" for number, name in lost if number)]
@@ -56,9 +56,9 @@ class ValueHistogram:
 
 
 def value_histogram(array: Array, title: str, bins: int = BINS) -> ValueHistogram:
-    """Count the finite elements of an array in so many bins, from its least to its greatest."""
+    """Return the histogram of an array's finite elements, from the smallest to the largest."""
     if not isinstance(bins, int) or bins < 1:
-        raise UsageError(f"bins: {bins!r} is not a number of bins, 1 or more")
+        raise UsageError(f"bins: {bins!r} is not a number of bins: give an integer, 1 or more")
     summary = summarize(array)
     size = summary.l2 / max(1, summary.elements) ** 0.5
     found = histogram_of(array, (summary.min, summary.max, size), bins)

@@ -1,1 +1,1 @@
-"""Modules in the frameworks' profilers."""
+"""Annotation of modules in the frameworks' profilers, and times by module."""

@@ -1,4 +1,4 @@
-"""Names the modules in a profile: nested spans around every forward, backward and recomputation."""
+"""Annotate modules in a profile: nested spans around every forward, backward and recomputation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.module_notes import ModuleNotes
-from tensortap.frameworks.profiling import profiling_of
-from tensortap.model.profile.backward_spans import Backward, ByCall, ByNode
-from tensortap.model.profile.calibration import CalibrationCalls
-from tensortap.model.profile.spans import Call, Spans
-from tensortap.times.marks import AFTER, BEFORE
+from tensortap.frameworks.profiling import Profiling, profiling_of
+from tensortap.model.profile.backward_spans import BackwardMarks, CallMoments, NodeSpans
+from tensortap.model.profile.spans import AnnotatedCall, OpenSpans
+from tensortap.times.marks import AFTER, BEFORE, CALIBRATION, IDLE
 
 __all__ = ["Annotation", "annotate"]
+
+_CALIBRATION_CALLS = 8
+_BRACKETS = str.maketrans("()", "[]")
 
 
 def annotate(
@@ -38,17 +40,19 @@ def annotate(
 ) -> Annotation:
     """Put spans around the modules of a torch or paddle model until `close()` or the end of the `with` block.
 
-    They are named `forward layers.0.fc1 (Linear)`, `backward …`, and `recompute …` for what activation checkpointing
-    runs again. No number changes. `name` goes before the names of all modules, to tell several models in one profile
-    apart. Annotating a model a second time adds nothing: its spans stay until both handles are closed. Raise UsageError
-    if a module is already annotated with other options or as part of another model.
+    Spans are named `forward layers.0.fc1 (Linear)`, `backward …`, and `recompute …` for recomputation under activation
+    checkpointing. Training stays bit-identical. `name` is prepended to the names of all modules, to distinguish several
+    models in one profile. Annotating a model a second time adds nothing: its spans stay until both handles are closed.
+    Raise UsageError if a module is already annotated with other options or as part of another model.
 
     >>> with tensortap.annotate(model), torch.profiler.profile() as prof:
     ...     model(x).sum().backward()
     >>> print(tensortap.module_times(prof))
     """
     if not (forward or backward):
-        raise UsageError("annotate: with forward=False and backward=False there is nothing to mark")
+        raise UsageError(
+            "annotate: with forward=False and backward=False there is nothing to mark: leave one of them True"
+        )
     model = network_of(model)
     framework = framework_of(model)
     selection = Selection(modules=modules)
@@ -56,40 +60,37 @@ def annotate(
     chosen = [site for site in tree.sites if selection.wants_module(site.name, site.cls, site.owner)]
     selection.check_found(len(chosen), [site.name for site in tree.sites], {site.cls for site in tree.sites})
     sites = [site for site in chosen if site.callable and site.inside is None]
-    options = _Options(forward, backward, name)
-    return Annotation(_placed_before(sites, options) or _Marks(framework, sites, options))
+    options = _AnnotateOptions(forward, backward, name)
+    return Annotation(_find_placed(sites, options) or _SpanHooks(framework, sites, options))
 
 
 @dataclass(frozen=True)
-class _Options:
+class _AnnotateOptions:
     forward: bool
     backward: bool
     name: str
 
     def label(self, site: Site) -> str:
-        """`layers.0.fc1 (Linear)`; what reads it back takes the class from the last parentheses."""
+        """Return `layers.0.fc1 (Linear)`. Readers take the class from the last parentheses."""
         module = ".".join(part for part in (self.name, site.name) if part)
         return f"{display_name(module)} ({site.cls.translate(_BRACKETS)})"
 
 
-_BRACKETS = str.maketrans("()", "[]")
-
-
 class Annotation:
-    """A handle of the spans of one model. A context manager; or call `close()` when done."""
+    """The handle of one model's spans. Use it as a context manager, or call `close()`."""
 
-    def __init__(self, marks: _Marks) -> None:
-        self._marks = marks
-        marks.handles.add(self)
+    def __init__(self, hooks: _SpanHooks) -> None:
+        self._hooks = hooks
+        hooks.handles.add(self)
 
     def close(self) -> None:
-        """Remove the spans, also from graphs that still wait for their backward.
+        """Remove the spans, also from graphs whose backward is still to come.
 
-        They stay while another handle of the same spans is in use.
+        They stay while another handle of the same spans is open.
         """
-        self._marks.handles.discard(self)
-        if not self._marks.handles:
-            self._marks.close()
+        self._hooks.handles.discard(self)
+        if not self._hooks.handles:
+            self._hooks.close()
 
     def __enter__(self) -> Annotation:
         return self
@@ -100,50 +101,52 @@ class Annotation:
         self.close()
 
 
-_annotated: ModuleNotes[weakref.ref[_Marks]] = ModuleNotes()
-"""The marks on each module; its hooks keep them alive."""
+_annotated: ModuleNotes[weakref.ref[_SpanHooks]] = ModuleNotes()
+"""The span hooks of each annotated module, which keeps them alive."""
 
 
-def _placed_before(sites: Sequence[Site], options: _Options) -> _Marks | None:
-    """The marks that are already on exactly these modules, if there are any."""
+def _find_placed(sites: Sequence[Site], options: _AnnotateOptions) -> _SpanHooks | None:
+    """Return the hooks that are already on exactly these modules, or None.
+
+    Raise UsageError if some of the modules have other hooks.
+    """
     found = [(site, note()) for site in sites if (note := _annotated.get(site.module)) is not None]
-    open_ones = [(site, marks) for site, marks in found if marks is not None and not marks.closed]
+    open_ones = [(site, hooks) for site, hooks in found if hooks is not None and not hooks.closed]
     if not open_ones:
         return None
-    site, marks = open_ones[0]
-    same = len(open_ones) == len(sites) == marks.count and all(each is marks for _, each in open_ones)
-    if same and marks.options == options:
-        return marks
+    site, hooks = open_ones[0]
+    same = len(open_ones) == len(sites) == hooks.count and all(each is hooks for _, each in open_ones)
+    if same and hooks.options == options:
+        return hooks
     raise UsageError(
         f"annotate: {display_name(site.name)} ({site.cls}) is already annotated, with other options or as part of "
         "another model. Close that annotation first: leave its `with` block or call its close()"
     )
 
 
-class _Marks:
+class _SpanHooks:
     """The hooks that open and close the spans."""
 
-    def __init__(self, framework: Framework, sites: Sequence[Site], options: _Options) -> None:
+    def __init__(self, framework: Framework, sites: Sequence[Site], options: _AnnotateOptions) -> None:
         self._framework = framework
         self._profiling = profiling_of(framework)
-        self._spans = Spans(self._profiling)
-        self._backward: Backward | None = None
+        self._spans = OpenSpans(self._profiling)
+        self._backward: BackwardMarks | None = None
         if options.backward and self._profiling.by_node:
-            self._backward = ByNode(self._profiling, self._spans)
+            self._backward = NodeSpans(self._profiling, self._spans)
         elif options.backward:
-            self._backward = ByCall(self._profiling, framework)
+            self._backward = CallMoments(self._profiling, framework)
         self._forward = options.forward
-        self._calibration = CalibrationCalls(framework, self._profiling)
-        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._calibration = _CalibrationCalls(framework, self._profiling)
+        self._calls: weakref.WeakSet[AnnotatedCall] = weakref.WeakSet()
         self.handles: weakref.WeakSet[Annotation] = weakref.WeakSet()
-        """A handle that nobody holds cannot be closed, and keeps nothing."""
+        """Open handles. They are weak: a handle without references can no longer be closed, so it must not count."""
         self.options = options
         self.count = len(sites)
         self.closed = False
-        with ExitStack() as undo:  # a failure half-way takes back what was placed
+        with ExitStack() as undo:  # a failure removes the hooks placed so far
             for site in sites:
-                begun, over = partial(self._before, site), partial(self._after, site)
-                undo.callback(framework.on_call(site.module, begun, over))
+                undo.callback(framework.on_call(site.module, partial(self._before, site), partial(self._after, site)))
             self._undo = undo.pop_all()
         for site in sites:
             _annotated.put(site.module, weakref.ref(self))
@@ -156,9 +159,9 @@ class _Marks:
         if self._backward is not None:
             self._backward.close()
         for call in list(self._calls):
-            for remove in call.removes:
+            for remove in call.removers:
                 remove()
-            call.removes.clear()
+            call.removers.clear()
         self._spans.close_all()
 
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], span: str = "") -> None:
@@ -166,12 +169,12 @@ class _Marks:
             self._calibration.run_once(self._before, self._after)
         replaying = self._framework.recomputing()
         if not replaying:
-            # No backward is running, so an exception has left what is still open of one. The same holds of forwards
-            # when the whole model starts anew: a KeyboardInterrupt closes no span.
-            anew = not site.name and self._spans.in_forward() and not _running(site.owner)
-            self._spans.close_while(lambda _, backward: backward or anew)
+            # No backward is running, so backward spans that are still open are left over from an exception. The same
+            # holds for forward spans when the whole model starts again: a KeyboardInterrupt closes no span.
+            restarted = not site.name and self._spans.in_forward() and not _is_running(site.owner)
+            self._spans.close_while(lambda _, backward: backward or restarted)
         with self._mark(BEFORE):
-            call = Call(self.options.label(site), self._spans.top(), self._framework.mark(), [])
+            call = AnnotatedCall(self.options.label(site), self._spans.top(), self._framework.mark(), [])
             if self._backward is not None and self._framework.records_gradients():
                 inputs = open_arguments(args, kwargs, self._framework.is_tensor).tensors
                 call.anchors = self._profiling.anchors(tensor for _, tensor in inputs)
@@ -179,14 +182,14 @@ class _Marks:
         self._spans.open(call, name if self._forward else None, site)
 
     def _after(self, site: Site, output: Any) -> None:
-        call = self._spans.leave(site)
+        call = self._spans.close_innermost(site)
         if call is None:
             return
         with self._mark(AFTER):
             if output is not None and self._backward is not None and self._framework.records_gradients():
                 tensors = [tensor for _, tensor in open_value(output, self._framework.is_tensor).tensors]
-                self._backward.returned(call, tensors)
-                if call.removes:
+                self._backward.on_return(call, tensors)
+                if call.removers:
                     self._calls.add(call)
             call.anchors = []
 
@@ -194,8 +197,41 @@ class _Marks:
         return self._profiling.mark(name) if self._forward else nullcontext()
 
 
-def _running(module: Any) -> bool:
-    """Whether this module's forward is on the Python stack: it may call itself."""
+class _CalibrationCalls:
+    """A few annotated calls of a module that does nothing, once per profile.
+
+    They show the cost of annotating a call, so that `module_times` can subtract it.
+    """
+
+    def __init__(self, framework: Framework, profiling: Profiling) -> None:
+        self._framework = framework
+        self._profiling = profiling
+        self._recording = False
+        self._running = False
+
+    def run_once(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Run the calls if a profiler has started to record since `run_once` was last called."""
+        if self._running:
+            return
+        recording = self._profiling.recording()
+        begun, self._recording = recording and not self._recording, recording
+        module = self._profiling.idle_module() if begun else None
+        if module is None:
+            return
+        site = Site("(idle)", type(module).__name__, module, module, None, "", True)
+        remove = self._framework.on_call(module, partial(before, site, span=IDLE), partial(after, site))
+        self._running = True
+        try:
+            with self._profiling.mark(CALIBRATION):
+                for _ in range(_CALIBRATION_CALLS):
+                    module()
+        finally:
+            self._running = False
+            remove()
+
+
+def _is_running(module: Any) -> bool:
+    """Return whether this module's forward is on the Python stack: a module may call itself."""
     code = getattr(type(module).forward, "__code__", None)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

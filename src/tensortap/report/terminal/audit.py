@@ -13,7 +13,7 @@ from rich.text import Text
 from tensortap.report.terminal import table
 from tensortap.report.wording import clean, count, middle, percent, plural, rough, wrap
 
-__all__ = ["ORDER", "AuditFacts", "Event", "Happening", "UndoneFacts", "render", "render_timeline"]
+__all__ = ["ORDER", "AuditFacts", "Event", "ModelEvent", "UndoneFacts", "render", "render_timeline"]
 
 # Status → its words, its style. What needs a look comes with a colour; the order is that of the page.
 ORDER: dict[str, tuple[str, str]] = {
@@ -77,8 +77,8 @@ class Event:
 
 
 @dataclass
-class Happening:
-    """What happened to the model: one load, a run of steps, a change found."""
+class ModelEvent:
+    """An event of the model: one load, a series of steps, a detected change."""
 
     what: str
     where: str
@@ -128,7 +128,7 @@ class AuditFacts:
     steps: int
     names: Mapping[str, Sequence[tuple[str, str]]]
     """Status → (name, what to add to it)."""
-    happenings: Sequence[Happening]
+    happenings: Sequence[ModelEvent]
     notes: Sequence[str] = field(default_factory=tuple)
     loads: Sequence[tuple[str, int]] = field(default_factory=tuple)
     """Where each load was, and how many tensors it gave a value."""
@@ -218,7 +218,7 @@ def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
         yield f"{who[undone.by]} undid the load of {tensors} {when} at {clean(undone.where)}: {back}."
 
 
-def _happenings(happenings: Sequence[Happening], width: int) -> list[Text]:
+def _happenings(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
     left = max(0, len(happenings) - _HAPPENINGS)
     # The first ones say how the model came to be, the last ones what it is now.
     shown = [*happenings[: _HAPPENINGS // 2], *happenings[-_HAPPENINGS // 2 :]] if left else list(happenings)

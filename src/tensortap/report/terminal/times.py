@@ -63,7 +63,7 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
 
 
 def compared_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """Two profiles. `facts` is what `times.against.compared` returns."""
+    """Two profiles. `facts` is what `times.comparison.compare_times` returns."""
     rows, measure = facts["rows"], facts["measure"]
     ratios = [f"{ratio:.2f}" if (ratio := row[f"{measure}_ratio"]) is not None else "–" for row in rows]
     columns = [

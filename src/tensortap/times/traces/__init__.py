@@ -1,1 +1,1 @@
-"""Read profiles into a timeline."""
+"""Readers of profiles: a live profiler or an exported trace becomes a timeline."""

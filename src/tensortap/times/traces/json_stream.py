@@ -1,4 +1,4 @@
-"""Reads the events of a Chrome trace one at a time, so that memory does not grow with the file."""
+"""Stream the events of a Chrome trace one at a time, so that memory does not grow with the file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tensortap.errors import RunNotFound, RunUnreadable
 __all__ = ["Progress", "trace_events"]
 
 Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all."""
+"""Called with the bytes read and the total bytes."""
 
 _CHUNK = 1 << 20
-_LONGEST = 64 << 20
-"""An event longer than this is no event; without a bound, a broken file would be read into memory whole."""
+_MAX_EVENT = 64 << 20
+"""Upper bound on the characters of one event; without it, a broken file would be read into memory as a whole."""
 _GZIP = b"\x1f\x8b"
 _SPACE = " \t\r\n"
-_LONGEST_WORD = len("-Infinity") + 1
-_NOT_JSON = re.compile(r"-?(?:nan(?:\([^)]*\))?|inf(?:inity)?)\b")
+_MAX_WORD = len("-Infinity") + 1
+_INVALID_NUMBER = re.compile(r"-?(?:nan(?:\([^)]*\))?|inf(?:inity)?)\b")
 
 
 def trace_events(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[dict[str, Any]]:
     """Yield the trace events of a `.json` or `.json.gz` file.
 
-    Both forms of the format are read: an object with a list `traceEvents`, and a bare list. Raise RunNotFound if
-    there is no file, and RunUnreadable if it is not a trace or ends too early.
+    Accept both forms of the format: an object with a list `traceEvents`, and a bare list. Raise RunNotFound if the
+    file does not exist, and RunUnreadable if it is not a trace or ends too early.
     """
     name = os.fspath(path)
     try:
@@ -41,17 +41,17 @@ def trace_events(path: str | os.PathLike[str], progress: Progress | None = None)
             zipped = raw.read(2) == _GZIP
             raw.seek(0)
             source: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
-            yield from _Events(name, source, raw, size, progress)
+            yield from _TraceParser(name, source, raw, size, progress)
     except FileNotFoundError as error:
         raise RunNotFound(f"there is no file {name}: give the path of a trace that a profiler has exported") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RunUnreadable(f"{name} is damaged or ends too early: {error}") from error
+        raise RunUnreadable(f"{name} is damaged or ends too early: {error}; export the trace again") from error
     except OSError as error:
         raise RunUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-class _Events:
-    """A window over the text that moves on as events are taken from it."""
+class _TraceParser:
+    """A window over the text that moves as events are parsed."""
 
     def __init__(self, name: str, source: Any, raw: BinaryIO, size: int, progress: Progress | None) -> None:
         self._name = name
@@ -60,36 +60,38 @@ class _Events:
         self._size = size
         self._progress = progress
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._scan = json.JSONDecoder(strict=False).raw_decode  # names may hold control characters
+        self._decode_json = json.JSONDecoder(strict=False).raw_decode  # names may hold control characters
         self._text = ""
         self._at = 0
-        self._gone = 0
+        self._offset = 0
         """Characters before the window."""
-        self._over = False
+        self._at_end = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        opening = self._next_sign()
+        opening = self._next_char()
         if opening == "[":
-            yield from self._list()
+            yield from self._parse_list()
         elif opening == "{":
-            yield from self._object()
+            yield from self._parse_object()
         else:
-            raise RunUnreadable(f"{self._name} is not a trace: it does not hold JSON")
+            raise RunUnreadable(
+                f"{self._name} is not a trace: it does not hold JSON. Give a trace that a profiler has exported"
+            )
 
-    def _object(self) -> Iterator[dict[str, Any]]:
+    def _parse_object(self) -> Iterator[dict[str, Any]]:
         self._at += 1
         found = False
-        while self._next_sign() != "}":
-            key = self._value()
-            if not isinstance(key, str) or self._next_sign() != ":":
-                raise self._broken("a key and a colon are expected", self._at)
+        while self._next_char() != "}":
+            key = self._parse_value()
+            if not isinstance(key, str) or self._next_char() != ":":
+                raise self._error("a key and a colon are expected", self._at)
             self._at += 1
-            if key == "traceEvents" and self._next_sign() == "[":
+            if key == "traceEvents" and self._next_char() == "[":
                 found = True
-                yield from self._list()
+                yield from self._parse_list()
             else:
-                self._value()
-            if self._next_sign() == ",":
+                self._parse_value()
+            if self._next_char() == ",":
                 self._at += 1
         if not found:
             raise RunUnreadable(
@@ -97,38 +99,38 @@ class _Events:
                 "prof.export_chrome_trace(...) (torch) or prof.export(..., format='json') (paddle)"
             )
 
-    def _list(self) -> Iterator[dict[str, Any]]:
+    def _parse_list(self) -> Iterator[dict[str, Any]]:
         self._at += 1
-        while (sign := self._next_sign()) != "]":
-            if sign == ",":
+        while (char := self._next_char()) != "]":
+            if char == ",":
                 self._at += 1
                 continue
-            event = self._value()
+            event = self._parse_value()
             if isinstance(event, dict):
                 yield event
         self._at += 1
 
-    def _value(self) -> Any:
-        self._next_sign()
+    def _parse_value(self) -> Any:
+        self._next_char()
         while True:
             try:
-                value, end = self._scan(self._text, self._at)
+                value, end = self._decode_json(self._text, self._at)
             except json.JSONDecodeError as error:
-                if self._mended(error.pos):
+                if self._replace_invalid_number(error.pos):
                     continue
-                cut_off = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _LONGEST_WORD
-                if self._over or not cut_off:
-                    raise self._broken(error.msg, error.pos, cut_off) from error
+                cut_off = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_WORD
+                if self._at_end or not cut_off:
+                    raise self._error(error.msg, error.pos, cut_off) from error
             else:
-                if end < len(self._text) or self._over:  # a number at the very end may go on
+                if end < len(self._text) or self._at_end:  # a number at the end of the window may continue
                     self._at = end
                     return value
-            if len(self._text) - self._at > _LONGEST:
-                raise self._broken("an entry does not end", self._at)
-            self._fill()
+            if len(self._text) - self._at > _MAX_EVENT:
+                raise self._error("an entry does not end", self._at)
+            self._read_more()
 
-    def _next_sign(self) -> str:
-        """The next character that is not a space, without taking it."""
+    def _next_char(self) -> str:
+        """Return the next character that is not a space, without consuming it."""
         while True:
             text, at, end = self._text, self._at, len(self._text)
             while at < end and text[at] in _SPACE:
@@ -136,34 +138,34 @@ class _Events:
             self._at = at
             if at < end:
                 return text[at]
-            if self._over:
-                raise self._broken("the file ends", at, cut_off=True)
-            self._fill()
+            if self._at_end:
+                raise self._error("the file ends", at, cut_off=True)
+            self._read_more()
 
-    def _fill(self) -> None:
-        """Read on; the amount grows with an entry that does not fit, so that each is scanned few times."""
+    def _read_more(self) -> None:
+        """Read more text. The amount grows with an entry that does not fit, so that it is scanned only a few times."""
         kept = self._text[self._at :]
-        self._gone += self._at
+        self._offset += self._at
         self._at = 0
         data = self._source.read(max(_CHUNK, len(kept)))
-        self._over = not data
-        self._text = kept + self._decode(data, self._over)
+        self._at_end = not data
+        self._text = kept + self._decode(data, self._at_end)
         if self._progress is not None:
             self._progress(self._raw.tell(), self._size)
 
-    def _mended(self, at: int) -> bool:
-        """Replace a number that C prints and JSON does not know, as in the bandwidth of a copy that took no time."""
-        found = _NOT_JSON.match(self._text, at)
+    def _replace_invalid_number(self, at: int) -> bool:
+        """Replace a number that C prints but JSON lacks, such as the infinite bandwidth of a copy that took no time."""
+        found = _INVALID_NUMBER.match(self._text, at)
         if found is None:
             return False
         self._text = f"{self._text[:at]}null{self._text[found.end() :]}"
         return True
 
-    def _broken(self, what: str, at: int, cut_off: bool = False) -> RunUnreadable:
-        place = f"{self._gone + at:,} characters"
+    def _error(self, what: str, at: int, cut_off: bool = False) -> RunUnreadable:
+        place = f"{self._offset + at:,} characters"
         if cut_off:
             return RunUnreadable(
-                f"{self._name} ends too early, after {place}: the JSON is not complete. Export the trace again; the "
-                "program may have stopped while it was written"
+                f"{self._name} ends too early, after {place}: the JSON is not complete. The program may have stopped "
+                "while it wrote the trace; export it again"
             )
         return RunUnreadable(f"{self._name} is not valid JSON after {place}: {what}")

@@ -1,4 +1,4 @@
-"""Fills a timeline from PaddlePaddle: from the events of an exported trace, or from a profiler that has stopped."""
+"""Fill a timeline from PaddlePaddle: from the events of an exported trace, or from a stopped profiler."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _THREAD = re.compile(r"(\d+)\((?:Python|C\+\+)\)")
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:
-    """Whether an event of a trace is one that paddle's profiler has written."""
+    """Return whether paddle's profiler wrote this event of a trace."""
     return _THREAD.fullmatch(str(event.get("tid"))) is not None
 
 
 def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
-    """Add one event of a trace that `paddle.profiler.Profiler.export` has written."""
-    sort, arguments = event.get("ph"), event.get("args") or {}
-    if sort == "X" and "start_time" in arguments:
-        # `ts` is cut to whole microseconds; these are exact and begin with the first event.
+    """Add one event of a trace that `paddle.profiler.Profiler.export` wrote."""
+    event_type, arguments = event.get("ph"), event.get("args") or {}
+    if event_type == "X" and "start_time" in arguments:
+        # `ts` is truncated to whole microseconds; these are exact and count from the first event.
         start, end = _nanoseconds(arguments["start_time"]), _nanoseconds(arguments["end_time"])
         category, correlation = event.get("cat"), int(arguments.get("correlation id", -1))
         if category in _ON_DEVICE:
@@ -37,7 +37,7 @@ def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
             timeline.kernels.add(device, start, end, correlation, -1)
             return
         thread = timeline.thread(_thread(event))
-        timeline.host(thread, start, end, _name(_LENGTH.sub("", event.get("name", "")), str(category)))
+        timeline.add_host_event(thread, start, end, _name(_LENGTH.sub("", event.get("name", "")), str(category)))
         if category in _RUNTIME:
             timeline.launches.add(correlation, thread, start)
         if timeline.origin is None:
@@ -49,19 +49,22 @@ def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
 
 
 def _read_profile(profile: Any) -> Timeline:
-    """Read a `paddle.profiler.Profiler` that has stopped."""
+    """Read a stopped `paddle.profiler.Profiler`."""
     result = getattr(profile, "profiler_result", None)
     if result is None:
-        raise UsageError("this profile holds no events: give it after its `with` block or its stop()")
+        raise UsageError(
+            "this profile holds no events: it has not stopped, or has not recorded. Pass it after its `with` block or "
+            "stop()"
+        )
     timeline = _new_timeline()
-    waiting = [node for root in result.get_data().values() for node in root.children_node]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children_node)
+    pending = [node for root in result.get_data().values() for node in root.children_node]
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children_node)
         thread = timeline.thread(node.thread_id)
-        timeline.host(thread, node.start_ns, node.end_ns, _name(node.name, node.type.name))
+        timeline.add_host_event(thread, node.start_ns, node.end_ns, _name(node.name, node.type.name))
         for call in node.runtime_node:
-            timeline.host(thread, call.start_ns, call.end_ns, call.name)
+            timeline.add_host_event(thread, call.start_ns, call.end_ns, call.name)
             timeline.launches.add(call.correlation_id, thread, call.start_ns)
             for work in call.device_node:
                 timeline.kernels.add(work.device_id, work.start_ns, work.end_ns, call.correlation_id, -1)
@@ -72,7 +75,7 @@ def _read_profile(profile: Any) -> Timeline:
 
 
 def _name(name: str, category: str) -> str:
-    """Data loaders are known by their category alone."""
+    """Return the name of an event. Only the category identifies a data loader."""
     return f"enumerate(DataLoader)#{name}" if category == "Dataloader" else name
 
 

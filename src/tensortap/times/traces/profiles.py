@@ -1,4 +1,4 @@
-"""From whatever holds a profile to a timeline."""
+"""Read a profile of either framework, live or exported, into a timeline."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HOW_TO_ANNOTATE = (
 
 
 def read_profile(source: Any, progress: Progress | None = None) -> Timeline:
-    """Read a profiler that has stopped, or the path of a trace that one has exported.
+    """Read a stopped profiler, or an exported trace by its path.
 
-    Raise UsageError if it holds no span of `tensortap.annotate`.
+    Raise UsageError if it has no span of `tensortap.annotate`.
     """
     if isinstance(source, (str, os.PathLike)):
         return read_trace(source, progress)
     for known in _SOURCES:
         if known.accepts(source):
-            return _checked(known.read_profile(source), "this profile")
+            return _check(known.read_profile(source), "this profile")
     raise UsageError(
         f"cannot read times from a {type(source).__qualname__}: give a torch.profiler.profile or a "
         "paddle.profiler.Profiler that has stopped, or the path of an exported trace"
@@ -39,7 +39,7 @@ def read_profile(source: Any, progress: Progress | None = None) -> Timeline:
 
 
 def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -> Timeline:
-    """Read a trace that torch's `export_chrome_trace` or paddle's `Profiler.export` has written, gzipped or not."""
+    """Read a trace of torch's `export_chrome_trace` or paddle's `Profiler.export`, gzipped or not."""
     timeline, add = None, TORCH.add_event
     for event in trace_events(path, progress):
         if timeline is None and event.get("ph") in ("X", "i") and event.get("tid"):
@@ -51,14 +51,16 @@ def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -
             except (KeyError, TypeError, ValueError) as error:
                 raise RunUnreadable(f"{os.fspath(path)} has an event that cannot be read: {event!r:.200}") from error
     if timeline is None:
-        raise RunUnreadable(f"{os.fspath(path)} holds no events: nothing ran while the profiler recorded")
-    return _checked(timeline, os.fspath(path))
+        raise RunUnreadable(
+            f"{os.fspath(path)} holds no events: nothing ran while the profiler recorded. Profile at least one step"
+        )
+    return _check(timeline, os.fspath(path))
 
 
-def _checked(timeline: Timeline, name: str) -> Timeline:
+def _check(timeline: Timeline, name: str) -> Timeline:
     if timeline.begin > timeline.end:
         raise UsageError(
-            f"{name} has no events of the CPU, so nothing tells which module launched what: record them, too, like "
+            f"{name} has no events of the CPU, so kernels cannot be attributed to modules: record them, too, with "
             "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
         )
     if not timeline.marked:

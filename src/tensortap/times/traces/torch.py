@@ -1,4 +1,4 @@
-"""Fills a timeline from PyTorch: from the events of an exported Chrome trace, or from a profiler that has stopped."""
+"""Fill a timeline from PyTorch: from the events of an exported Chrome trace, or from a stopped profiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TORCH"]
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel", "mtia_ccp_events"})
 _NOT_HOST = frozenset({"python_function", "overhead", "Trace", "gpu_user_annotation", "cuda_sync"})
-"""Python frames, the profiler's own work, its window, and what a device's lane has beside kernels."""
+"""Python frames, the profiler's own work, its window, and events on a device's lane that are not kernels."""
 _SYNCS = frozenset({"Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event"})
 _MEMORY = "[memory]"
 _RUNTIME = re.compile(r"(?:cu|hip|ze|ur|musa|acl)(?:[A-Z]|da[A-Z])")
@@ -22,9 +22,9 @@ _RUNTIME = re.compile(r"(?:cu|hip|ze|ur|musa|acl)(?:[A-Z]|da[A-Z])")
 
 
 def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
-    """Add one event of a trace that `export_chrome_trace` has written."""
-    sort, category = event.get("ph"), event.get("cat")
-    if sort == "X":
+    """Add one event of a trace that `export_chrome_trace` wrote."""
+    event_type, category = event.get("ph"), event.get("cat")
+    if event_type == "X":
         if category in _NOT_HOST:
             return
         start = round(event["ts"] * 1000)
@@ -33,28 +33,28 @@ def _add_event(timeline: Timeline, event: Mapping[str, Any]) -> None:
         correlation, operator = arguments.get("correlation"), arguments.get("External id")
         if category in _ON_DEVICE:
             device = arguments.get("device", event.get("pid", 0))
-            timeline.kernels.add(_whole(device), start, end, _whole(correlation), _whole(operator))
+            timeline.kernels.add(_integer(device), start, end, _integer(correlation), _integer(operator))
             return
         thread = timeline.thread((event.get("pid"), event.get("tid")))
-        timeline.host(thread, start, end, event.get("name", ""))
+        timeline.add_host_event(thread, start, end, event.get("name", ""))
         if correlation is not None:
-            timeline.launches.add(_whole(correlation), thread, start)
+            timeline.launches.add(_integer(correlation), thread, start)
         elif operator is not None:
-            timeline.operators.add(_whole(operator), thread, start)
-    elif sort == "i" and event.get("name") == _MEMORY:
+            timeline.operators.add(_integer(operator), thread, start)
+    elif event_type == "i" and event.get("name") == _MEMORY:
         arguments = event.get("args") or {}
         thread = timeline.thread((event.get("pid"), event.get("tid")))
         on_device = arguments.get("Device Type", 0) != 0
-        timeline.memory.add(thread, round(event["ts"] * 1000), _whole(arguments.get("Bytes"), 0), on_device)
+        timeline.memory.add(thread, round(event["ts"] * 1000), _integer(arguments.get("Bytes"), 0), on_device)
 
 
 def _read_profile(profile: Any) -> Timeline:
-    """Read a `torch.profiler.profile`, or the older `torch.autograd.profiler.profile`, that has stopped."""
+    """Read a stopped `torch.profiler.profile`, or the older `torch.autograd.profiler.profile`."""
     results = getattr(getattr(profile, "profiler", profile), "kineto_results", None)
     if results is None:
         raise UsageError(
-            "this profile holds no events: give it after its `with` block or its stop(), and export or read it inside "
-            "on_trace_ready if it has a schedule"
+            "this profile holds no events: it has not stopped, or its schedule has dropped them. Pass it after its "
+            "`with` block or stop(); with a schedule, export or read it inside on_trace_ready"
         )
     timeline = _new_timeline()
     for event in results.events():
@@ -71,7 +71,7 @@ def _read_profile(profile: Any) -> Timeline:
                 timeline.kernels.add(event.device_index(), start, end, event.correlation_id(), operator)
         elif not _is_hidden(event):
             thread = timeline.thread(event.device_resource_id())
-            timeline.host(thread, start, start + event.duration_ns(), name)
+            timeline.add_host_event(thread, start, start + event.duration_ns(), name)
             if _RUNTIME.match(name):
                 timeline.launches.add(event.correlation_id(), thread, start)
             else:
@@ -80,7 +80,7 @@ def _read_profile(profile: Any) -> Timeline:
 
 
 def _is_hidden(event: Any) -> bool:
-    """Python frames and the profiler's own work; the latter belongs to no thread."""
+    """Return whether this is a Python frame or the profiler's own work, which has no thread."""
     return bool(
         event.device_resource_id() == 0
         or getattr(event, "is_hidden_event", bool)()
@@ -88,8 +88,8 @@ def _is_hidden(event: Any) -> bool:
     )
 
 
-def _whole(value: Any, default: int = -1) -> int:
-    """Numbers are numbers in some versions and text in others."""
+def _integer(value: Any, default: int = -1) -> int:
+    """Return an integer. Some versions of the profiler write numbers as text."""
     try:
         return int(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""One call of one module as an .npz file: its inputs, outputs and their gradients under short names."""
+"""One call of one module as an .npz file: its inputs, its outputs and their gradients under short names."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tensortap.core import dtypes
 from tensortap.report.files import output
 from tensortap.store.exports.npz_file import CALL, NpzWriter
 
-__all__ = ["Entries", "free_path", "write"]
+__all__ = ["CallArrays", "free_path", "write_call"]
 
 Array = npt.NDArray[np.generic]
 
 
-class Entries:
-    """Gathers arrays by kind and path, and gives each its name in the file.
+class CallArrays:
+    """The arrays of one call by their names in the file.
 
-    The first tensor of a kind has the kind's own name, the others are told apart by their path: `input`, `input_1`,
-    `input_mask`. A gradient is named as the tensor that it belongs to.
+    The first tensor of a kind is named by the kind, the others also by their path: `input`, `input_1`, `input_mask`.
+    A gradient has the path of the tensor that it belongs to.
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
         self.paths: dict[str, str] = {}
-        """The path of each array, by its name in the file."""
+        """Name in the file → path."""
         self._first: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -44,15 +44,17 @@ class Entries:
         while unique in self.arrays:  # a second backward through the same graph
             number += 1
             unique = f"{name}~{number}"
-        self.arrays[unique] = array.copy()  # what is seen may be changed right after
+        self.arrays[unique] = array.copy()  # the model may change the tensor in place right after
         self.paths[unique] = path
 
 
-def write(path: Path, entries: Entries, *, module: str | None = None, cls: str = "", framework: str = "") -> None:
-    """Write the arrays of one call, whole or not at all.
+def write_call(
+    path: Path, entries: CallArrays, *, module: str | None = None, cls: str = "", framework: str = ""
+) -> None:
+    """Write the arrays of one call; an error leaves no partial file.
 
-    `dtypes` is a JSON text with the dtype that each tensor had: bfloat16 and float8 become float32. The archive's
-    comment names the module and the paths, for `tensortap.open`.
+    The entry `dtypes` is a JSON text with the dtype of each tensor: bfloat16 and float8 are written as float32. The
+    archive's comment names the module and the paths, for `tensortap.open`.
     """
     about: dict[str, Any] = {"format": CALL, "version": 1, "class": cls, "framework": framework, "paths": entries.paths}
     names = {name: dtypes.name_of(array.dtype) for name, array in entries.arrays.items()}
@@ -66,7 +68,7 @@ def write(path: Path, entries: Entries, *, module: str | None = None, cls: str =
 
 
 def free_path(path: str | Path) -> Path:
-    """`file.npz`, or if that is taken `file.1.npz`, `file.2.npz`, and so on."""
+    """Return `file.npz`, or if it exists the first unused of `file.1.npz`, `file.2.npz`, and so on."""
     path = Path(path)
     if path.suffix != ".npz":
         path = path.with_name(path.name + ".npz")
