@@ -25,6 +25,7 @@ from tensortap.capture.messages import say
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.core.presentation import CoverageRows
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import framework_of, network_of
@@ -187,7 +188,7 @@ class Observer:
     @property
     def coverage(self) -> list[Coverage]:
         """For each selected module: seen, never called, no gradient, alias or skipped, and why."""
-        return self._book.rows()
+        return CoverageRows(self._book.rows())
 
     @property
     def notices(self) -> list[str]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.core.arguments import read
+from tensortap.core.presentation import CoverageByRank, reports
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable
 from tensortap.store.calls import Calls, read_calls
@@ -133,9 +134,10 @@ class Run:
     @cached_property
     def coverage(self) -> dict[int, list[Coverage]]:
         """What was seen of each module, by rank."""
-        return {
-            rank: [coverage_from(row) for row in _field(value, "modules", [])] for rank, value in self._coverage.items()
-        }
+        return CoverageByRank(
+            (rank, [coverage_from(row) for row in _field(value, "modules", [])])
+            for rank, value in self._coverage.items()
+        )
 
     @cached_property
     def steps(self) -> list[int]:
@@ -145,6 +147,9 @@ class Run:
 
     def __len__(self) -> int:
         return sum(len(self._index(rank)) for rank in self.ranks)
+
+    def _repr_html_(self) -> str:
+        return reports().run_html(self)
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
+from tensortap.core.presentation import CoverageByRank
 from tensortap.core.records import Coverage, Key, Location, Record, Summary
 from tensortap.errors import RunUnreadable
 from tensortap.store.exports.plain import narrow, widen
@@ -155,7 +156,7 @@ class NpyTree(Run):
     @property
     def coverage(self) -> dict[int, list[Coverage]]:
         """The saved layers. The tree does not know the others."""
-        found: dict[int, list[Coverage]] = {}
+        found = CoverageByRank()
         for rank in self.ranks:
             calls: dict[tuple[str, str], int] = defaultdict(int)
             for record in self.records(rank=rank, kind="output", path="0"):
