@@ -151,7 +151,7 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
     for name, path in outputs.items():
         try:
             write_comparison(result, name, path)
-        except StoreWriteError as error:
+        except StoreWriteError as error:  # noqa: PERF203 - writing a report costs far more
             failed = failed or error
     if failed is not None:
         raise failed
