@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -63,15 +64,18 @@ def _group(side: str, name: str, records: Sequence[Unmatched], compared: Mapping
 def _alike(names: Collection[str]) -> dict[str, list[str]]:
     """Names by what they have in common: the layer's number first, then the tail, until there are few groups."""
     parts = {name: ["*" if part.isdecimal() else part for part in name.split(".")] for name in sorted(names)}
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for depth in range(max(map(len, parts.values()), default=0), 0, -1):
-        grouped = {}
+
+    def grouped(depth: int) -> dict[tuple[str, ...], list[str]]:
+        groups: dict[tuple[str, ...], list[str]] = {}
         for name, split in parts.items():
-            grouped.setdefault(tuple(split[:depth]), []).append(name)
-        if len(grouped) <= _MOST:
-            break
+            groups.setdefault(tuple(split[:depth]), []).append(name)
+        return groups
+
+    # Groups only get fewer with a lower depth, so a search by halves finds the greatest depth that gives few of them.
+    depths = range(1, max(map(len, parts.values()), default=0) + 1)
+    deepest = max(1, bisect_left(depths, True, key=lambda depth: len(grouped(depth)) > _MOST))
     found: dict[str, list[str]] = {}
-    for prefix, members in grouped.items():
+    for prefix, members in grouped(deepest).items():
         cut = any(len(parts[name]) > len(prefix) for name in members)
         label = display_name(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
         found.setdefault(clean(label), []).extend(members)

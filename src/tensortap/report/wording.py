@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -234,8 +235,11 @@ def middle(text: str, width: int) -> str:
     if width < 2:
         return set_cell_size(text, width)
     cuts = [at + 1 for at, letter in enumerate(text) if letter == "."]
-    whole = next((at for at in cuts if 0 < cell_len(text[at:]) < width), None)
-    if whole is not None:
+    fits = bisect_left(
+        cuts, True, key=lambda at: cell_len(text[at:]) < width
+    )  # tails get shorter: a deep name is quick
+    whole = cuts[fits] if fits < len(cuts) else len(text)
+    if cell_len(text[whole:]):
         head = width - 1 - cell_len(text[whole:])
         return (set_cell_size(text, head) if cuts[0] <= head else "") + "…" + text[whole:]
     head = (width - 1) // 3
