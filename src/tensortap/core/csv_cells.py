@@ -9,7 +9,7 @@ import re
 __all__ = ["GUARDED", "guarded", "unguarded"]
 
 GUARDED = "^[=+\\-@'\\x00-\\x1f\\x7f\uff1d\uff0b\uff0d\uff20]"
-"""Matches text that needs a guard. Some spreadsheets skip control characters, and read full-width signs as plain ones."""
+"""Matches text that needs a guard. Some spreadsheets skip control characters or read full-width signs as plain ones."""
 
 _pattern = re.compile(GUARDED)
 

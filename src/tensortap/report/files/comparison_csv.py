@@ -1,4 +1,4 @@
-"""The pairs of a comparison as CSV: a header, then one row for each pair in execution order, with all columns of the table.
+"""The pairs of a comparison as CSV: a header, then one row for each pair in execution order, with the table's columns.
 
 Text is quoted. An unknown number is empty; NaN and infinities are nan, inf and -inf. A list is one cell with
 semicolons: the index 3;17, the shape 8;256;512. Text that a spreadsheet might run as a formula begins with a ':
