@@ -12,7 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import IO, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from tensortap import kernels
@@ -30,6 +29,7 @@ from tensortap.model.audit.undo import Undone
 from tensortap.model.caller import caller
 from tensortap.report.terminal import audit as audit_page
 from tensortap.report.terminal.audit import AuditFacts, Event
+from tensortap.report.terminal.console import console
 from tensortap.report.wording import plural
 
 __all__ = ["Audit", "Timeline"]
@@ -105,9 +105,9 @@ class Audit:
 
     def report(self, file: IO[str] | None = None) -> None:
         """Print the report, in colour where there is a terminal."""
-        console = Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+        screen = console(file or sys.stdout)
         for line in audit_page.render(self.facts(), _width()):
-            console.print(line, soft_wrap=True)
+            screen.print(line, soft_wrap=True)
 
     def timeline(self, name: str) -> Timeline:
         """What happened to one parameter or buffer, in order."""
