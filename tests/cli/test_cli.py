@@ -13,7 +13,7 @@ import tensortap
 from tensortap.cli import show
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ("show", "demo", "times")
+VERBS = ("show", "export", "compare", "report", "view", "replay", "demo", "check-hooks", "times", "bench")
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
 

@@ -17,13 +17,13 @@ from tensortap.report import pairs
 from tensortap.report.terminal.assertion import explained
 from tensortap.report.wording import clean, plural
 
-__all__ = ["Case", "cases", "write"]
+__all__ = ["ModuleCase", "cases", "write"]
 
 _SUITE = "tensortap compare"
 
 
 @dataclass
-class Case:
+class ModuleCase:
     """What became of one module."""
 
     module: str
@@ -42,18 +42,18 @@ class Case:
         return "no pair could be judged" if self.unjudged == self.pairs else ""
 
 
-def cases(comparison: Comparison) -> list[Case]:
+def cases(comparison: Comparison) -> list[ModuleCase]:
     """In execution order; modules of one side only come last."""
-    found: dict[str, Case] = {}
+    found: dict[str, ModuleCase] = {}
     columns = (comparison.table.column(name).to_pylist() for name in ("module", "status"))
     for at, (module, status) in enumerate(zip(*columns, strict=True)):
-        case = found.setdefault(module, Case(module))
+        case = found.setdefault(module, ModuleCase(module))
         case.pairs += 1
         case.unjudged += status == "unjudged"
         if status in pairs.WRONG_STATUSES:
             case.failed.append(at)
     for each in comparison.unmatched:
-        found.setdefault(each.key.module, Case(each.key.module, side=each.side))
+        found.setdefault(each.key.module, ModuleCase(each.key.module, side=each.side))
     return list(found.values())
 
 
@@ -94,7 +94,7 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", about)
 
 
-def _fail(element: ElementTree.Element, case: Case, row: Mapping[str, Any]) -> None:
+def _fail(element: ElementTree.Element, case: ModuleCase, row: Mapping[str, Any]) -> None:
     key = Key(*(row[name] for name in Key._fields))
     how = "born here" if row["birth"] else "passed on from before"
     message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
