@@ -31,9 +31,7 @@ def demo(
         Path | None,
         typer.Option(metavar="DIR", help=f"Folder for both runs.  [default: {DEFAULT}, or the next free name]"),
     ] = None,
-    keep: Annotated[
-        str, typer.Option(metavar="WHAT", help="summary, or tensors to keep all bytes as well.")
-    ] = "summary",
+    keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, or tensors to keep all bytes.")] = "summary",
     steps: Annotated[
         int | None,
         typer.Option(

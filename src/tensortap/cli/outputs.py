@@ -16,7 +16,7 @@ Markdown = Annotated[str | None, typer.Option(metavar="PATH", help="Write a summ
 Parquet = Annotated[str | None, typer.Option(metavar="PATH", help="Write all pairs as Parquet.")]
 Verbose = Annotated[
     int,
-    typer.Option("-v", "--verbose", count=True, show_default=False, help="Show 100 rows and all notes; -vv all rows."),
+    typer.Option("-v", "--verbose", count=True, show_default=False, help="100 rows and all notes; -vv all rows."),
 ]
 ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 even if the runs diverge.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing; only set the exit code.")]

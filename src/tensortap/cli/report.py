@@ -37,9 +37,7 @@ _NOTHING = 3  # as for two runs with nothing in common
 def report(
     reference: OnlyOrReference,
     candidate: MaybeCandidate = None,
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="PATH", help="File to write; - is stdout.")
-    ] = "report.html",
+    out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="Output file; - is stdout.")] = "report.html",
     rename: Rename = None,
     map_file: MapFile = None,
     step: Steps = "",

@@ -90,8 +90,6 @@ def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
         with screen.waiting(f"reading {path}"):
             chosen, facts = gather.choose(run, choice), gather.facts_of(run)
         text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch, run.arguments)
-        with (
-            nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON")
-        ):  # a spinner must not mix with the text
-            with output.opened(output.STDOUT) as file:
-                file.writelines(output.encoded(text))
+        spinner = nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON")  # not across the text itself
+        with spinner, output.opened(output.STDOUT) as file:
+            file.writelines(output.encoded(text))

@@ -1,8 +1,8 @@
-"""A comparison as JUnit XML, for CI: one case a module, since one a tensor would be a hundred times as many.
+"""A comparison as JUnit XML, for CI: one case per module, because one per tensor would be a hundred times as many.
 
-A case fails if any pair of its module failed, and says what is wrong with the first of them. It is skipped if none of
-its pairs could be judged, or if only one side has the module. A rank without a counterpart is one more skipped case.
-Runs with too little in common are one more error: nothing but skipped cases would look like success.
+A case fails if any pair of its module failed, and describes the first of them. It is skipped if none of its pairs could
+be judged, or if only one side has the module. A rank without a counterpart adds a skipped case. Runs with too little in
+common add an error, because skipped cases alone would look like success.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _SUITE = "tensortap compare"
 
 @dataclass
 class ModuleCase:
-    """What became of one module."""
+    """The result of one module."""
 
     module: str
     pairs: int = 0
     failed: list[int] = field(default_factory=list)
-    """Numbers of rows."""
+    """Row numbers."""
     unjudged: int = 0
     side: str = ""
     """The only side that has it."""
 
     @property
     def skipped(self) -> str:
-        """Why, if it is."""
+        """The reason if the case is skipped, else empty."""
         if self.side:
             return f"only the {self.side} has this module"
         return "no pair could be judged" if self.unjudged == self.pairs else ""
 
 
 def cases(comparison: Comparison) -> list[ModuleCase]:
-    """In execution order; modules of one side only come last."""
+    """Return the cases in execution order; modules of one side alone come last."""
     found: dict[str, ModuleCase] = {}
     columns = (comparison.table.column(name).to_pylist() for name in ("module", "status"))
     for at, (module, status) in enumerate(zip(*columns, strict=True)):
@@ -96,7 +96,7 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 
 def _fail(element: ElementTree.Element, case: ModuleCase, row: Mapping[str, Any]) -> None:
     key = Key(*(row[name] for name in Key._fields))
-    how = "born here" if row["birth"] else "passed on from before"
+    how = "born here" if row["birth"] else "propagated from an earlier record"
     message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
     failure = ElementTree.SubElement(element, "failure", {"message": message, "type": clean(row["status"])})
     failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *explained(row)])

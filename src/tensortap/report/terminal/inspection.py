@@ -1,4 +1,4 @@
-"""A model's tensors on the terminal: a tree, repeated layers folded, then the totals and what is usually a mistake."""
+"""A model's tensors on the terminal: a tree with repeated layers folded, the totals, and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensortap.report.terminal import table
 
 __all__ = ["inspection_page"]
 
-# What of a tensor must be equal for two layers to be folded into one.
+# Fields of a tensor that must be equal for two layers to be folded.
 _PLAIN = ("own", "kind", "dtype", "initialised", "requires_grad", "gradient")
 _LISTS = ("shape", "groups")
 _COUNTED = ("saved_as", "shared_with")
@@ -27,9 +27,9 @@ class _ModuleLine:
     facts: Mapping[str, Any] | None = None
     children: list[_ModuleLine] = field(default_factory=list)
     alike: list[_ModuleLine] = field(default_factory=list)
-    """The siblings that follow and look the same."""
+    """Following siblings that look the same."""
     like: str = ""
-    """An earlier sibling that looks the same and was shown."""
+    """An earlier sibling that looks the same and is shown."""
 
     def look(self) -> tuple[Any, ...]:
         """Equal for two modules that would be shown the same."""
@@ -55,7 +55,7 @@ class _Row:
 
 
 def inspection_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """`facts` is what `Inspection.as_dict()` gives."""
+    """Render the result of `Inspection.as_dict()`."""
     rows = _rows(_tree(facts["modules"]), facts)
     titles_at = [place for place, row in enumerate(rows) if not row.cells]
     optimizer = facts["optimizer"]
@@ -112,7 +112,7 @@ def _tree(modules: Sequence[Mapping[str, Any]]) -> _ModuleLine:
 
 
 def _folded(children: Sequence[_ModuleLine]) -> list[_ModuleLine]:
-    """Neighbours with a number for a name that look alike become one."""
+    """Merge neighbours with numbers as names that look the same."""
     result: list[_ModuleLine] = []
     shown: dict[tuple[Any, ...], str] = {}
     look: tuple[Any, ...] | None = None
