@@ -1,16 +1,16 @@
 """Every error that tensortap raises on purpose.
 
-    TensortapError
-    ├── UsageError          (ValueError)         an argument that cannot be meant
-    ├── RunNotFound         (FileNotFoundError)  no run at that path
-    ├── RunExists           (FileExistsError)    a run is there already and overwrite is off
-    ├── RunUnreadable       (ValueError)         not a run, damaged, or of a newer format
-    ├── StoreWriteError     (OSError)            the disk is full, read-only, gone; or a run in memory is full
+    TensortapError (Exception)
+    ├── UsageError          (ValueError)         an argument is wrong
+    ├── RunNotFound         (FileNotFoundError)  there is no run at the path
+    ├── RunExists           (FileExistsError)    there is a run already, and overwrite is off
+    ├── RunUnreadable       (ValueError)         not a run, damaged, or written by a newer version
+    ├── StoreWriteError     (OSError)            a full or read-only disk, a missing folder, max_memory reached
     ├── CaptureError        (RuntimeError)       the tap had to stop
     └── MissingDependency   (ImportError)        an optional package is needed
 
-Each is also the builtin beside it, so code that knows nothing of tensortap can catch it. A message says what
-happened, to which file or name, and what to do next. A mismatch between runs is a result, never an exception.
+Each class also derives from the builtin in parentheses, so code that does not know tensortap can catch it. A message
+states what happened to which file or name, why, and what to do. A mismatch between runs is a result, not an exception.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ class TensortapError(Exception):
 
 
 class UsageError(TensortapError, ValueError):
-    """An argument that cannot be meant."""
+    """An argument is wrong; the message names the accepted values."""
 
 
 class RunNotFound(TensortapError, FileNotFoundError):
-    """No run at that path."""
+    """There is no run at the path."""
 
 
 class RunExists(TensortapError, FileExistsError):
-    """A run is there already, and it is not overwritten without being told to."""
+    """There is a run at the path already. Pass overwrite to replace it."""
 
 
 class RunUnreadable(TensortapError, ValueError):
-    """Not a run, a damaged one, or one of a newer format."""
+    """Not a run, a damaged run, or one written by a newer version."""
 
 
 class StoreWriteError(TensortapError, OSError):
-    """The run could not be written: disk full, no permission, folder gone, max_memory used up."""
+    """A file could not be written: disk full, no permission, folder missing, max_memory reached."""
 
 
 class CaptureError(TensortapError, RuntimeError):
-    """The tap had to stop; the training step was left as it was."""
+    """The tap had to stop. The training step itself is unaffected."""
 
 
 class MissingDependency(TensortapError, ImportError):
-    """An optional package is needed for this call."""
+    """This call needs an optional package."""

@@ -13,7 +13,7 @@ import tensortap
 from tensortap.cli import show
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ("show", "demo", "health", "times")
+VERBS = ("show", "export", "compare", "report", "view", "replay", "demo", "check-hooks", "times", "bench", "health")
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
 
@@ -70,13 +70,13 @@ def test_starting_loads_nothing_heavy() -> None:
     assert end.stderr.strip() == ""
 
 
-def test_interruption_ends_quietly(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_is_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(show, "print_page", interrupted)
     said = call(capsys, "show", "a")
-    assert (said.code, said.out, said.err) == (130, "", "")
+    assert (said.code, said.out, said.err) == (130, "", "tensortap: interrupted\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break differently there")

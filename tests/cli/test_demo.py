@@ -32,8 +32,8 @@ def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
     said = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
     assert (said.code, said.err) == (0, "")
     order = ["twice", "loss reference candidate", "last", "✖ The runs part in layers.2.norm2 (Norm)", "born here"]
-    order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly that module."]
-    order += ["The report, to open in a browser: runs/demo/report.html", "Next:", "Or in Python:"]
+    order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly this module."]
+    order += ["Report for a browser: runs/demo/report.html", "Next:", "Or in Python:"]
     told = words(said.out)
     places = [told.index(part) for part in order]
     assert places == sorted(places)
@@ -80,7 +80,7 @@ def test_a_random_mistake_is_told_after_the_verdict(capsys: Capsys) -> None:
     before, _, after = words(said.out).partition("Planted: ")
     assert not any(name in before for name in MISTAKES if name != "nan")
     assert after.split()[0] in MISTAKES
-    assert "names exactly that module." in after
+    assert "names exactly this module." in after
 
 
 def test_the_list(capsys: Capsys) -> None:

@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_runs_make_a_page_and_end_as_compare_does(capsys: Capsys) -> None:
     said = call(capsys, "report", "a", "same", "-o", "page.html")
     assert said.code == 0
-    assert "The page is page.html" in said.out
+    assert "Page written to page.html" in said.out
     page = ReadPage(Path("page.html").read_text())
     assert (page.head["page"], page.head["verdict"], page.head["rows"]) == ("comparison", "match", 8)
     assert page.head["details"]

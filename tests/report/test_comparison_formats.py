@@ -16,6 +16,7 @@ import pytest
 from support import comparisons
 from support.comparisons import BORN, comparison, equal, row, wrong
 from tensortap.compare.say.columns import SCHEMA
+from tensortap.core.csv_cells import unguarded
 from tensortap.core.records import Key, Unmatched
 from tensortap.report.files import comparison_csv, comparison_json, comparison_junit, comparison_parquet
 
@@ -75,7 +76,17 @@ def test_csv_keeps_hostile_names(name: str) -> None:
     if "\0" in name and sys.version_info < (3, 11):
         pytest.skip("csv reads no NUL before Python 3.11")
     rows = list(csv.DictReader(io.StringIO(written(comparison_csv, hostile(name)).decode(), newline="")))
-    assert [each["module"] for each in rows] == [name, name]
+    assert [unguarded(each["module"]) for each in rows] == [name, name]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\x1b=1", "＝1", "'=1"])
+def test_csv_has_no_cell_that_a_spreadsheet_runs(name: str) -> None:
+    result = comparison([wrong(name, path=name, cls=name, rule=name, container=name, mean_candidate=-1.5, birth=True)])
+    (only,) = csv.DictReader(io.StringIO(written(comparison_csv, result).decode(), newline=""))
+    assert only["mean_candidate"] == "-1.5"  # a number stays one
+    texts = [only[column] for column in ("module", "path", "cls", "rule", "container")]
+    assert texts == [f"'{name}"] * 5
+    assert [unguarded(cell) for cell in texts] == [name] * 5
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------

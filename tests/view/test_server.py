@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import pytest
 
 from tensortap.errors import RunUnreadable
 from tensortap.view.answers import Answer, Refused
-from tensortap.view.server import PageServer
+from tensortap.view.server import LONGEST_TARGET, MOST_CONNECTIONS, PageServer
 
 
 class Said(NamedTuple):
@@ -175,3 +176,39 @@ def test_a_body_is_no_next_request(server: PageServer, header: str) -> None:
         server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{header}\n\nGET /{{token}}/no HTTP/1.1\n\n"
     )
     assert said.count(b"HTTP/1.1 ") == 1
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+def test_connections_are_limited_and_freed(server: PageServer, capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS)]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as further:
+        assert further.makefile("rb").read().startswith(b"HTTP/1.1 503 ")
+    assert threading.active_count() <= before + MOST_CONNECTIONS
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ask(server, "").status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_long_path_is_refused(server: PageServer) -> None:
+    assert ask(server, "x" * (LONGEST_TARGET - 100)).status == 200
+    assert ask(server, "x" * LONGEST_TARGET).status == 414
+
+
+def test_large_headers_are_refused(server: PageServer, capfd: pytest.CaptureFixture[str]) -> None:
+    headers = "".join(f"X-{number}: {'x' * 1000}\n" for number in range(50))
+    said = raw(server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{headers}\n")
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert capfd.readouterr().err == ""
+
+
+def test_many_requests_on_one_connection_are_answered(server: PageServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for _ in range(40):
+        connection.request("GET", f"/{server.token}/", headers={"X-Padding": "x" * 2000})
+        assert connection.getresponse().read()
+    connection.close()

@@ -82,7 +82,6 @@ class CoverageBook:
         return list(self._notices)
 
     def rows(self) -> list[Coverage]:
-        self.changed = False
         rows = [self._row(entry) for entry in self._entries.values()]
         rows += [
             Coverage(

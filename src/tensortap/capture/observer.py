@@ -26,6 +26,7 @@ from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in
+from tensortap.core.presentation import CoverageRows
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
@@ -215,7 +216,7 @@ class Observer:
     @property
     def coverage(self) -> list[Coverage]:
         """Status of each selected module (seen, never called, no gradient, alias or skipped), and its reason."""
-        return self._book.rows()
+        return CoverageRows(self._book.rows())
 
     @property
     def notices(self) -> list[str]:

@@ -23,6 +23,7 @@ from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
 from tensortap.core.machine import cores
+from tensortap.core.presentation import reports
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
@@ -105,6 +106,7 @@ class RunSink:
         self._recorder.end_step()
         self._collect_notices(book)
         if book.changed:
+            book.changed = False
             self.writer.coverage(book.rows(), book.notices)
         self.writer.end_step(step)
 
@@ -268,6 +270,9 @@ class Tap(Observer):
         where = "memory" if self.path is None else str(self.path)
         state = "closed" if self._closed else "recording" if self._sink is not None else "not recording"
         return f"<Tap on {self._tree.sites[0].cls} into {where}: {state}, step {self._clock.step}>"
+
+    def _repr_html_(self) -> str:
+        return reports().tap_html(repr(self), self.stats(), self.coverage, self.notices)
 
     def _view(self) -> Run:
         if self.path is not None:

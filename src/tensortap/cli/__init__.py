@@ -1,9 +1,9 @@
-"""The command line: argv in, exit code out. One file a verb; each gathers plain data and hands it to a report.
+"""The command line: argv in, exit code out. One file for each verb; each gathers plain data and passes it to a report.
 
-Exit codes: 0 all is well, 1 the runs diverge, 2 wrong usage or an input that cannot be read, 3 too little in common
-to judge; 130 interrupted, 141 whoever read the output has left.
+Exit codes: 0 success, 1 the runs diverge, 2 wrong usage or an input that cannot be read, 3 too little in common to
+judge, 130 interrupted, 141 the reader of the output has closed it.
 
-Nothing heavy is imported before a verb needs it: `tensortap --help` must be there at once.
+Nothing heavy is imported before a verb needs it, so that `tensortap --help` is quick.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
 
+_LONGEST_ERROR = 2000
+"""Characters of an error that are printed. Names in a damaged file can be of any length."""
+_INTERRUPTED = 130
+
 
 class _Verbs(TyperGroup):
-    """The one place where errors become a line and an exit code."""
+    """The group of all verbs. It turns every error into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # a reader that has left must be noticed here, not by the interpreter at exit
+            sys.stdout.flush()  # detect a closed pipe here, not in the interpreter at exit
         except TensortapError as error:
             typer.echo(f"tensortap: {_one_line(error)}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            _say_interrupted()
+            raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
@@ -42,7 +47,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     cls=_Verbs,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,7 +76,7 @@ def _version(wanted: bool) -> None:
 def _tensortap(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Tap the tensors that flow through a training run; find the first place where two runs part.
+    """Tap the tensors that flow through a training run; find the first place where two runs diverge.
 
     \b
     New here?  tensortap demo
@@ -80,13 +84,21 @@ def _tensortap(
 
 
 def main() -> None:
-    """The `tensortap` command."""
-    if not {"-h", "--help", "--version"} & set(sys.argv):
-        _hide_pandas()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end the report
-    app(prog_name="tensortap")
+    """Run the `tensortap` command."""
+    try:
+        if not {"-h", "--help", "--version"} & set(sys.argv) and "_TENSORTAP_COMPLETE" not in os.environ:
+            _hide_pandas()
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end the report
+        app(prog_name="tensortap")
+    except KeyboardInterrupt:  # before or after a verb
+        _say_interrupted()
+        sys.exit(_INTERRUPTED)
+
+
+def _say_interrupted() -> None:
+    typer.echo("tensortap: interrupted", err=True)
 
 
 def _hide_pandas() -> None:
@@ -117,4 +129,8 @@ class _NoPandas:
 def _one_line(error: BaseException) -> str:
     from tensortap.report.wording import clean
 
-    return clean(" ".join(str(error).split())) or type(error).__name__
+    text = str(error)
+    if len(text) > _LONGEST_ERROR:
+        half = _LONGEST_ERROR // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    return clean(" ".join(text.split())) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`tensortap bench`: what a tap costs on this machine, and what limits it."""
+"""`tensortap bench`: measure the cost of a tap on this machine."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["bench"]
 
 
 def bench(
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: cuda if available.")] = "auto",
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="llama-0.95b (default on cuda), llama-small (on a CPU) or llama-tiny."),
     ] = None,
     keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, tensors, or both.")] = "summary,tensors",
-    rounds: Annotated[int, typer.Option(metavar="N", help="In each, all ways take their turn.")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every variant once.")] = 5,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where runs are written and removed again.  [default: a temporary folder]"),
+        typer.Option(metavar="DIR", help="Folder for temporary runs.  [default: a temporary folder]"),
     ] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="All figures; - for stdout.")] = None,
 ) -> None:
-    """Say what a tap costs on this machine, and what limits it.
+    """Measure what a tap costs on this machine, and what limits it.
 
-    Trains a standard model plain and tapped, in turns. Takes some minutes. Nothing is left on disk; while it runs,
-    the tensors of a step of llama-0.95b need some 25 GB there, and up to 75 GB are used where there is room.
+    Trains a standard model with and without a tap, in turns, for some minutes. Leaves nothing on disk. While it runs,
+    the tensors of one step of llama-0.95b take about 25 GB there, and up to 75 GB if there is room.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def _write_json(facts: dict[str, object], path: str) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float], None]]:
-    """How far it is and what it does, if somebody may be watching."""
+    """Show a progress bar with the current activity, if stderr is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tensortap.cli import screen

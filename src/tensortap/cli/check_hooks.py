@@ -1,4 +1,4 @@
-"""`tensortap check-hooks`: statistics of two trees of saved tensors."""
+"""`tensortap check-hooks`: compare the statistics of two trees of saved tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["check_hooks"]
 
 def check_hooks(
     path_a: Annotated[
-        Path, typer.Argument(metavar="A", help="The reference; results go below it.", show_default=False)
+        Path, typer.Argument(metavar="A", help="The reference; results are written into it.", show_default=False)
     ],
     path_b: Annotated[Path, typer.Argument(metavar="B", help="The candidate.", show_default=False)],
     plot: Annotated[
         str | None, typer.Option(metavar="COLUMN", help='Draw a column, like "cosine similarity", on the terminal.')
     ] = None,
     plot_out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="With --plot: draw it as a picture, too.")
+        Path | None, typer.Option(metavar="FILE.png", help="With --plot: also draw it as a picture.")
     ] = None,
     plot_over: Annotated[
         str,
@@ -28,12 +28,12 @@ def check_hooks(
         ),
     ] = "layers",
 ) -> None:
-    """Compare what register_saving_hook saved in two runs.
+    """Compare two trees of tensors saved by register_saving_hook.
 
-    Cosine similarity, mean, std and variance of the files that both have go into a table for each rank, in
-    A/tensors/compare_rst and A/grads/compare_rst. Where a call that only one side made has moved the numbers in the
-    names, files are paired by layer and micro step. The last line is the verdict of `tensortap compare A B`. Ends with
-    0 if the trees match, 1 if they diverge, 2 if something cannot be read or written, 3 if too little is in common.
+    Writes cosine similarity, mean, std and variance of all common files into one table for each rank, in
+    A/tensors/compare_rst and A/grads/compare_rst. If a call on one side alone shifts the numbers in file names, files
+    are paired by layer and micro step. The last line is the verdict of `tensortap compare A B`. Exit codes: 0 the trees
+    match, 1 they diverge, 2 something cannot be read or written, 3 too little in common.
 
     \b
     Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -145,19 +145,14 @@ def _print_page(result: Comparison, verbose: int) -> None:
 
 def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
     """All of them, even if one fails: what took hours to compare should not be lost to a full disk elsewhere."""
-    from importlib import import_module
-
     from tensortap.errors import StoreWriteError
-    from tensortap.report.files import output
+    from tensortap.report.files.saving import write_comparison
 
     failed: StoreWriteError | None = None
     for name, path in outputs.items():
-        module = "html.comparison" if name == "html" else f"files.comparison_{name}"
-        report: Any = import_module(f"tensortap.report.{module}")
         try:
-            with output.opened(path) as file:
-                report.write(result, file)
-        except StoreWriteError as error:
+            write_comparison(result, name, path)
+        except StoreWriteError as error:  # noqa: PERF203 - writing a report costs far more
             failed = failed or error
     if failed is not None:
         raise failed

@@ -1,4 +1,4 @@
-"""`tensortap demo`: train a small model twice, once with a mistake in it, and name the layer that has it."""
+"""`tensortap demo`: train a small model twice, once with a planted mistake, and find the layer that has it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ __all__ = ["demo"]
 DEFAULT = Path("runs/demo")
 STEPS = {"summary": 32, "tensors": 8}  # all bytes of a step are 13 MB
 MISTAKE = "norm-epsilon"
-_OTHERS = {"none": "no mistake: the runs match", "random": "any of these; which one is told after the verdict"}
+_OTHERS = {"none": "no mistake: the runs match", "random": "one of these; revealed after the verdict"}
 
 
 def demo(
     mistake: Annotated[
-        str, typer.Option(metavar="NAME", help="What is wrong in the candidate: see --list; or random, or none.")
+        str, typer.Option(metavar="NAME", help="The mistake in the candidate: see --list; or random, or none.")
     ] = MISTAKE,
-    list_: Annotated[bool, typer.Option("--list", help="Print all mistakes, and train nothing.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print all mistakes without training.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Folder for both runs.  [default: {DEFAULT}, or the next that is free]"),
+        typer.Option(metavar="DIR", help=f"Folder for both runs.  [default: {DEFAULT}, or the next free name]"),
     ] = None,
-    keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, or tensors to keep all bytes too.")] = "summary",
+    keep: Annotated[str, typer.Option(metavar="WHAT", help="summary, or tensors to keep all bytes.")] = "summary",
     steps: Annotated[
         int | None,
         typer.Option(
             metavar="N", help=f"Training steps.  [default: {STEPS['summary']}, or {STEPS['tensors']} with tensors]"
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are there already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing runs.")] = False,
 ) -> None:
-    """Hide a mistake in one layer of a small model, and find it.
+    """Plant a mistake in one layer of a small model, and find it.
 
     Trains a torch model twice on the CPU, once with the mistake; compares the runs; names the layer. Takes some
-    seconds. Ends with 0 although the runs diverge.
+    seconds. The exit code is 0 although the runs diverge.
 
     \b
     Example:
@@ -65,11 +65,11 @@ def demo(
         _print_list()
         return
     if keep not in STEPS:
-        raise UsageError(f"--keep {keep}: known are {', '.join(STEPS)}")
+        raise UsageError(f"--keep {keep}: use one of {', '.join(STEPS)}")
     steps = STEPS[keep] if steps is None else steps
     if steps < 1:
-        raise UsageError(f"--steps {steps}: it takes at least one")
-    planted = _meant(mistake)
+        raise UsageError(f"--steps {steps}: use 1 or more")
+    planted = _find_mistake(mistake)
     reference, candidate = _paths(out, overwrite)
     with screen.waiting("loading torch"):
         train = trainer()
@@ -87,12 +87,12 @@ def demo(
     page = reference.parent / "report.html"
     with output.opened(page) as file:
         comparison_html.write(result, file)
-    typer.echo(f"\nThe report, to open in a browser: {page}")
+    typer.echo(f"\nReport for a browser: {page}")
     _print_next(reference, candidate, result)
 
 
 # --- argv ----------------------------------------------------------------------------------------------------------
-def _meant(name: str) -> Mistake | None:
+def _find_mistake(name: str) -> Mistake | None:
     import difflib
     import secrets
 
@@ -102,7 +102,7 @@ def _meant(name: str) -> Mistake | None:
     if name == "none":
         return None
     if name == "random":
-        return secrets.choice(list(MISTAKES.values()))  # takes no number from any generator that a run may use
+        return secrets.choice(list(MISTAKES.values()))  # leaves every generator that a run may use alone
     if name not in MISTAKES:
         close = [other for other in MISTAKES if name and name in other]
         close = close or difflib.get_close_matches(name, [*MISTAKES, *_OTHERS], 3, 0.5)
@@ -112,12 +112,12 @@ def _meant(name: str) -> Mistake | None:
 
 
 def _paths(out: Path | None, overwrite: bool) -> tuple[Path, Path]:
-    """Where the reference and the candidate go."""
+    """Return the paths of the reference and the candidate."""
     from tensortap.errors import RunExists
 
     folder = out or (DEFAULT if overwrite else _free(DEFAULT))
     if (folder / "run.json").exists():
-        raise RunExists(f"{folder} is a run itself: choose another --out to put two runs into")
+        raise RunExists(f"{folder} is a run itself: choose another --out for the two runs")
     paths = folder / "reference", folder / "candidate"
     for run in paths:
         if (run / "run.json").exists() and not overwrite:
@@ -126,13 +126,13 @@ def _paths(out: Path | None, overwrite: bool) -> tuple[Path, Path]:
 
 
 def _free(path: Path) -> Path:
-    """The path itself, or the next of its kind that nothing stands at."""
+    """Return the path if it is free, else the first free one with a number."""
     if not path.exists():
         return path
     return next(other for n in count(2) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
-# --- what it says --------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 def _say(text: str) -> None:
     from tensortap.cli import screen
     from tensortap.report.wording import wrap
@@ -157,7 +157,7 @@ def _announced(name: str) -> str:
 
 
 def _print_solution(planted: Mistake | None, result: Comparison) -> None:
-    """What was planted, and whether the verdict is right about it."""
+    """Print what was planted, and whether the verdict names it."""
     from rich.text import Text
 
     from tensortap.cli import screen
@@ -171,7 +171,7 @@ def _print_solution(planted: Mistake | None, result: Comparison) -> None:
         said = "Nothing was planted, and nothing was found." if right else f"Nothing was planted in {place}."
     else:
         said = f"Planted: {planted.name} in {planted.where} ({planted.what}). "
-        said += "The verdict names exactly that module." if right else f"The verdict names {place} instead."
+        said += "The verdict names exactly this module." if right else f"The verdict names {place} instead."
     screen.print_lines([Text(line, "bold green" if right else "bold red") for line in wrap(said, screen.width())])
 
 
@@ -184,7 +184,7 @@ def _print_next(reference: Path, candidate: Path, result: Comparison) -> None:
     module = "layers.0" if result.first is None else result.first.module
     runs = shlex.join([str(reference), str(candidate)])
     commands = {
-        f"tensortap show {shlex.quote(str(candidate))} --module {shlex.quote(module)}": "what the module did",
+        f"tensortap show {shlex.quote(str(candidate))} --module {shlex.quote(module)}": "the records of the module",
         f"tensortap compare {runs} -v": "more rows",
         f"tensortap compare {runs} --json demo.json": "for programs",
         f"tensortap view {runs}": "every tensor in the browser",
@@ -204,7 +204,7 @@ def _print_next(reference: Path, candidate: Path, result: Comparison) -> None:
 
 @contextmanager
 def _bars(steps: int) -> Iterator[Callable[[str], Callable[[int, float], None]]]:
-    """A bar for each run, if somebody may be watching: `bar(name)` gives what a training calls with step and loss."""
+    """Show a progress bar for each run on a terminal. `bar(name)` returns a function that takes a step and its loss."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     from tensortap.cli import screen

@@ -1,4 +1,4 @@
-"""`tensortap export`: the tensors of a run in files that others read."""
+"""`tensortap export`: write the tensors of a run in common file formats."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def export(
         Path, typer.Option("--out", metavar="PATH", help="File to write; for npy and safetensors a folder.")
     ],
     module: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')
+        list[str] | None, typer.Option(metavar="GLOB", help='Only matching modules; "(root)" is the model.')
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")] = None,
     step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3 or 0,5 or 10-20 or last.")] = "",
     rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier export left there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
     """Write the tensors of a run as hdf5, npy, npz or safetensors.
 
-    bfloat16 and fp8 become float32, which holds them exactly, where a format does not know them. Records of which
-    only a summary was kept are skipped, and counted.
+    A format without bfloat16 or fp8 gets float32, which holds their values exactly. Records whose bytes were not kept
+    are skipped and counted.
 
     \b
     Example:
@@ -46,14 +46,15 @@ def export(
     from tensortap.store.exports.export import export as write
 
     if to not in FORMATS:
-        raise UsageError(f"--to {to}: there are {', '.join(FORMATS)}")
+        raise UsageError(f"--to {to}: use one of {', '.join(FORMATS)}")
     choice = gather.Choice(module or (), kind or (), (), step, rank or ())
     with screen.waiting(f"reading {run}"):
         opened = tensortap.open(run)
         chosen = gather.choose(opened, choice)
     with opened:
         if not len(chosen):
-            raise UsageError(f"no record of {run} is meant: {gather.suggestion(opened, choice.modules) or 'see show'}")
+            hint = gather.suggestion(opened, choice.modules) or f"`tensortap show {run}` lists them"
+            raise UsageError(f"no record of {run} matches the filters: {hint}")
         with _bar(f"writing {out}") as progress:
             done = write(
                 opened,
@@ -72,7 +73,7 @@ def export(
 
 @contextmanager
 def _bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """How far it is, on a terminal."""
+    """Show a progress bar on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tensortap.cli import screen

@@ -1,4 +1,4 @@
-"""From an open run to the plain data that reports take. Works on whole columns, so that a million records are quick."""
+"""Plain data for reports from an open run. Works on whole columns, so that a million records are quick."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_SKETCH = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class Choice:
-    """Which records are wanted, and in which order. Checked when it is made."""
+    """The records to select and their order. Raise UsageError for an unknown kind, phase or column."""
 
     modules: Sequence[str] = ()
     kinds: Sequence[str] = ()
@@ -48,7 +48,7 @@ class Choice:
         _check("--sort", [self.sort.removeprefix("-")], sorts())
 
     def filters(self, run: Run) -> dict[str, Any]:
-        """For the store. The root's name is empty there; a step is one that the run has."""
+        """Return the filters for the store, where the name of the root is empty."""
         return {
             "module": ["" if name == "(root)" else name for name in self.modules] or None,
             "kind": list(self.kinds) or None,
@@ -60,19 +60,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The records of a choice, by number; `records` reads them."""
+    """Selected records by rank and row; `records` reads them."""
 
     run: Run
     ranks: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
-    """Of the index of the rank."""
+    """Rows of the index of the rank."""
     _sketches: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def records(self, limit: int = 0, sketch: bool = False) -> Iterator[Record]:
-        """The first `limit` records; 0 is all."""
+        """Yield the first `limit` records; 0 means all."""
         end = min(limit or len(self), len(self))
         for at in range(0, end, _CHUNK):
             yield from self._chunk(slice(at, min(at + _CHUNK, end)), sketch)
@@ -103,7 +103,7 @@ def sorts() -> tuple[str, ...]:
 
 
 def choose(run: Run, choice: Choice) -> Chosen:
-    """The records that pass, in the order that was asked for; ties in execution order."""
+    """Select the records that pass, in the order of the choice; ties are in execution order."""
     if missing := sorted(set(choice.ranks) - set(run.ranks)):
         raise UsageError(f"--rank {missing[0]}: {run.path} has {_known(run.ranks)}")
     chosen = Filter(**choice.filters(run))
@@ -113,25 +113,25 @@ def choose(run: Run, choice: Choice) -> Chosen:
         return Chosen(run, np.empty(0, np.int64), np.empty(0, np.int64))
     all_ranks = np.repeat(ranks, [len(part) for part in rows])
     all_rows = np.concatenate(rows)
-    if choice.sort == "seq":  # as they are: by rank, then as executed
+    if choice.sort == "seq":  # by rank, then in execution order
         return Chosen(run, all_ranks, all_rows)
     name = choice.sort.removeprefix("-")
     values = np.concatenate([_values(run.index(r), name)[part] for r, part in zip(ranks, rows, strict=True)])
-    if values.dtype == object:  # names: their places in the alphabet do as well, and can be reversed
+    if values.dtype == object:  # names: ranks in the alphabet can be negated
         values = np.unique(values.astype(str), return_inverse=True)[1]
     order = np.argsort(-values if choice.sort.startswith("-") else values, kind="stable")  # NaN last, both ways
     return Chosen(run, all_ranks[order], all_rows[order])
 
 
 def suggestion(run: Run, patterns: Sequence[str]) -> str:
-    """What may have been meant by module patterns that match nothing."""
+    """Suggest module names for patterns that match nothing."""
     names = {display_name(row.module) for rows in run.coverage.values() for row in rows}
     close = [match for pattern in patterns for match in difflib.get_close_matches(pattern, sorted(names), 3, 0.4)]
     return f"did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
 
 
 def facts_of(run: Run) -> RunFacts:
-    """All about the run but its records."""
+    """Return everything about the run except its records."""
     indexes = [run.index(rank) for rank in run.ranks]
     return RunFacts(
         path=str(run.path),
@@ -150,13 +150,13 @@ def facts_of(run: Run) -> RunFacts:
 
 
 def calls_of(run: Run, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Of the modules that these are records of: each way in which plain arguments were given to them."""
+    """Return the modules of the records with each distinct set of plain arguments of their calls, in words."""
     found = ((r.key.module, run.arguments(r)) for r in records)
     return list(dict.fromkeys((module, all_in_words(given)) for module, given in found if given))
 
 
 def _calls(run: Run) -> list[tuple[str, str]]:
-    """Of each module, what it was first called with."""
+    """Return each module with the plain arguments of its first call, in words."""
     first: dict[str, str] = {}
     others: Counter[str] = Counter()
     for rank in run.ranks:
@@ -170,7 +170,7 @@ def _calls(run: Run) -> list[tuple[str, str]]:
 
 
 def steps_meant(text: str, known: Sequence[int]) -> list[int]:
-    """The steps behind "3", "0,5", "10-20" or "last", of those that the run has."""
+    """Return the steps of the run that "3", "0,5", "10-20" or "last" selects."""
     meant: set[int] = set()
     for part in text.replace(" ", "").split(","):
         first, _, last = part.partition("-")
@@ -179,14 +179,14 @@ def steps_meant(text: str, known: Sequence[int]) -> list[int]:
         elif first.isdecimal() and (last or first).isdecimal():
             meant.update(step for step in known if int(first) <= step <= int(last or first))
         else:
-            raise UsageError(f'--step {text}: {part or "nothing"!r} is no step; say 3, 0,5, 10-20 or "last"')
+            raise UsageError(f'--step {text}: {part or "nothing"!r} is not a step; use 3, 0,5, 10-20 or "last"')
     return sorted(meant)
 
 
 def _bytes_in(place: Path) -> int:
     total = 0
     for path in [place, *place.rglob("*")]:
-        with suppress(FileNotFoundError):  # a run that is still written renames its files
+        with suppress(FileNotFoundError):  # a run that is still being written renames its files
             total += path.stat().st_size if path.is_file() else 0
     return total
 
@@ -204,7 +204,7 @@ def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
         if word not in known:
             close = difflib.get_close_matches(word, known, 1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"{option} {word}: {hint}known are {', '.join(known)}")
+            raise UsageError(f"{option} {word}: {hint}use one of {', '.join(known)}")
 
 
 def _known(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""`tensortap replay`: one module run alone on its recorded inputs."""
+"""`tensortap replay`: run one module alone on its recorded inputs."""
 
 from __future__ import annotations
 
@@ -17,33 +17,29 @@ def replay(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="The run that kept the module's inputs.", show_default=False)
     ],
-    module: Annotated[
-        str, typer.Option(metavar="NAME", help='Which module; "(root)" is the model.', show_default=False)
-    ],
+    module: Annotated[str, typer.Option(metavar="NAME", help='The module; "(root)" is the model.', show_default=False)],
     model: Annotated[
         str, typer.Option(metavar="FILE.py:FUNC", help="A function that builds the model.", show_default=False)
     ],
     with_: Annotated[
         str | None,
-        typer.Option("--with", metavar="FILE.py:FUNC", help="Run this in place of the module's forward(self, ...)."),
+        typer.Option("--with", metavar="FILE.py:FUNC", help="Replaces the module's forward(self, ...)."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="NAME", help="float64, float32, float16 or bfloat16.")] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As the framework calls it: cpu, cuda, ...")
+        str | None, typer.Option(metavar="NAME", help="A device of the framework: cpu, cuda, ...")
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", help="Which call.  [default: the first that was kept]")
-    ] = None,
-    micro: Annotated[int | None, typer.Option(metavar="N", help="Which forward of the step.")] = None,
-    call: Annotated[int | None, typer.Option(metavar="N", help="Which call within that.")] = None,
-    rank: Annotated[int | None, typer.Option(metavar="N", help="Of which rank.")] = None,
-    eval_: Annotated[bool, typer.Option("--eval", help="Switch the module to evaluation.")] = False,
+    step: Annotated[int | None, typer.Option(metavar="N", help="The step.  [default: the first that was kept]")] = None,
+    micro: Annotated[int | None, typer.Option(metavar="N", help="The micro step.")] = None,
+    call: Annotated[int | None, typer.Option(metavar="N", help="The call within the micro step.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="The rank.")] = None,
+    eval_: Annotated[bool, typer.Option("--eval", help="Put the module into evaluation mode.")] = False,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A plain argument, in place of the one that the run kept."),
+        typer.Option(metavar="NAME=VALUE", help="Replaces a recorded plain argument."),
     ] = None,
     repro: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a script that shows the same without tensortap.")
+        Path | None, typer.Option(metavar="DIR", help="Write a script that reproduces this without tensortap.")
     ] = None,
     rtol: Rtol = None,
     atol: Atol = None,
@@ -59,9 +55,9 @@ def replay(
 ) -> None:
     """Run one module alone on its recorded inputs, and compare.
 
-    What comes out is compared with what the run recorded. It may run in another dtype, on another device or with
-    another implementation; backward runs too, where the run has the gradients that came back to the module. Exit codes
-    and reports are those of compare.
+    Compares the outputs with the recorded ones. The module may run in another dtype, on another device or with another
+    implementation. Backward runs as well if the run has the gradients of the outputs. Exit codes and reports are those
+    of compare.
 
     \b
     Example:
@@ -101,7 +97,7 @@ def replay(
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """A name and its value: JSON or a Python literal where it is one, else the text itself."""
+    """Split NAME=VALUE. The value is JSON or a Python literal if it parses as one, else text."""
     import ast
     import json
     from contextlib import suppress
@@ -110,7 +106,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"--arg {text}: say NAME=VALUE, as in causal=true or scale=0.5")
+        raise UsageError(f"--arg {text}: use NAME=VALUE, as in causal=true or scale=0.5")
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError):
             return name, read(value)

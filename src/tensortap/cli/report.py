@@ -1,4 +1,4 @@
-"""`tensortap report`: a page to look at, in one file."""
+"""`tensortap report`: write a page for a browser, in one file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
-_NOTHING = 3  # as where two runs have nothing in common
+_NOTHING = 3  # as for two runs with nothing in common
 
 
 def report(
     reference: OnlyOrReference,
     candidate: MaybeCandidate = None,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="The page; - is stdout.")] = "report.html",
+    out: Annotated[str, typer.Option("-o", "--out", metavar="PATH", help="Output file; - is stdout.")] = "report.html",
     rename: Rename = None,
     map_file: MapFile = None,
     step: Steps = "",
@@ -54,10 +54,9 @@ def report(
 ) -> None:
     """Write a page about two runs, or about one.
 
-    It is a single file that opens from disk and needs no network. Of two runs it shows where they part, how far
-    each tensor is apart and what is known of it; it ends with the same codes as compare. Of one run it shows its
-    statistics, where NaN appears, and layers that are dead or explode; it ends with 0, or with 3 if there is
-    nothing to look at.
+    The page is a single file that opens from disk and needs no network. For two runs it shows where they diverge and
+    how far each pair of tensors differs; the exit codes are those of compare. For one run it shows statistics, the
+    first NaN, and layers that are dead or explode; the exit code is 0, or 3 if no record is selected.
 
     \b
     Example:
@@ -75,12 +74,12 @@ def report(
     if not quiet:
         typer.echo(sentence, err=out == output.STDOUT)
         if out != output.STDOUT:
-            typer.echo(f"The page is {out}")
+            typer.echo(f"Page written to {out}")
     raise typer.Exit(0 if exit_zero else code)
 
 
 def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: str, quiet: bool) -> tuple[str, int]:
-    """Writes the page; what was found, and the exit code for it."""
+    """Write the page; return the sentence and the exit code."""
     import tensortap
     from tensortap.cli import screen
     from tensortap.core.records import EXIT_CODES
@@ -97,7 +96,7 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: s
 
 
 def _about_one(path: str, chosen: Mapping[str, Any], out: str) -> tuple[str, int]:
-    """The same of one run: what is suspicious is no failure, but having nothing to look at is."""
+    """Write the page; return the sentence and the exit code. Only a page without records is a failure."""
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.report.files import output

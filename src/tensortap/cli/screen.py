@@ -1,4 +1,4 @@
-"""How the verbs speak: pages on stdout, and a sign of life on stderr when something takes long."""
+"""What verbs print: pages on stdout, and progress on stderr when something takes long."""
 
 from __future__ import annotations
 
@@ -8,68 +8,59 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["comparing", "console", "losses", "print_lines", "progress", "waiting", "width"]
+from tensortap.report.terminal.console import console
+
+__all__ = ["comparing", "console", "print_lines", "progress", "waiting", "width"]
 
 _PLAIN_ABOVE = 500
-_PATIENCE = 2.0
-
-
-def console(stderr: bool = False) -> Console:
-    """One that prints what it is given: no markup, no guessing at numbers or emoji."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+"""Lines of a page beyond which colour only costs time."""
+_DELAY = 2.0
+"""Seconds before progress is shown."""
 
 
 def width() -> int | None:
-    """Of the terminal, or COLUMNS. None if there is neither: what goes into a pipe is not cut."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told):
-        return max(40, int(told))
+    """Return the width of the terminal, or COLUMNS. Return None if there is neither: text in a pipe is not cut."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return max(40, int(given))
     if not sys.stdout.isatty():
         return None
     return max(40, os.get_terminal_size(sys.stdout.fileno()).columns)
 
 
 def print_lines(lines: Sequence[Text]) -> None:
-    """Colour is for what fits on a few screens; beyond that it only costs time."""
+    """Print a page, in colour if it is short and the terminal has colours."""
     screen = console()
     if len(lines) > _PLAIN_ABOVE or not screen.color_system:
         sys.stdout.writelines(f"{line.plain}\n" for line in lines)
         return
     for line in lines:
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
 
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Says what is going on if the block takes more than two seconds and somebody may be watching."""
+    """Show `text` with a spinner on a terminal if the block takes more than two seconds."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield
         return
     status = Status(text, console=screen, spinner="dots")
-    timer = threading.Timer(_PATIENCE, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
+    with _after_delay(status.start, status.stop):
         yield
-    finally:
-        timer.cancel()
-        timer.join()  # it may be starting the line at this very moment
-        status.stop()
 
 
 def comparing(wanted: bool) -> AbstractContextManager[Callable[[int, int], None] | None]:
-    """The progress of a comparison."""
+    """Show the progress of a comparison."""
     return progress("comparing", wanted)
 
 
 @contextmanager
 def progress(title: str, wanted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that takes bytes done and bytes in all, or None if nobody is watching.
+    """Yield a function that takes the bytes done and the total, or None if stderr is not a terminal.
 
     After two seconds it shows a bar on stderr, with bytes a second and the time left.
     """
@@ -82,38 +73,18 @@ def progress(title: str, wanted: bool = True) -> Iterator[Callable[[int, int], N
     columns = (TextColumn("{task.description}"), BarColumn(32), TextColumn("{task.percentage:>3.0f}%"))
     bar = Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=screen, transient=True)
     task = bar.add_task(Text(title).markup, total=None)
-    timer = threading.Timer(_PATIENCE, bar.start)
-    timer.daemon = True
-    timer.start()
-    try:
+    with _after_delay(bar.start, bar.stop):
         yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        timer.cancel()
-        timer.join()  # it may be starting the line at this very moment
-        bar.stop()
 
 
 @contextmanager
-def losses(steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Call it with each step and its loss: a line each, and below them, on a terminal, how far it is."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    screen = console()
-    columns = (
-        TextColumn("  training"),
-        BarColumn(32),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    first = 0.0
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("training", total=steps)
-
-        def on_step(step: int, loss: float) -> None:
-            nonlocal first
-            first = first or loss
-            bar = "━" * max(1, round(32 * min(1.0, loss / first))) if loss > 0 else ""
-            screen.print(Text.assemble(f"  step {step:<3} loss {loss:.4f}  ", (bar, "cyan")), soft_wrap=True)
-            progress.advance(task)
-
-        yield on_step
+def _after_delay(start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    timer = threading.Timer(_DELAY, start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # it may be starting at this very moment
+        stop()

@@ -1,4 +1,4 @@
-"""`tensortap show`: what is in a run."""
+"""`tensortap show`: print the contents of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(
         typer.Argument(metavar="RUN", help="A run, a dump, an export, an .npz or a checkpoint.", show_default=False),
     ],
     module: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help='Only modules so named; "(root)" too.')
+        list[str] | None, typer.Option(metavar="GLOB", help='Only matching modules; "(root)" is the model.')
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")] = None,
     step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3 or 0,5 or 10-20 or last.")] = "",
@@ -31,18 +31,18 @@ def show(
     rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")] = None,
     nonfinite: Annotated[bool, typer.Option("--nonfinite", help="Only tensors with a NaN or an infinity.")] = False,
     sort: Annotated[
-        str, typer.Option(metavar="COLUMN", help="seq, l2, std, absmax, nan, ...; -l2 is largest first.")
+        str, typer.Option(metavar="COLUMN", help="Sort by seq, l2, std, absmax, nan, ...; -l2 is largest first.")
     ] = "seq",
     limit: Annotated[
         int | None, typer.Option(metavar="N", help=f"Rows to show, 0 for all.  [default: {ROWS}; all with --json]")
     ] = None,
-    coverage: Annotated[bool, typer.Option("--coverage", help="List all modules, with what was seen of them.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    sketch: Annotated[bool, typer.Option("--sketch", help="With --json: the sketches too.")] = False,
+    coverage: Annotated[bool, typer.Option("--coverage", help="List all modules with their coverage.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    sketch: Annotated[bool, typer.Option("--sketch", help="With --json: include sketches.")] = False,
 ) -> None:
-    """Show what ran, what was seen of the model, and its tensors.
+    """Show what ran, the coverage of the model, and its records.
 
-    Options that choose records may be given several times.
+    Options that select records may be repeated.
 
     \b
     Example:
@@ -53,9 +53,9 @@ def show(
     from tensortap.errors import UsageError
 
     if limit is not None and limit < 0:
-        raise UsageError(f"--limit {limit}: say how many rows, or 0 for all")
+        raise UsageError(f"--limit {limit}: use a number of rows, or 0 for all")
     if sketch and not json:
-        raise UsageError("--sketch needs --json: sketches are for programs to read")
+        raise UsageError("--sketch needs --json: sketches are only part of the JSON")
     choice = Choice(module or (), kind or (), phase or (), step, rank or (), nonfinite, sort)
     if json:
         _print_json(run, choice, limit or 0, sketch)
@@ -64,7 +64,7 @@ def show(
 
 
 def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = False) -> None:
-    """The run as a page for people."""
+    """Print the run as a page."""
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.report.terminal import run as run_page
@@ -84,11 +84,12 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
 def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
     import tensortap
     from tensortap.cli import gather, screen
-    from tensortap.report.files import run_json
+    from tensortap.report.files import output, run_json
 
     with tensortap.open(path) as run:
         with screen.waiting(f"reading {path}"):
             chosen, facts = gather.choose(run, choice), gather.facts_of(run)
         text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch, run.arguments)
-        with nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON"):  # not across the text itself
-            sys.stdout.writelines(text)
+        spinner = nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON")  # not across the text itself
+        with spinner, output.opened(output.STDOUT) as file:
+            file.writelines(output.encoded(text))

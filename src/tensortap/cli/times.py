@@ -1,4 +1,4 @@
-"""`tensortap times`: where the time of a profile went, by module."""
+"""`tensortap times`: attribute the time of a profile to modules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROWS = 30
 def times(
     trace: Annotated[
         str,
-        typer.Argument(metavar="TRACE", help="A .json or .json.gz that a profiler has exported.", show_default=False),
+        typer.Argument(metavar="TRACE", help="A .json or .json.gz exported by a profiler.", show_default=False),
     ],
     against: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Compare with this trace: the reference.", show_default=False)
+        str | None, typer.Option(metavar="OTHER", help="Compare with this trace, the reference.", show_default=False)
     ] = None,
-    by: Annotated[str, typer.Option(metavar="WHAT", help="A row for each module or class.")] = "module",
+    by: Annotated[str, typer.Option(metavar="WHAT", help="One row per module or class.")] = "module",
     depth: Annotated[
-        int | None, typer.Option(metavar="N", help="Fold what is deeper than N levels of names.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Fold modules below N levels of names.", show_default=False)
     ] = None,
     sort: Annotated[
         str | None,
@@ -43,16 +43,16 @@ def times(
         ),
     ] = None,
     per_step: Annotated[bool, typer.Option("--per-step", help="Divide times by the number of steps.")] = False,
-    csv: Annotated[str | None, typer.Option(metavar="PATH", help="The rows as CSV; - is stdout.")] = None,
-    json: Annotated[str | None, typer.Option(metavar="PATH", help="Everything as JSON; - is stdout.")] = None,
+    csv: Annotated[str | None, typer.Option(metavar="PATH", help="Write the rows as CSV; - is stdout.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="PATH", help="Write everything as JSON; - is stdout.")] = None,
     html: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A page with an icicle of modules, in one file.")
+        str | None, typer.Option(metavar="PATH", help="Write a page with an icicle of modules, in one file.")
     ] = None,
 ) -> None:
     """Show which modules spend the time of a profile.
 
-    The model must have been annotated while the profiler ran: `with tensortap.annotate(model): ...`. Torch's
-    `export_chrome_trace` and paddle's `Profiler.export` write traces that can be read.
+    Annotate the model while the profiler runs: `with tensortap.annotate(model): ...`. Reads the traces of torch's
+    `export_chrome_trace` and of paddle's `Profiler.export`.
 
     \b
     Example:
@@ -68,9 +68,9 @@ def times(
 
     outputs = outputs_meant({"csv": csv, "json": json, "html": html})
     if against is not None and html is not None:
-        raise UsageError("--html shows one trace: leave --against away, or write a page of each trace")
+        raise UsageError("--html shows one trace: drop --against, or write a page for each trace")
     if top is not None and top < 0:
-        raise UsageError(f"--top {top}: give a number of rows, or 0 for all")
+        raise UsageError(f"--top {top}: use a number of rows, or 0 for all")
     sides = [_read(path, per_step) for path in (trace, *([against] if against is not None else []))]
     options: dict[str, Any] = {"by": by, "depth": depth, "sort": sort}
     names = [trace, *([against] if against is not None else [])]
@@ -92,7 +92,7 @@ def _read(path: str, per_step: bool) -> TimeLedger:
 
 
 def _facts(sides: list[TimeLedger], names: list[str], per_step: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data of one trace, or of two compared."""
+    """Return plain data of one trace, or of two compared."""
     from tensortap.times.comparison import compare_times
     from tensortap.times.facts import facts_of
     from tensortap.times.table import make_table

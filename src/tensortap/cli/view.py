@@ -1,4 +1,4 @@
-"""`tensortap view`: the report's page over runs that are too large for a file."""
+"""`tensortap view`: serve the page of `report` for runs that are too large for one file."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def view(
     noise: Noise = None,
     workers: Workers = None,
     device: Device = "cpu",
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
 ) -> None:
-    """Look at two runs, or at one, in the browser.
+    """Show two runs, or one, in the browser.
 
-    It is the page of `report`, with every tensor's elements at hand. It is served to this machine only, under an
-    address with a secret in it, until Ctrl-C. Over ssh, forward the port that is printed.
+    Serves the page of `report`, with the elements of every tensor, until Ctrl-C. The server accepts connections from
+    this machine only, and the address contains a secret. Over ssh, forward the printed port.
 
     \b
     Example:
@@ -69,7 +69,7 @@ def view(
         else:
             answers = _about_two(reference, candidate, chosen, opened)
         server = opened.enter_context(PageServer(answers.answer))
-        typer.echo(f"{server.url}\nCtrl-C ends it.")
+        typer.echo(f"{server.url}\nPress Ctrl-C to stop.")
         if not no_browser:
             webbrowser.open(server.url)
         with suppress(KeyboardInterrupt):

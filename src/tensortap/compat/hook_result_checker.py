@@ -26,6 +26,7 @@ from tensortap.errors import RunNotFound, TensortapError, UsageError
 from tensortap.report.files import plot_picture
 from tensortap.report.terminal import comparison as comparison_page
 from tensortap.report.terminal import plot
+from tensortap.report.terminal.console import console
 from tensortap.report.wording import clean
 from tensortap.store.formats.npy.names import GRADS, TENSORS, NpyName, parse, rank_folders
 
@@ -99,7 +100,7 @@ def run(
                 comparison = _compare(path_a, path_b, bars)
             except TensortapError as error:  # the tables are already written
                 failed = str(error)
-    screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    screen = console()
     for line in _summary(path_a, path_b, results):
         screen.print(line)
     if chosen is not None and compared:
@@ -230,7 +231,7 @@ def _explain_nothing_compared(path_a: Path, path_b: Path, results: Sequence[Rank
 @contextmanager
 def _progress() -> Iterator[ProgressBars]:
     columns = (TextColumn("{task.description}"), BarColumn(32), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=console(stderr=True)) as progress:
 
         def bar(label: str, parts: int | None) -> Callable[[], None]:
             task = progress.add_task(label, total=parts)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.csv_cells import guarded
 from tensortap.errors import RunUnreadable, StoreWriteError
 from tensortap.kernels.pairs.cpu import SideMeasure, difference
 from tensortap.report.files import output
@@ -166,6 +167,6 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]])
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
-    table.writerows(rows)
+    table.writerows([guarded(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     with output.opened(path) as file:
         file.writelines(output.encoded([text.getvalue()]))

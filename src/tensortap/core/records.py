@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.presentation import reports
 from tensortap.core.statistics import STORED
 
 if TYPE_CHECKING:
@@ -352,6 +355,21 @@ class Comparison:
         for batch in self.table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison to a file, and return its path. The suffix selects the format.
+
+        .html is the page of `tensortap report`; pass `details=` to `compare` for drill-downs in it. .json holds
+        everything, .csv and .parquet all pairs, .xml is JUnit, and .md is a summary for a ticket or a comment.
+        The file appears when it is complete. Raise UsageError for any other suffix.
+
+        >>> result.save("report.html")
+        PosixPath('report.html')
+        """
+        return reports().save_comparison(self, path)
+
+    def _repr_html_(self) -> str:
+        return reports().comparison_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
@@ -391,3 +409,6 @@ class HealthReport:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def _repr_html_(self) -> str:
+        return reports().health_html(self)

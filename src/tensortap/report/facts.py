@@ -1,4 +1,4 @@
-"""What the pages about a run start from: plain data, gathered by whoever opened the run."""
+"""The plain data that pages about a run start from."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["RunFacts", "ran_on"]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run without its records."""
+    """Everything about a run except its records."""
 
     path: str
     info: Mapping[str, Any]
-    """run.json as it is."""
+    """The contents of run.json."""
     finished: bool
     steps: Sequence[int]
     ranks: Sequence[int]
     records: int
     tensors: int
-    """Distinct ones: several records may have seen the same."""
+    """Number of distinct tensors; several records may be of the same one."""
     kept: int
     """Records whose bytes are on disk."""
     bytes_on_disk: int
@@ -31,11 +31,11 @@ class RunFacts:
     coverage: Mapping[int, Sequence[Coverage]] = field(default_factory=dict)
     """By rank."""
     calls: Sequence[tuple[str, str]] = ()
-    """Modules that got plain arguments, and which, in words."""
+    """Modules that were called with plain arguments, and the arguments in words."""
 
 
 def ran_on(info: Mapping[str, object]) -> str:
-    """Framework and versions. Nothing that names the machine: pages get pasted into tickets."""
+    """Return framework, versions and devices, but nothing that names the machine: pages are pasted into tickets."""
     environment = info.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     versions = environment.get("versions")

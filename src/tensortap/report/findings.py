@@ -1,4 +1,4 @@
-"""Findings as plain objects with the names that the table's columns have."""
+"""Findings as plain objects, with the names of the table's columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MEASURED = ("elements", "equal", "exact", *_NUMBERS, "max_ulp", "mismatched", "
 
 
 def finding_object(finding: Finding) -> dict[str, Any]:
-    """All that is known of a finding; None where nothing was measured.
+    """Return all fields of a finding; None where nothing was measured.
 
-    `module` is the module whose record it is, as in the table; `container`, if not None, is the one to look at.
+    `module` is the module of the record, as in the table; `container`, if not None, is the module at fault.
     """
     difference = finding.difference
     measured: dict[str, Any] = {name: None if difference is None else getattr(difference, name) for name in _MEASURED}
@@ -47,7 +47,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
 
 
 def first_row(comparison: Comparison) -> dict[str, Any] | None:
-    """The first divergence as a row of the table, and what only the finding knows."""
+    """Return the first divergence as a row of the table, with the fields of the finding."""
     if comparison.first is None:
         return None
     at = comparison.first.row
@@ -56,7 +56,7 @@ def first_row(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def inputs_in_words(finding: Finding) -> str:
-    """Whether what a finding was made from is right. What could not be judged is named, and never called a match."""
+    """Describe whether the sources of a finding are right. Sources without judgement are named, not called a match."""
     said = {True: "matched", False: "differed already", None: "were not recorded"}[finding.inputs_matched]
     if not finding.unjudged:
         return said

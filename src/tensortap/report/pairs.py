@@ -1,7 +1,7 @@
-"""Pairs of a comparison as people look at them: which of the many rows to show, and each one's words.
+"""Pairs of a comparison for people: which rows to show, and their text.
 
-Every report that shows rows takes them from here, so that all of them speak alike. Rows are dicts with the columns of
-`Comparison.table`; a number that is not known is None there and NaN once `value` has read it.
+Every report takes its rows from here, so that all reports use the same words. Rows are dicts with the columns of
+`Comparison.table`; an unknown number is None there, and NaN as `value` returns it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def place(comparison: Comparison, finding: Finding | None) -> int | None:
 
 
 def around(comparison: Comparison, at: int, before: int, after: int) -> list[int]:
-    """The row at `at` and its neighbours on the same rank; what one side lacks, the other may have."""
+    """Return the row `at` and its neighbours on the same rank; rows missing before are added after, and vice versa."""
     ranks = comparison.table.column("rank").to_numpy()
     same = np.flatnonzero(ranks == ranks[at])
     here = int(np.searchsorted(same, at))
@@ -74,7 +74,7 @@ def around(comparison: Comparison, at: int, before: int, after: int) -> list[int
 
 
 def nearest(comparison: Comparison, most: int) -> list[int]:
-    """Rows that are nearest to what is allowed, or furthest beyond it; none of those that are equal."""
+    """Return the rows whose error is the largest share of their tolerance; equal pairs are left out."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.fmax(*(_of_allowed(comparison, *names) for names in _JUDGED))
     order = np.argsort(-np.nan_to_num(ratio, nan=0.0, posinf=np.finfo(np.float64).max), kind="stable")[:most]
@@ -82,7 +82,7 @@ def nearest(comparison: Comparison, most: int) -> list[int]:
 
 
 def bad_rows(comparison: Comparison, most: int | None = None) -> list[int]:
-    """Rows that failed, in execution order."""
+    """Return the rows that failed, in execution order."""
     failed = pc.is_in(comparison.table.column("status"), value_set=pa.array(WRONG_STATUSES))
     return [int(row) for row in np.flatnonzero(failed.to_numpy(zero_copy_only=False))[:most]]
 
@@ -97,7 +97,7 @@ def row_at(comparison: Comparison, at: int) -> dict[str, Any]:
 
 
 def _of_allowed(comparison: Comparison, error: str, allowed: str) -> npt.NDArray[np.float64]:
-    """Errors as shares of what was allowed."""
+    """Return errors as shares of their tolerance."""
     errors = _numbers(comparison, error)
     return np.where(errors > 0, errors / _numbers(comparison, allowed), 0.0)
 
@@ -108,49 +108,49 @@ def _numbers(comparison: Comparison, name: str) -> npt.NDArray[np.float64]:
 
 # --- their words ---------------------------------------------------------------------------------------------------
 def value(row: Row, name: str) -> float:
-    """A number of a row; NaN if it is not known."""
+    """Return a number of a row; NaN if it is unknown."""
     found = row.get(name)
     return math.nan if found is None else float(found)
 
 
 def error(row: Row) -> str:
-    """The relative error; an estimate has a ~ and its error bar: "4.1e-3", "~4.1e-3 ±7%"."""
+    """Return the relative error; an estimate has a ~ and its error bar: "4.1e-3", "~4.1e-3 ±7%"."""
     size = value(row, "rel_l2")
     if row["status"] == "equal":
         return "0"
     if row["status"] == "nonfinite":
-        return "–"  # over what is left finite it may well be 0, which would mislead
+        return "–"  # the error of the finite elements may be 0, which would mislead
     if row.get("exact", True) is not False or math.isnan(size):
         return rough(size)
     bar = value(row, "rel_l2_bar")
     if math.isinf(bar) and math.isfinite(size):
-        return f"≥{rough(size)}"  # only norms are known: they are at least that far apart
+        return f"≥{rough(size)}"  # only norms are known, which bound the error from below
     if math.isnan(bar):
         return f"~{rough(size)}"
     return f"~{rough(size)} ±" + (f"{100 * bar / size:.0f}%" if bar < size else rough(bar))
 
 
 def greatest(row: Row) -> str:
-    """The greatest difference."""
+    """Return the greatest absolute difference."""
     size = value(row, "max_abs")
     return "" if math.isnan(size) or row["status"] in ("equal", "nonfinite") else rough(size)
 
 
 def index(row: Row) -> str:
-    """Where the greatest difference is: "0,3,17"."""
+    """Return the index of the greatest difference: "0,3,17"."""
     found = row.get("max_abs_index")
     return ",".join(map(str, found)) if found and row["status"] != "equal" else ""
 
 
 def worst_row(row: Row) -> str:
-    """The error of the worst row along the last dimension, if that is further off than the whole: "0.41"."""
+    """Return the error of the worst row along the last dimension if it exceeds that of the whole tensor: "0.41"."""
     size = value(row, "row_rel_l2")
     told = row.get("row_index") and size > value(row, "rel_l2") and row["status"] in ("close", "diverged")
     return rough(size) if told else ""
 
 
 def detail(row: Row) -> str:
-    """What is worth knowing of one pair beside its relative error."""
+    """Describe a pair beyond its relative error."""
     parts = []
     if row.get("container") is not None:
         parts.append(born_in(row["cause"], row["container"]))
@@ -168,12 +168,12 @@ def detail(row: Row) -> str:
     if not math.isnan(ulp := value(row, "max_ulp")) and row["status"] == "diverged":
         parts.append(f"{ulps(ulp)} ULP")
     if row["status"] == "diverged" and (worst := worst_row(row)):
-        parts.append(f"row {','.join(map(str, row['row_index']))} by itself off by {worst}")
+        parts.append(f"row {','.join(map(str, row['row_index']))} alone off by {worst}")
     return "; ".join(parts)
 
 
 def _mapped(row: Row) -> list[str]:
-    """What the candidate calls it and how it lies there, where that is something else."""
+    """Return the candidate's name and tensor layout where they differ from the reference's."""
     found = []
     if (module := row.get("module_candidate")) is not None:
         found.append(f"{clean(display_name(module))} in the candidate")
@@ -188,7 +188,7 @@ def ulps(ulp: float) -> str:
 
 
 def said(row: Row) -> str:
-    """The judgement, as a sign and a word: "≈ close", "✖ diverged", "✖ 12 NaN"; and where it began, "✖ born here ◀"."""
+    """Return the status as a sign and a word: "≈ close", "✖ diverged", "✖ 12 NaN"; at a birth, "✖ born here ◀"."""
     status, glyph = row["status"], GLYPHS.get(row["status"], "?")
     if row.get("birth"):
         return f"{glyph} {_BIRTHS.get(status, 'born here')} ◀"
@@ -199,19 +199,19 @@ def said(row: Row) -> str:
 
 
 def nonfinite(row: Row, side: str) -> str:
-    """What one side has of it: "12 NaN", "3 NaN 2 Inf", "none"."""
+    """Return the non-finite elements of one side: "12 NaN", "3 NaN 2 Inf", "none"."""
     counted = (("NaN", row.get(f"nan_{side}")), ("Inf", row.get(f"inf_{side}")))
     return " ".join(f"{count(n)} {word}" for word, n in counted if n) or "none"
 
 
 def tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Status and words of each that there is: ("close", "≈ 310 close")."""
+    """Return each status that occurs with its text: ("close", "≈ 310 close")."""
     known = [name for name in GLYPHS if counts.get(name)]
     known += [name for name in counts if name not in GLYPHS and counts[name]]
     return [(name, f"{GLYPHS.get(name, '?')} {count(counts[name])} {_WORDS.get(name, clean(name))}") for name in known]
 
 
 def share(row: Row) -> str:
-    """Of the elements that are outside the tolerance."""
+    """Return the share of elements outside the tolerance."""
     mismatched = value(row, "mismatched")
     return "" if math.isnan(mismatched) else percent(mismatched)

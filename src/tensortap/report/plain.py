@@ -10,7 +10,7 @@ __all__ = ["plain"]
 
 
 def plain(value: Any) -> Any:
-    """The value with null for every number that JSON does not know, and text for what it has no word for."""
+    """Return the value with None for NaN and infinities, and text for types that JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""Records that only one side has, grouped by name: hundreds of them mostly have one reason."""
+"""Records of one side alone, grouped by name: hundreds of them usually have one reason."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,26 +14,26 @@ from tensortap.report.wording import clean, numbers_in_short, plural
 
 __all__ = ["UnmatchedGroup", "groups", "words"]
 
-_MOST = 6  # groups of a side before names are cut shorter to make fewer
+_MOST = 6  # groups of a side; more of them are merged by shorter prefixes
 
 
 @dataclass(frozen=True)
 class UnmatchedGroup:
-    """Records of one side whose modules have alike names."""
+    """Records of one side whose modules have similar names."""
 
     side: str
     name: str
-    """A module, or what several have in common: "layers.*.attn.q_norm", "encoder.…"."""
+    """A module, or the common part of several: "layers.*.attn.q_norm", "encoder.…"."""
     modules: int
     tensors: int
     steps: Sequence[int] = ()
-    """Empty if they are all the steps that were compared."""
+    """Empty if all compared steps have them."""
     ranks: Sequence[int] = ()
-    """Empty if they are all the ranks that were compared."""
+    """Empty if all compared ranks have them."""
 
 
 def groups(comparison: Comparison) -> list[UnmatchedGroup]:
-    """The largest first, the sides in turn: whoever shows only some of them shows both sides."""
+    """Return groups in alternation of sides, largest first, so that the first few cover both sides."""
     compared = {name: set(pc.unique(comparison.table.column(name)).to_pylist()) for name in ("step", "rank")}
     found: list[list[UnmatchedGroup]] = []
     for side in ("reference", "candidate"):
@@ -61,17 +62,20 @@ def _group(side: str, name: str, records: Sequence[Unmatched], compared: Mapping
 
 
 def _alike(names: Collection[str]) -> dict[str, list[str]]:
-    """Names by what they have in common: the layer's number first, then the tail, until there are few groups."""
+    """Group names by common parts: first without layer numbers, then by shorter prefixes, until few groups remain."""
     parts = {name: ["*" if part.isdecimal() else part for part in name.split(".")] for name in sorted(names)}
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for depth in range(max(map(len, parts.values()), default=0), 0, -1):
-        grouped = {}
+
+    def grouped(depth: int) -> dict[tuple[str, ...], list[str]]:
+        groups: dict[tuple[str, ...], list[str]] = {}
         for name, split in parts.items():
-            grouped.setdefault(tuple(split[:depth]), []).append(name)
-        if len(grouped) <= _MOST:
-            break
+            groups.setdefault(tuple(split[:depth]), []).append(name)
+        return groups
+
+    # A lower depth never gives more groups, so bisection finds the greatest depth with few of them.
+    depths = range(1, max(map(len, parts.values()), default=0) + 1)
+    deepest = max(1, bisect_left(depths, True, key=lambda depth: len(grouped(depth)) > _MOST))
     found: dict[str, list[str]] = {}
-    for prefix, members in grouped.items():
+    for prefix, members in grouped(deepest).items():
         cut = any(len(parts[name]) > len(prefix) for name in members)
         label = display_name(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
         found.setdefault(clean(label), []).extend(members)
@@ -79,7 +83,7 @@ def _alike(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def words(group: UnmatchedGroup) -> str:
-    """The group in a few words: "∅ reference only: layers.*.attn.q_norm (24 tensors)"."""
+    """Describe the group: "∅ reference only: layers.*.attn.q_norm (24 tensors)"."""
     said = plural(group.tensors, "tensor")
     for name, numbers in (("step", group.steps), ("rank", group.ranks)):
         if numbers:

@@ -1,10 +1,11 @@
-"""Numbers, sizes, shapes and names as people read them. Everything stored is exact; only here is it rounded."""
+"""Numbers, sizes, shapes and names as people read them. Stored data is exact; only this module rounds."""
 
 from __future__ import annotations
 
 import math
 import os
 import shlex
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -46,7 +47,7 @@ _SHORT_DTYPES = {
 
 
 def number(value: float) -> str:
-    """Four significant digits; a dash where there is no number.
+    """Return four significant digits, or a dash for NaN.
 
     >>> [number(x) for x in (0.0, 0.5, -12.3456, 98765.4, 1.23456e-7)]
     ['0', '0.5000', '-12.35', '98765', '1.235e-7']
@@ -65,7 +66,7 @@ def number(value: float) -> str:
 
 
 def rough(value: float) -> str:
-    """Two significant digits: of an error people want the size.
+    """Return two significant digits: the size of an error is enough.
 
     >>> [rough(x) for x in (0.0, 0.25, 0.0125, 0.0041, 3.2e-6, 17.3, 1234.0)]
     ['0', '0.25', '0.013', '4.1e-3', '3.2e-6', '17', '1.2e3']
@@ -78,7 +79,7 @@ def rough(value: float) -> str:
 
 
 def apart(left: float, right: float) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart, four at least.
+    """Return two numbers with enough digits to distinguish them, four at least.
 
     >>> apart(1.262, 1.25), apart(1.250011, 1.25)
     (('1.262', '1.25'), ('1.25001', '1.25'))
@@ -144,7 +145,7 @@ def dtype(name: str) -> str:
 
 
 def numbers_in_short(values: Sequence[int]) -> str:
-    """Ascending numbers as spans, a regular stride as one.
+    """Return ascending numbers as a range, or as a stride if they are regular.
 
     >>> numbers_in_short([0, 1, 2, 3]), numbers_in_short([0, 10, 20, 30]), numbers_in_short([1, 5])
     ('0–3', '0, 10 … 30', '1, 5')
@@ -160,7 +161,7 @@ def numbers_in_short(values: Sequence[int]) -> str:
 
 
 def when(iso: object) -> str:
-    """A time of run.json to the minute, in UTC; whatever else stands there as it is.
+    """Return an ISO time to the minute, in UTC; return other text unchanged.
 
     >>> when("2025-03-01T14:05:59+01:00")
     '2025-03-01 13:05 UTC'
@@ -175,7 +176,7 @@ def when(iso: object) -> str:
 
 
 def clean(text: object) -> str:
-    """One line that cannot steer a terminal: what is not printable is spelled out.
+    """Return one line without control characters: each unprintable character becomes an escape sequence.
 
     >>> clean("fc1" + chr(10) + chr(27) + "[2J")
     'fc1\\\\n\\\\x1b[2J'
@@ -187,7 +188,7 @@ def clean(text: object) -> str:
 
 
 def born_in(cause: str, container: str) -> str:
-    """Say where a value was born for which `container` is to blame, by its cause.
+    """Describe, by its cause, where a value was born that is attributed to `container`.
 
     >>> born_in("container_code", "block")
     'in the code of block, between the modules it calls'
@@ -198,7 +199,7 @@ def born_in(cause: str, container: str) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Words for a shell, on one line that cannot steer a terminal: where one is not printable, in the $'…' of bash.
+    """Quote words for a shell, on one line without control characters; an unprintable word uses bash's $'…'.
 
     >>> command_line(["show", "a b", "it's" + chr(10)])
     "show 'a b' $'it\\\\'s\\\\x0a'"
@@ -212,10 +213,10 @@ def _spelled(word: str) -> str:
 
 
 def middle(text: str, width: int) -> str:
-    """Cut to `width` terminal cells in the middle: the tail of a module's name says most.
+    """Shorten to `width` terminal cells in the middle: the end of a module's name matters most.
 
-    Dotted names keep as many whole parts of their tail as fit, so that the layer's number survives, and of their
-    head the first part or nothing.
+    A dotted name keeps as many whole parts of its end as fit, so that the layer's number survives; of its beginning it
+    keeps the first part or nothing.
 
     >>> middle("model.layers.11.self_attn.q_proj", 28), middle("model.layers.11.self_attn.q_proj", 24)
     ('…layers.11.self_attn.q_proj', '…11.self_attn.q_proj')
@@ -227,8 +228,11 @@ def middle(text: str, width: int) -> str:
     if width < 2:
         return set_cell_size(text, width)
     cuts = [at + 1 for at, letter in enumerate(text) if letter == "."]
-    whole = next((at for at in cuts if 0 < cell_len(text[at:]) < width), None)
-    if whole is not None:
+    fits = bisect_left(
+        cuts, True, key=lambda at: cell_len(text[at:]) < width
+    )  # tails get shorter: a deep name is quick
+    whole = cuts[fits] if fits < len(cuts) else len(text)
+    if cell_len(text[whole:]):
         head = width - 1 - cell_len(text[whole:])
         return (set_cell_size(text, head) if cuts[0] <= head else "") + "…" + text[whole:]
     head = (width - 1) // 3
@@ -239,7 +243,7 @@ def middle(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int | None) -> list[str]:
-    """Lines of at most `width` terminal cells, broken between words where that is possible. No width: one line.
+    """Return lines of at most `width` terminal cells, broken between words if possible; one line without a width.
 
     >>> wrap("unused, or its parent reads its weights", 20)
     ['unused, or its', 'parent reads its', 'weights']

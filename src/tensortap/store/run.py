@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.core.arguments import read
+from tensortap.core.presentation import CoverageByRank, reports
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
 from tensortap.store.calls import Calls
@@ -173,7 +174,7 @@ class Run:
     def coverage(self) -> dict[int, list[Coverage]]:
         """What was seen of each module, by rank."""
         with reading(self.path):
-            return self.source.coverage()
+            return CoverageByRank(self.source.coverage())
 
     @cached_property
     def steps(self) -> list[int]:
@@ -187,6 +188,9 @@ class Run:
 
     def __len__(self) -> int:
         return sum(len(self._index(rank)) for rank in self.ranks)
+
+    def _repr_html_(self) -> str:
+        return reports().run_html(self)
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()

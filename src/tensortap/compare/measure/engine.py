@@ -8,10 +8,12 @@ has, the numbers are the same bit for bit.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
@@ -295,9 +297,23 @@ class _Worker(SpawnProcess):
             main = sys.modules["__main__"]
             sys.modules["__main__"] = ModuleType("__main__")
             try:
-                super().start()
+                with _interrupts_blocked():
+                    super().start()
             finally:
                 sys.modules["__main__"] = main
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start a process that ignores Ctrl-C: the parent ends it, and only the parent reports the interruption."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits the mask
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Context(SpawnContext):

@@ -11,7 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import IO, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from tensortap import kernels
@@ -29,6 +28,7 @@ from tensortap.model.caller import caller
 from tensortap.model.page_width import terminal_width
 from tensortap.report.terminal import audit as audit_page
 from tensortap.report.terminal.audit import AuditFacts, Event
+from tensortap.report.terminal.console import console
 from tensortap.report.wording import plural
 
 __all__ = ["Audit", "TensorTimeline"]
@@ -109,9 +109,9 @@ class Audit:
 
     def report(self, file: IO[str] | None = None) -> None:
         """Print the report, in colour on a terminal."""
-        console = Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+        screen = console(file or sys.stdout)
         for line in audit_page.render(self.facts(), terminal_width(_MIN_WIDTH)):
-            console.print(line, soft_wrap=True)
+            screen.print(line, soft_wrap=True)
 
     def timeline(self, name: str) -> TensorTimeline:
         """Return the events of one parameter or buffer, in order."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from tensortap.capture.coverage import CoverageBook
@@ -21,6 +20,7 @@ from tensortap.model.page_width import terminal_width
 from tensortap.model.peek.call_file import CallArrays, free_path, write_call
 from tensortap.model.peek.values import PeekedValues
 from tensortap.report.terminal import peek as peek_lines
+from tensortap.report.terminal.console import console
 
 __all__ = ["PeekPrinter", "PeekSink"]
 
@@ -46,9 +46,9 @@ class PeekPrinter:
     def print_lines(self, lines: Sequence[Text]) -> None:
         if self.quiet:
             return
-        console = Console(file=self._file or sys.stdout, markup=False, highlight=False, emoji=False)
+        screen = console(self._file or sys.stdout)
         for line in lines:
-            console.print(line, soft_wrap=True)
+            screen.print(line, soft_wrap=True)
 
 
 class PeekSink:

@@ -1,41 +1,41 @@
 """A comparison as one JSON object.
 
     format      "tensortap-compare"
-    schema      1; grows when a key changes its meaning or goes. New keys may come without that.
-    reference, candidate   as they were named
+    schema      1; increases when a key changes its meaning or is removed, not when a key is added
+    reference, candidate   the names that were compared
     verdict     "match", "diverged" or "incomparable"
-    sentence    the answer in words
+    sentence    the verdict in words
     first       the first divergence, or null:
                 step, micro, phase, module, call, kind, path   what it is; module is the record's own
                 container       the module in whose own code the value was born, if it appeared between two modules
-                counterpart     what the candidate calls the module to look at, if it has another name there
-                rank, cls, status                              where, of what class, diverged | nonfinite | shape
+                counterpart     the candidate's name of the module at fault, if it differs
+                rank, cls, status                              status is diverged | nonfinite | shape
                 cause           the code that made it wrong, one of the values of `core.causes.Cause`: output,
                                 container_code, optimizer, missing_gradient, ...
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
                                                                or none of them could be judged)
-                unjudged        what it was made from and could not be judged: the seven keys of each
-                tolerance, row_tolerance, rule                 what was allowed, of one row, and by which rule
-                arguments       plain arguments in which the call of the module to look at differs: path, reference and
-                                candidate each, written as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
+                unjudged        its sources that could not be judged: the seven keys of each
+                tolerance, row_tolerance, rule                 the tolerance, that of one row, and the rule
+                arguments       plain arguments in which the call of the module at fault differs: path, reference and
+                                candidate of each, as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
                 candidate_value, max_ulp, mismatched, row_rel_l2, row_index
-                                                               how far apart; null where it was not measured
+                                                               the difference; null where it was not measured
     births      every place where a wrong value was born, each like `first`, in execution order
     counts      pairs by status (equal, close, diverged, nonfinite, shape, unjudged), and unmatched
-    unpaired_ranks   ranks that take part and have no counterpart, under "reference" and "candidate"; while no
-                divergence is found elsewhere, they make the verdict "incomparable"
-    unmatched   records that only one side has: side, rank, cls, the seven keys of their identity, and why, if known
+    unpaired_ranks   selected ranks without a counterpart, under "reference" and "candidate"; unless a divergence is
+                found elsewhere, they make the verdict "incomparable"
+    unmatched   records of one side alone: side, rank, cls, the seven keys of their identity, and why, if known
     policy      the tolerance in words
-    notes       what to know beside the verdict
+    notes       lines beside the verdict
     mapping     null, or where names and layouts were mapped: modules, tensors and values (reference, candidate, how,
                 change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"
-    isolated    whether every module worked on the reference's own inputs, so that each birth is a fault of its own
-    rows        every pair in execution order, one a line, with all columns of the table
+    isolated    whether every module got the reference's own inputs, so that each birth is independent
+    rows        every pair in execution order, one per line, with all columns of the table
 
-JSON knows neither NaN nor infinities: such a number is null. A number that was not measured is null too; whether a
-tensor holds NaN or Inf is counted in nan_reference, nan_candidate, inf_reference and inf_candidate.
+JSON has neither NaN nor infinities: such a number is null, and so is one that was not measured. The counts
+nan_reference, nan_candidate, inf_reference and inf_candidate show whether a tensor holds NaN or Inf.
 The root module's name is the empty string.
 """
 
@@ -64,7 +64,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 
 
 def text(comparison: Comparison) -> Iterator[str]:
-    """The object, piece by piece: the rows are never in memory together."""
+    """Yield the object in pieces; the rows are never in memory together."""
     yield json.dumps(plain(head_object(comparison)), indent=2, allow_nan=False)[:-2]
     yield ',\n  "unmatched": ['
     for at, each in enumerate(comparison.unmatched):
@@ -79,7 +79,7 @@ def text(comparison: Comparison) -> Iterator[str]:
 
 
 def head_object(comparison: Comparison) -> dict[str, Any]:
-    """All but what may be long."""
+    """Return the object without its long lists."""
     return {
         "format": "tensortap-compare",
         "schema": SCHEMA_VERSION,
@@ -104,7 +104,7 @@ def _unmatched(each: Unmatched) -> dict[str, Any]:
 
 
 def _finite(batch: Any) -> Any:
-    """The same rows with null for every number that JSON does not know; by column, which is much faster."""
+    """Replace NaN and infinities with null; by column, which is much faster than by row."""
     columns = [
         pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
         if pa.types.is_floating(column.type)

@@ -1,9 +1,9 @@
-"""A comparison as JUnit XML, for CI: one case a module, since one a tensor would be a hundred times as many.
+"""A comparison as JUnit XML, for CI: one case per module, because one per tensor would be a hundred times as many.
 
-A case fails if any pair of its module failed, and says what is wrong with the first of them. It is skipped if none of
-its pairs could be judged, or if only one side has the module. A case whose first failure is a birth has the property
-"cause", a value of `core.causes.Cause`. A rank without a counterpart is one more skipped case.
-Runs with too little in common are one more error: nothing but skipped cases would look like success.
+A case fails if any pair of its module failed, and describes the first of them. It is skipped if none of its pairs could
+be judged, or if only one side has the module. A case whose first failure is a birth has the property "cause", a value
+of `core.causes.Cause`. A rank without a counterpart adds a skipped case. Runs with too little in common add an error,
+because skipped cases alone would look like success.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from tensortap.report import pairs
 from tensortap.report.terminal.assertion import explained
 from tensortap.report.wording import clean, plural
 
-__all__ = ["Case", "cases", "write"]
+__all__ = ["ModuleCase", "cases", "write"]
 
 _SUITE = "tensortap compare"
 
 
 @dataclass
-class Case:
-    """What became of one module."""
+class ModuleCase:
+    """The result of one module."""
 
     module: str
     pairs: int = 0
     failed: list[int] = field(default_factory=list)
-    """Numbers of rows."""
+    """Row numbers."""
     unjudged: int = 0
     side: str = ""
     """The only side that has it."""
 
     @property
     def skipped(self) -> str:
-        """Why, if it is."""
+        """The reason if the case is skipped, else empty."""
         if self.side:
             return f"only the {self.side} has this module"
         return "no pair could be judged" if self.unjudged == self.pairs else ""
 
 
-def cases(comparison: Comparison) -> list[Case]:
-    """In execution order; modules of one side only come last."""
-    found: dict[str, Case] = {}
+def cases(comparison: Comparison) -> list[ModuleCase]:
+    """Return the cases in execution order; modules of one side alone come last."""
+    found: dict[str, ModuleCase] = {}
     columns = (comparison.table.column(name).to_pylist() for name in ("module", "status"))
     for at, (module, status) in enumerate(zip(*columns, strict=True)):
-        case = found.setdefault(module, Case(module))
+        case = found.setdefault(module, ModuleCase(module))
         case.pairs += 1
         case.unjudged += status == "unjudged"
         if status in pairs.WRONG_STATUSES:
             case.failed.append(at)
     for each in comparison.unmatched:
-        found.setdefault(each.key.module, Case(each.key.module, side=each.side))
+        found.setdefault(each.key.module, ModuleCase(each.key.module, side=each.side))
     return list(found.values())
 
 
@@ -95,12 +95,12 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", about)
 
 
-def _fail(element: ElementTree.Element, case: Case, row: Mapping[str, Any]) -> None:
+def _fail(element: ElementTree.Element, case: ModuleCase, row: Mapping[str, Any]) -> None:
     if row["cause"] is not None:
         properties = ElementTree.SubElement(element, "properties")
         ElementTree.SubElement(properties, "property", {"name": "cause", "value": row["cause"]})
     key = Key(*(row[name] for name in Key._fields))
-    how = "born here" if row["birth"] else "passed on from before"
+    how = "born here" if row["birth"] else "propagated from an earlier record"
     message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
     failure = ElementTree.SubElement(element, "failure", {"message": message, "type": clean(row["status"])})
     failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *explained(row)])

@@ -1,7 +1,7 @@
-"""A comparison as GitHub-flavoured Markdown, for a step's summary or a comment: the sentence, a small table, and the
-rest folded away. GitHub drops a summary above 1 MiB as a whole, so parts that would not fit are left out and said.
+"""A comparison as GitHub-flavoured Markdown, for a step summary or a comment: the sentence, a small table, and the rest
+folded. GitHub drops a summary above 1 MiB as a whole, so parts that do not fit are left out, with a line about it.
 
-Names come from other people's models. Whatever could be markup in them is written as a character reference, which
+Names come from other people's models. Characters in them that could be markup become character references, which
 Markdown never takes for structure.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["LIMIT", "code", "plain", "text", "write"]
 LIMIT = 1 << 20
 _ROWS_AROUND = 4
 _MANY = 100
-_NAME = 160  # characters of a name; what is longer is cut in the middle
+_NAME = 160  # characters of a name; a longer one is cut in the middle
 _VERDICTS = {"match": "✅", "diverged": "❌", "incomparable": "⚠️"}
 _HARMLESS = re.compile(r"[\w.\-/ ,:+=()*…≠×~±%]+")
 _MARKUP = re.compile(r"[&<>\\`*\[\]|~$#@!^{}\"']|(?<!\w)_|_(?!\w)")
@@ -33,7 +33,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 
 
 def text(comparison: Comparison, limit: int = LIMIT) -> str:
-    """The page, below `limit` bytes; what did not fit is said. Empty if not even the sentence fits."""
+    """Return the page in `limit` bytes, with a line if parts are left out. Empty if the sentence does not fit."""
     cut = "\n*More was left out: the page would be too long.*\n"
     room = limit - len(cut.encode()) - 1
     parts: list[str] = []
@@ -47,12 +47,12 @@ def text(comparison: Comparison, limit: int = LIMIT) -> str:
 
 
 def plain(words: object) -> str:
-    """Text that Markdown shows as it is."""
+    """Return text that Markdown shows literally."""
     return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", clean(words))
 
 
 def code(name: object) -> str:
-    """A name in code type: a plain span if there is nothing in it that could be markup."""
+    """Return a name as code: a plain span if nothing in it could be markup."""
     short = middle(clean(name), _NAME)
     return f"`{short}`" if _HARMLESS.fullmatch(short) and short == short.strip() else f"<code>{plain(short)}</code>"
 
@@ -111,7 +111,7 @@ def _unmatched(comparison: Comparison) -> str:
 
 
 def _failed(comparison: Comparison) -> str:
-    """Rows that failed; the first of them are in the table above already, but here is the whole list's beginning."""
+    """Return the first rows that failed, including those in the table above."""
     places = pairs.bad_rows(comparison)
     rows = pairs.rows_of(comparison, places[:_MANY]) if places else []
     return _folded(f"{plural(len(places), 'pair')} that failed", [_table(rows)] if rows else [], len(places), len(rows))

@@ -1,4 +1,4 @@
-"""The pairs of a comparison as Parquet: the table as it is; the answer travels in the file's metadata.
+"""The pairs of a comparison as Parquet: the table unchanged, with the verdict in the metadata of the file.
 
 >>> table = pyarrow.parquet.read_table("pairs.parquet")
 >>> table.schema.metadata[b"tensortap.sentence"]

@@ -1,4 +1,4 @@
-"""Where a report goes: a file that is there whole or not at all, or stdout for "-"."""
+"""The one place that opens an output: a file that appears when it is complete, or stdout for "-"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write bytes to. It takes its name when all is written; if that fails, nothing is left of it.
+    """Open a file for bytes. It gets its name when the block ends; if the block fails, nothing of it remains.
 
     >>> with opened("report.json") as file:
     ...     file.write(b"{}")
@@ -29,9 +29,9 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    with _told(path):
+    with _named_errors(path):
         target = Path(path).resolve()  # a link stays a link
-        if target.exists() and not target.is_file():  # a pipe or a device: nothing to be renamed
+        if target.exists() and not target.is_file():  # a pipe or a device cannot be replaced by a rename
             with target.open("wb") as file:
                 yield file
             return
@@ -46,12 +46,12 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def check(path: str | Path) -> None:
-    """Fails now where `opened` would fail after hours of work."""
+    """Raise the error now that `opened` would raise after hours of work."""
     if str(path) == STDOUT:
         return
     if not str(path):
-        raise UsageError("a report needs a file to go to, like report.html; - is stdout")
-    with _told(path):
+        raise UsageError("the path of a report is empty: name a file, such as report.html, or - for stdout")
+    with _named_errors(path):
         target = Path(path).resolve()
         if target.is_dir():
             raise IsADirectoryError(None, "it is a folder")
@@ -62,16 +62,16 @@ def check(path: str | Path) -> None:
 
 
 def encoded(parts: Iterable[str]) -> Iterator[bytes]:
-    """Text as UTF-8; what cannot be encoded, such as a path of odd bytes, is spelled out."""
+    """Encode text as UTF-8; characters that cannot be encoded, as in a path of odd bytes, become escape sequences."""
     for part in parts:
         yield part.encode("utf-8", "backslashreplace")
 
 
 @contextmanager
-def _told(path: str | Path) -> Iterator[None]:
+def _named_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever read it has left: no error of the file's
+        raise  # the reader has closed the pipe: the file itself is fine
     except OSError as error:
         raise StoreWriteError(f"{path} could not be written: {error.strerror or error}") from error

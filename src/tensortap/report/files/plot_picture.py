@@ -1,4 +1,4 @@
-"""Draw columns of numbers as a picture, by matplotlib: over the layers of each micro step, or over the micro steps."""
+"""Draw columns of numbers as a picture with matplotlib: over the layers of each micro step, or over the micro steps."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ Spot = tuple[int, str]
 
 
 def check(path: Path) -> None:
-    """Fail now where `write` would fail after the work is done."""
+    """Raise the error now that `write` would raise after the work is done."""
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path}: the name of a picture ends in {', '.join(_FORMATS)}")
+        raise UsageError(f"{path}: the suffix of a picture must be one of {', '.join(_FORMATS)}")
     if find_spec("matplotlib") is None:
         raise MissingDependency("pictures need matplotlib: pip install 'tensortap[plot]'")
     output.check(path)
 
 
 def write(path: Path, series: Sequence[Series], column: str, over: str = "layers") -> None:
-    """Write a picture with one part for each panel. Series of one panel are drawn over each other.
+    """Write a picture with one part for each panel; series of one panel share its axes.
 
     over: "layers" puts all numbers in order, micro step by micro step; "steps" draws one line for each layer.
     """
@@ -63,7 +63,7 @@ def figure_of(series: Sequence[Series], column: str, over: str) -> Any:
     panels: dict[str, list[Series]] = {}
     for each in series:
         panels.setdefault(each.panel or each.label, []).append(each)
-    figures = import_module("matplotlib.figure")  # not pyplot, which wants a display and keeps state
+    figures = import_module("matplotlib.figure")  # not pyplot, which needs a display and keeps state
     width = _width(panels.values()) if over == "layers" else _NARROWEST + 2
     figure = figures.Figure(figsize=(width, _PANEL * max(1, len(panels))), layout="constrained")
     axes = figure.subplots(max(1, len(panels)), squeeze=False)[:, 0]
@@ -221,7 +221,7 @@ def _colors(count: int) -> list[Any]:
 
 
 def _text(name: str) -> str:
-    """A name as matplotlib shows it letter by letter: it reads $ as formulas and hides what begins with _."""
+    """Escape a name for matplotlib, which reads $ as formulas and hides labels that begin with _."""
     text = clean(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 

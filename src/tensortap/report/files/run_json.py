@@ -1,12 +1,12 @@
 """A run as one JSON object.
 
     format      "tensortap-show"
-    version     1; grows when a key changes its meaning or goes. New keys may come without that.
+    version     1; increases when a key changes its meaning or is removed, not when a key is added
     run         path, framework, model, started, finished, world, ranks, steps, records, tensors (distinct ones),
                 kept (records whose bytes are on disk), bytes_on_disk, config, environment, notices
     coverage    modules: rank, module, class, status, calls, reason of each; counts: how many of them have each status
     matching    how many records pass the filters
-    records     those that were asked for, each with
+    records     the selected records, each with
                 step, micro, phase, module, call, kind, path   what it is, the same in every run
                 rank, seq, class, dtype, shape, tensor         where, when, of what
                 elements, nan, posinf, neginf, zeros           counts
@@ -14,11 +14,11 @@
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
                                                                a statistic that was registered has a key of its own
                 location                                       file, offset and nbytes, or null if not kept
-                arguments                                      what its call got beside tensors, by path and as in a
-                                                               run's calls.jsonl; null if it is of no call, or not known
-                sketch                                         a list of numbers; only if it was asked for
+                arguments                                      plain arguments of its call by path, as in a run's
+                                                               calls.jsonl; null without a call, or if unknown
+                sketch                                         a list of numbers; only with --sketch
 
-JSON knows neither NaN nor infinities: such a number is null. A `min` that is null means that no element was finite.
+JSON has neither NaN nor infinities: such a number is null. A null `min` means that no element is finite.
 The root module's name is the empty string.
 """
 
@@ -46,7 +46,7 @@ def text(
     sketch: bool = False,
     arguments: Callable[[Record], Arguments] = lambda record: None,
 ) -> Iterator[str]:
-    """The object, piece by piece and one record a line: the records need not be in memory together."""
+    """Yield the object in pieces, one record per line; the records need not be in memory together."""
     head = {"format": "tensortap-show", "version": 1, "run": run_object(facts), "coverage": coverage_object(facts)}
     yield json.dumps({**head, "matching": matching}, indent=2, allow_nan=False)[:-2]
     yield ',\n  "records": ['

@@ -13,7 +13,7 @@ __all__ = ["write"]
 
 
 def write(facts: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write what is known of one profile, or of two that are compared; each row is a line."""
+    """Write the facts of one profile, or of two that are compared; each row is a line."""
     rows = ",\n".join(f"    {json.dumps(plain(row))}" for row in facts["rows"])
     rest = {key: plain(value) for key, value in facts.items() if key != "rows"}
     lines = [f'  "{key}": {json.dumps(value)}' for key, value in rest.items()]

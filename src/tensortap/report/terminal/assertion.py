@@ -1,5 +1,5 @@
-"""A divergence in the manner of an assertion: how many elements, the greatest difference at which index, what was
-allowed. People who know `torch.testing.assert_close` have read it before.
+"""A divergence as an assertion message: mismatched elements, the greatest difference with its index, the tolerance.
+The form follows `torch.testing.assert_close`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Row = Mapping[str, Any]
 
 
 def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
-    """Why two runs do not match, and the command that shows more.
+    """Explain why two runs do not match, and name the command that shows more.
 
-    `options` are those of the command; None if no command can show it, as with runs in memory.
+    `options` belong to the command; None if no command can show it, as with runs in memory.
     """
     lines = ["The runs do not match!" if comparison.verdict == "diverged" else "The runs cannot be compared!"]
     lines += ["", clean(comparison.sentence)]
@@ -40,7 +40,7 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
 
 
 def explained(row: Row) -> list[str]:
-    """What is wrong with one pair, a fact a line."""
+    """Describe one pair, one fact per line."""
     lines = []
     status, mismatched = row["status"], pairs.value(row, "mismatched")
     elements = row.get("elements")

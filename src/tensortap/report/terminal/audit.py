@@ -1,4 +1,4 @@
-"""An audit on the terminal: what became of every parameter and buffer, and what happened in which order."""
+"""An audit on the terminal: the fate of every parameter and buffer, and the events in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensortap.report.wording import clean, count, middle, percent, plural, roug
 
 __all__ = ["ORDER", "AuditFacts", "Event", "ModelEvent", "UndoneFacts", "render", "render_timeline"]
 
-# Status → its words, its style. What needs a look comes with a colour; the order is that of the page.
+# Status → text and style, in the order of the page. A colour marks what needs attention.
 ORDER: dict[str, tuple[str, str]] = {
     "loaded": ("loaded and changed", "green"),
     "identical": ("loaded, but identical", "yellow"),
@@ -42,22 +42,22 @@ _HAPPENINGS = 12
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to one tensor."""
+    """One event in the life of a tensor."""
 
     what: str
     """initialised | loaded | missing | mismatch | stepped | forward | changed"""
     step: int
-    """Optimizer steps that were over by then."""
+    """Optimizer steps completed before it."""
     where: str
     """The user's line; for `changed` the line where it was noticed."""
     changed: bool = False
     rel_l2: float = math.nan
-    """|new - old| / |old|; of several in a row the largest. NaN if the old values were all zero."""
+    """|new - old| / |old|; the largest of several in a row. NaN if the old values were all zero."""
     detail: str = ""
     times: int = 1
     last_step: int = 0
     l2: float = math.nan
-    """|new - old|; of several in a row the largest."""
+    """|new - old|; the largest of several in a row."""
     undone: bool = False
     """It undid a load: earlier values are back."""
 
@@ -89,7 +89,7 @@ class ModelEvent:
     """The largest relative change among the tensors that have one."""
     times: int = 1
     largest_l2: float = math.nan
-    """The largest absolute change among the tensors that have no relative one: they were all zero before."""
+    """The largest absolute change among tensors that were all zero before, and so have no relative change."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -113,29 +113,29 @@ class UndoneFacts:
     """optimizer | forward | something else"""
     where: str
     values: str
-    """What came back, in words."""
+    """The values that are back, in words."""
     shares: Sequence[float]
-    """How much of it came back, for each tensor."""
+    """The share that is back, for each tensor."""
 
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """What the page starts from."""
+    """The plain data of the page."""
 
     model: str
     parameters: int
     buffers: int
     steps: int
     names: Mapping[str, Sequence[tuple[str, str]]]
-    """Status → (name, what to add to it)."""
+    """Status → (name, remark)."""
     happenings: Sequence[ModelEvent]
     notes: Sequence[str] = field(default_factory=tuple)
     loads: Sequence[tuple[str, int]] = field(default_factory=tuple)
-    """Where each load was, and how many tensors it gave a value."""
+    """The line of each load, and the number of tensors that it set."""
     statistics: int = 0
     """Parameters that hold running statistics, as paddle registers them."""
     unsaved: int = 0
-    """Buffers that no checkpoint holds, and that nobody has set."""
+    """Buffers that no checkpoint holds and that were not set."""
     undone: Sequence[UndoneFacts] = field(default_factory=tuple)
 
 
@@ -167,7 +167,7 @@ def render(facts: AuditFacts, width: int) -> list[Text]:
 
 
 def render_timeline(name: str, events: Sequence[Event], width: int) -> list[Text]:
-    """The life of one tensor."""
+    """The events of one tensor as lines."""
     columns = [
         table.Column("step", [_steps(event.step, event.last_step) for event in events]),
         table.Column("what", [_said(event) for event in events], left=True, least=24),
@@ -178,7 +178,7 @@ def render_timeline(name: str, events: Sequence[Event], width: int) -> list[Text
 
 
 def _sentence(facts: AuditFacts) -> str:
-    """The answer to the question that the audit was started for."""
+    """Summarise how many tensors come from a checkpoint."""
     counts = {status: len(found) for status, found in facts.names.items()}
     total = facts.parameters + facts.buffers
     loaded = sum(counts.get(status, 0) for status in ("loaded", "identical", "undone", "overwritten"))
@@ -220,7 +220,7 @@ def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
 
 def _happenings(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
     left = max(0, len(happenings) - _HAPPENINGS)
-    # The first ones say how the model came to be, the last ones what it is now.
+    # The first events show the origin of the model, the last ones its current state.
     shown = [*happenings[: _HAPPENINGS // 2], *happenings[-_HAPPENINGS // 2 :]] if left else list(happenings)
     columns = [
         table.Column("step", [_steps(h.step, h.last_step) for h in shown]),
@@ -254,7 +254,7 @@ def _change(event: Event) -> str:
 
 
 def _size(relative: float, absolute: float) -> str:
-    """A change relative to the old values, or the absolute one, marked, where these were all zero."""
+    """Return the relative change, or the absolute one, marked, if the old values were all zero."""
     if not math.isnan(relative):
         return rough(relative)
     return "" if math.isnan(absolute) else f"{rough(absolute)} abs"
@@ -265,7 +265,7 @@ def _finite(value: float) -> float | None:
 
 
 def _some(names: Sequence[str], room: int) -> str:
-    """As many names as fit; the first of them always."""
+    """Return as many names as fit, the first one in any case."""
     text = ""
     for at, name in enumerate(names):
         rest = len(names) - at - 1

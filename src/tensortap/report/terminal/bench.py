@@ -24,7 +24,7 @@ _LIMITS = {
 
 
 def bench_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """`facts` is what `bench.measure()` gives."""
+    """Render the result of `bench.measure()`."""
     lines = [Text(line, "bold") for line in wording.wrap(_head(facts), width)]
     lines += [Text(), *table.lines(_ways(facts), width), Text()]
     lines += [*table.lines(_limits(facts["limits"]), width), Text()]

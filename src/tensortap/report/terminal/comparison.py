@@ -1,7 +1,7 @@
-"""A comparison on the terminal: the sentence, the rows around the first divergence, and what else to know.
+"""A comparison on the terminal: the sentence, the rows around the first divergence, other births and notes.
 
-It fits one screen of 80 columns and 24 lines: with little room, rows, other births, unmatched names and notes give
-way, and say so. `verbose` lifts that: 1 shows a hundred rows and all of the rest, 2 shows all rows.
+It fits one screen of 80 columns and 24 lines. Rows, births, unmatched names and notes that do not fit are counted.
+`verbose=1` shows a hundred rows and everything else, `verbose=2` all rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensortap.report.wording import clean, count, plural, rough, wrap
 __all__ = ["ComparisonPage", "build", "headline", "render"]
 
 _LABEL = 9
-_SCREEN = 23  # lines: the prompt wants one too
+_SCREEN = 23  # lines; the prompt takes one
 _MANY = 100
 _EVERYTHING = 1 << 60
 _VERDICTS = {"match": ("✔", "bold green"), "diverged": ("✖", "bold red"), "incomparable": ("∅", "bold yellow")}
@@ -32,17 +32,17 @@ _VERDICTS = {"match": ("✔", "bold green"), "diverged": ("✖", "bold red"), "i
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """What the page says, before it is laid out."""
+    """The contents of the page, before layout."""
 
     verdict: str
     sentence: str
     about: str
-    """Which rows these are, in words."""
+    """A title for the rows."""
     rows: Sequence[Mapping[str, Any]]
     centre: int
-    """The first divergence's place among the rows; 0 if they are about nothing in particular."""
+    """Position of the first divergence among the rows, or 0."""
     detail: str
-    """More about the first divergence."""
+    """Further facts about the first divergence."""
     ranks: int
     pairs: int
     tally: Sequence[tuple[str, str]]
@@ -53,15 +53,15 @@ class ComparisonPage:
     policy: str
     sides: tuple[str, str]
     bad: int
-    """How many rows failed in all."""
+    """Total number of rows that failed."""
     mapped: Sequence[str]
-    """What the candidate calls something else or lays out differently, a line each."""
+    """Names and layouts that differ on the candidate, one per line."""
     verbose: int = 0
 
 
 @dataclass(frozen=True)
 class _Room:
-    """How much of each part is shown."""
+    """The number of lines of each part."""
 
     rows: int
     births: int
@@ -69,7 +69,7 @@ class _Room:
     notes: int
 
 
-# What gives way, step by step: as far as it takes to fit the screen.
+# Tried in order until the page fits the screen.
 _ROOMS = (
     _Room(9, 5, 8, 5),
     _Room(9, 5, 4, 3),
@@ -85,7 +85,7 @@ _ALL = _Room(_EVERYTHING, _EVERYTHING, _EVERYTHING, _EVERYTHING)
 
 
 def build(comparison: Comparison, verbose: int = 0) -> ComparisonPage:
-    """The page about a comparison; `verbose` is 0, 1 or 2."""
+    """Build the page about a comparison; `verbose` is 0, 1 or 2."""
     about, places, centre = _chosen(comparison, verbose)
     rows = pairs.rows_of(comparison, places) if places else []
     return ComparisonPage(
@@ -110,7 +110,7 @@ def build(comparison: Comparison, verbose: int = 0) -> ComparisonPage:
 
 
 def render(page: ComparisonPage, width: int | None) -> list[Text]:
-    """The page as lines, none longer than `width`; without one, nothing is cut or wrapped."""
+    """Return the page as lines of at most `width` cells; without a width, nothing is cut or wrapped."""
     if page.verbose:
         return _lines(page, width, _ALL)
     fitting = (lines for room in _ROOMS if len(lines := _lines(page, width, room)) <= _SCREEN)
@@ -118,7 +118,7 @@ def render(page: ComparisonPage, width: int | None) -> list[Text]:
 
 
 def headline(verdict: str, sentence: str, width: int | None) -> list[Text]:
-    """The verdict as lines: its sign and its sentence."""
+    """Return the sign and the sentence of the verdict as lines."""
     sign, style = _VERDICTS.get(verdict, ("?", "bold"))
     parts = wrap(clean(sentence), None if width is None else width - 2)
     return [Text(f"{' ' if at else sign} {part}", style) for at, part in enumerate(parts)]
@@ -126,7 +126,7 @@ def headline(verdict: str, sentence: str, width: int | None) -> list[Text]:
 
 # --- the data ------------------------------------------------------------------------------------------------------
 def _chosen(comparison: Comparison, verbose: int) -> tuple[str, Sequence[int], int]:
-    """Which rows to show, what they are, and which of them is in the middle."""
+    """Return a title, the rows to show, and the position of the central one."""
     at = pairs.place(comparison, comparison.first)
     if at is None and comparison.verdict == "diverged":
         at = next(iter(pairs.bad_rows(comparison, 1)), None)
@@ -137,12 +137,12 @@ def _chosen(comparison: Comparison, verbose: int) -> tuple[str, Sequence[int], i
         places = pairs.around(comparison, at, before, after)
         return "in execution order, around the first divergence", places, places.index(at)
     if comparison.verdict == "match" or verbose:
-        return "nearest to what is allowed", pairs.nearest(comparison, _MANY if verbose else 5), 0
+        return "closest to their tolerance", pairs.nearest(comparison, _MANY if verbose else 5), 0
     return "", [], 0
 
 
 def _mapped(comparison: Comparison) -> list[str]:
-    """Names and layouts that differ, the candidate's first."""
+    """Return names and layouts that differ, the candidate's first."""
     if comparison.mapping is None:
         return []
     placed = [*comparison.mapping.modules, *comparison.mapping.tensors, *comparison.mapping.values]
@@ -200,7 +200,7 @@ def _table(page: ComparisonPage, width: int | None, most: int) -> list[Text]:
 
 
 def _remainder(page: ComparisonPage, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many more there are of the kind that people look for."""
+    """Return how many more rows of interest there are, and the option that shows them."""
     if page.verbose > 1:
         return ""
     how = "-vv shows all" if page.verbose else "-v shows 100 rows, -vv all"
@@ -247,7 +247,7 @@ def _unmatched(page: ComparisonPage, width: int | None, most: int) -> list[Text]
 
 
 def _entry(label: str, text: str | Text, width: int | None, style: str = "") -> list[Text]:
-    """A label, and beside it a text that is wrapped in a column of its own."""
+    """Return a label with a text that is wrapped in its own column."""
     head = Text("  " + label.ljust(_LABEL) + "  ", "dim")
     room = None if width is None else width - len(head)
     if isinstance(text, Text):

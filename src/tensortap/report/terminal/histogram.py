@@ -20,7 +20,7 @@ _NARROWEST = 8
 
 
 def bars(counts: npt.NDArray[np.int64], edges: npt.NDArray[np.float64], width: int = 80) -> list[str]:
-    """One line for each bin, or for several neighbouring bins where there are more than 16.
+    """Return one line per bin, or per group of neighbouring bins if there are more than 16.
 
     >>> for line in bars(np.array([1, 4]), np.array([0.0, 1.0, 2.0]), 40):
     ...     print(line)
@@ -43,7 +43,7 @@ def bars(counts: npt.NDArray[np.int64], edges: npt.NDArray[np.float64], width: i
 
 
 def _bar(cells: float) -> str:
-    """A bar of so many cells, to an eighth; what is not zero can be seen."""
+    """Return a bar of `cells` terminal cells, to an eighth; any value above zero is visible."""
     eighths = max(round(8 * cells), 1 if cells > 0 else 0)
     return _EIGHTHS[8] * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 

@@ -1,4 +1,4 @@
-"""A model's tensors on the terminal: a tree, repeated layers folded, then the totals and what is usually a mistake."""
+"""A model's tensors on the terminal: a tree with repeated layers folded, the totals, and warnings."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tensortap.report.terminal import table
 
 __all__ = ["inspection_page"]
 
-# What of a tensor must be equal for two layers to be folded into one.
+# Fields of a tensor that must be equal for two layers to be folded.
 _PLAIN = ("own", "kind", "dtype", "initialised", "requires_grad", "gradient")
 _LISTS = ("shape", "groups")
 _COUNTED = ("saved_as", "shared_with")
 
 
 @dataclass(slots=True)
-class _Node:
+class _ModuleLine:
     """A module in the tree; `key` is its own part of the name."""
 
     key: str
     facts: Mapping[str, Any] | None = None
-    children: list[_Node] = field(default_factory=list)
-    alike: list[_Node] = field(default_factory=list)
-    """The siblings that follow and look the same."""
+    children: list[_ModuleLine] = field(default_factory=list)
+    alike: list[_ModuleLine] = field(default_factory=list)
+    """Following siblings that look the same."""
     like: str = ""
-    """An earlier sibling that looks the same and was shown."""
+    """An earlier sibling that looks the same and is shown."""
 
     def look(self) -> tuple[Any, ...]:
         """Equal for two modules that would be shown the same."""
@@ -55,7 +55,7 @@ class _Row:
 
 
 def inspection_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """`facts` is what `Inspection.as_dict()` gives."""
+    """Render the result of `Inspection.as_dict()`."""
     rows = _rows(_tree(facts["modules"]), facts)
     titles_at = [place for place, row in enumerate(rows) if not row.cells]
     optimizer = facts["optimizer"]
@@ -92,9 +92,9 @@ def inspection_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
     return lines
 
 
-def _tree(modules: Sequence[Mapping[str, Any]]) -> _Node:
-    root = _Node("(root)")
-    nodes: dict[str, _Node] = {"": root}
+def _tree(modules: Sequence[Mapping[str, Any]]) -> _ModuleLine:
+    root = _ModuleLine("(root)")
+    nodes: dict[str, _ModuleLine] = {"": root}
     for facts in modules:
         name = facts["name"]
         if not name:
@@ -105,15 +105,15 @@ def _tree(modules: Sequence[Mapping[str, Any]]) -> _Node:
             parent = parent.rpartition(".")[0]
             if parent in nodes:
                 break
-        node = _Node(name[len(parent) + 1 :] if parent else name, facts)
+        node = _ModuleLine(name[len(parent) + 1 :] if parent else name, facts)
         nodes[parent].children.append(node)
         nodes[name] = node
     return root
 
 
-def _folded(children: Sequence[_Node]) -> list[_Node]:
-    """Neighbours with a number for a name that look alike become one."""
-    result: list[_Node] = []
+def _folded(children: Sequence[_ModuleLine]) -> list[_ModuleLine]:
+    """Merge neighbours with numbers as names that look the same."""
+    result: list[_ModuleLine] = []
     shown: dict[tuple[Any, ...], str] = {}
     look: tuple[Any, ...] | None = None
     for child in children:
@@ -133,10 +133,10 @@ def _numbered(key: str) -> bool:
     return key.isdecimal() or key.endswith("]")
 
 
-def _rows(root: _Node, facts: Mapping[str, Any]) -> list[_Row]:
+def _rows(root: _ModuleLine, facts: Mapping[str, Any]) -> list[_Row]:
     rows: list[_Row] = []
 
-    def visit(node: _Node, depth: int) -> None:
+    def visit(node: _ModuleLine, depth: int) -> None:
         indent = "  " * depth
         module = node.facts
         if module is not None:

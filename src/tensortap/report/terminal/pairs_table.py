@@ -1,4 +1,4 @@
-"""Pairs as aligned columns for the terminal: the names, the error, where it is greatest, and the judgement."""
+"""Pairs as aligned columns for the terminal: names, errors and status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STYLES = {
 
 
 def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
-    """All columns, in order; the layout leaves out those without room, a column without a value is never there."""
+    """Return all columns in order. A column without a value is left out; the layout drops those that do not fit."""
     styles = [_style(row) for row in rows]
     result = []
     if len({row["step"] for row in rows}) > 1:
@@ -68,7 +68,7 @@ def _distance(row: Row) -> str:
 
 
 def _both(row: Row, name: str) -> str:
-    """What both sides have, or what each has."""
+    """Return the common value of both sides, or both values."""
     sides = [row[f"{name}_{side}"] for side in ("reference", "candidate")]
     words = [("?" if v is None else shape(v)) if name == "shape" else dtype(clean(v)) for v in sides]
     return words[0] if words[0] == words[1] else f"{words[0]}/{words[1]}"

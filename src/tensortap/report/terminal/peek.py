@@ -1,4 +1,4 @@
-"""A tensor in two or three short lines, for people who watch a training run scroll by."""
+"""A tensor in two or three short lines, for a training run that prints as it goes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS, _COLUMNS = 2, 6
 
 
 def about_call(module: str, cls: str, call: int, times: int, phase: str, width: int) -> Text:
-    """The line that stands over a module's tensors."""
+    """Return the heading of a module's tensors."""
     rest = f" · {clean(cls)} · call {call} of {times} · {phase}"
     return Text.assemble((middle(clean(display_name(module)), max(8, width - cell_len(rest))), "bold"), rest)
 
@@ -32,7 +32,7 @@ def about_tensor(
     array: npt.NDArray[Any],
     width: int,
 ) -> list[Text]:
-    """What it is, its range, what is not finite, and a corner of it."""
+    """Describe type and range, non-finite elements, and the first elements."""
     label = clean(label)
     head = Text.assemble("  ", (label.ljust(14), "cyan"), f" {clean(kind_of)} {dtype(dtype_name)} {shape(array.shape)}")
     if summary.finite:
@@ -55,7 +55,7 @@ def about_tensor(
 
 
 def remark(module: str, text: str, width: int) -> list[Text]:
-    """Something about a module that its tensors do not show."""
+    """Return a remark about a module as lines."""
     return [Text(line, "yellow") for line in wrap(f"! {clean(display_name(module))}: {clean(text)}", width)]
 
 
@@ -65,7 +65,7 @@ def _nonfinite(summary: Summary) -> str:
 
 
 def _corner(array: npt.NDArray[Any], room: int) -> list[str]:
-    """The first elements of the first rows of the last two dimensions."""
+    """Return the first elements of the first rows of the last two dimensions."""
     if not array.size:
         return []
     last = array

@@ -1,4 +1,4 @@
-"""Draw a column of numbers in dots on the terminal. `plot_picture` draws the same as a picture."""
+"""Draw a column of numbers with dots on the terminal. `plot_picture` draws the same as a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLANK = 0x2800
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers in order, and what each of them is of."""
+    """Numbers in order, each with its name, layer and micro step."""
 
     label: str
     names: Sequence[str]

@@ -1,4 +1,4 @@
-"""Records as a table: what each was, its size and type, and as many of its numbers as there is room for."""
+"""Records as a table: identity, shape and dtype, and as many statistics as fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RecordsView:
 
 
 def columns_of(view: RecordsView) -> list[Column]:
-    """All columns, in order; the layout leaves out those without room."""
+    """Return all columns in order; the layout drops those that do not fit."""
     records, sorted_by = view.records, view.sort.lstrip("-")
     result = []
     if len({r.key.step for r in records}) > 1:
@@ -91,7 +91,7 @@ def nonfinite(summary: Summary) -> str:
 
 
 def heading(view: RecordsView) -> str:
-    """How many records these are, and in what order."""
+    """Return the number of records and their order as a heading."""
     shown_now, matching, total = len(view.records), view.matching, view.total
     if not total:
         return "no records"
@@ -107,12 +107,12 @@ def heading(view: RecordsView) -> str:
 
 
 def remainder(view: RecordsView) -> str:
-    """What is not shown, and how to see it."""
+    """Return how many records are not shown, and the options that show them."""
     if not view.matching:
         return view.hint
     if not view.hidden:
         return ""
-    return f"{count(view.hidden)} more: --limit 0 shows all; --module, --kind and --step choose"
+    return f"{count(view.hidden)} more: --limit 0 shows all; --module, --kind and --step filter"
 
 
 def _order(sort: str) -> str:

@@ -1,4 +1,4 @@
-"""A run on the terminal: what it was, what was seen of the model, and its records."""
+"""A run on the terminal: its facts, its coverage and its records."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LABEL = 10
 _STATUSES = ("seen", "never called", "no gradient", "skipped", "alias")
 _GROUPS = 6
 _CALLS = 12
-_WIDTH = 160  # of a list of names where nothing else sets one
+_WIDTH = 160  # of a list of names without a terminal
 
 
 @dataclass(frozen=True)
 class CoverageGroup:
-    """Modules of which the same is to be said."""
+    """Modules with the same status and reason."""
 
     status: str
     reason: str
     modules: Sequence[tuple[str, str, int]]
     """Name, class, calls."""
     ranks: Sequence[int] = ()
-    """Empty if it is so on all ranks."""
+    """Empty if it applies to all ranks."""
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page says, before it is laid out."""
+    """The contents of the page, before layout."""
 
     title: str
     state: str
@@ -45,14 +45,14 @@ class RunPage:
     counts: Mapping[str, int]
     """Modules by status."""
     groups: Sequence[CoverageGroup]
-    """The modules that were not plainly seen; all modules if the whole coverage was asked for."""
+    """Modules that were not fully seen; all modules with `all_coverage`."""
     all_coverage: bool
     notices: Sequence[str]
     view: RecordsView
 
 
 def build(facts: RunFacts, view: RecordsView, all_coverage: bool = False) -> RunPage:
-    """The page about a run; `all_coverage` lists every module, seen or not."""
+    """Build the page about a run; `all_coverage` lists every module, seen or not."""
     groups = _groups(facts)
     return RunPage(
         title=clean(facts.path),
@@ -67,7 +67,7 @@ def build(facts: RunFacts, view: RecordsView, all_coverage: bool = False) -> Run
 
 
 def render(page: RunPage, width: int | None) -> list[Text]:
-    """The page as lines, none longer than `width`; without one, nothing is cut or wrapped."""
+    """Return the page as lines of at most `width` cells; without a width, nothing is cut or wrapped."""
     state = Text(page.state, "green" if page.state == "finished" else "yellow")
     title = Text(page.title if width is None else middle(page.title, width - len(page.state) - 3), "bold")
     lines = [Text.assemble(title, " · ", state), Text()]
@@ -112,7 +112,7 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def _groups(facts: RunFacts) -> list[CoverageGroup]:
-    """Modules by status and reason, and by the ranks of which that is true."""
+    """Group modules by status and reason, and by the ranks that share them."""
     where: dict[tuple[str, str, str, str], dict[int, Coverage]] = {}
     for rank, rows in facts.coverage.items():
         for row in rows:
@@ -180,7 +180,7 @@ def _call_lines(calls: Sequence[tuple[str, str]], width: int | None) -> list[Tex
 
 
 def _some(names: Sequence[str], room: int) -> str:
-    """As many names as fit into one line; the first of them always, cut if need be."""
+    """Return as many names as fit into one line; the first one in any case, cut if necessary."""
     text = ""
     for at, name in enumerate(names):
         rest = len(names) - at - 1
@@ -193,7 +193,7 @@ def _some(names: Sequence[str], room: int) -> str:
 
 
 def _entry(label: str, text: str, width: int | None, style: str = "") -> list[Text]:
-    """A label, and beside it a text that is wrapped in a column of its own."""
+    """Return a label with a text that is wrapped in its own column."""
     body = wrap(text, None if width is None else width - _LABEL - 2)
     labels = [label, *[""] * (len(body) - 1)]
     return [

@@ -11,11 +11,13 @@ from tensortap.report.wording import middle
 __all__ = ["cut"]
 
 _ROUNDS = 3
-"""A name that was cut anew may look like one of another group; then they are told apart together."""
+"""A name with a new text may look like one of another group; the next round distinguishes both."""
+_PER_CELL = 4
+"""Characters considered for a terminal cell; combining ones take no cell."""
 
 
 def cut(names: Sequence[str], width: int) -> list[str]:
-    """Each as `middle` cuts it; of those that would look alike, the parts that tell them apart are kept.
+    """Shorten each name as `middle` does; keep the parts that distinguish names that would look alike.
 
     >>> cut(["layers.0.moe.experts.2.up", "layers.11.moe.experts.2.up", "head"], 16)
     ['layers.0…2.up', 'layers.11…2.up', 'head']
@@ -30,12 +32,12 @@ def cut(names: Sequence[str], width: int) -> list[str]:
         if not alike:
             break
         for group in alike:
-            texts.update(_told_apart(group, wanted, width))
+            texts.update(_distinguished(group, wanted, width))
     return [texts[name] for name in names]
 
 
-def _told_apart(group: Sequence[str], wanted: dict[str, set[int]], width: int) -> dict[str, str]:
-    """Other texts for names that look alike; `wanted` are the places of the parts that a name is known by."""
+def _distinguished(group: Sequence[str], wanted: dict[str, set[int]], width: int) -> dict[str, str]:
+    """Return other texts for names that look alike. `wanted` collects the positions of the parts that differ."""
     parts = {name: name.split(".") for name in group}
     for name, places in zip(group, _differing(list(parts.values())), strict=True):
         wanted[name] = wanted.get(name, set()) | places
@@ -44,38 +46,44 @@ def _told_apart(group: Sequence[str], wanted: dict[str, set[int]], width: int) -
         return texts
     same = _same(group)
     for start, mark in ((0, ""), (same, "…")):  # within a part: the beginning and the end, or from where they differ
+        heads = {name: name[start : start + _PER_CELL * width] for name in group}
         for head in range(1, width - 1 - len(mark)):
             tail = width - 1 - len(mark) - head
-            texts = {name: mark + set_cell_size(name[start:], head) + "…" + _end(name, tail) for name in group}
+            texts = {name: mark + set_cell_size(heads[name], head) + "…" + _end(name, tail) for name in group}
             if len(set(texts.values())) == len(group):
                 return texts
     return {}
 
 
 def _differing(names: Sequence[Sequence[str]]) -> list[set[int]]:
-    """For each name the places of its parts that are not the same in all of them."""
+    """Return the positions of the parts of each name that are not the same in all names."""
     lengths = {len(parts) for parts in names}
     if len(lengths) == 1:
         places = {at for at, column in enumerate(zip(*names, strict=True)) if len(set(column)) > 1}
         return [places] * len(names)
-    # Of different lengths: what lies between the parts with which all begin and those with which all end.
+    # Lengths differ: take the parts between the common beginning and the common end.
     before = _same(names)
     after = _same([parts[before:][::-1] for parts in names])
     return [set(range(before, len(parts) - after)) for parts in names]
 
 
 def _same(names: Sequence[Sequence[str]]) -> int:
-    """With how many parts all of them begin."""
+    """Return the number of leading parts that all names share."""
     return next(
         (at for at, column in enumerate(zip(*names, strict=False)) if len(set(column)) > 1), min(map(len, names))
     )
 
 
 def _shown(parts: Sequence[str], wanted: set[int], width: int) -> str:
-    """The wanted parts and the last one; then as much of the beginning, and of the end, as there is room for."""
+    """Return the wanted parts and the last one; then as much of the beginning, and of the end, as fits.
+
+    Each part takes a cell at least, so parts further than `width` from both ends are not tried.
+    """
     last = len(parts) - 1
     kept = wanted | {last}
-    for at in (*range(min(kept)), *range(last - 1, -1, -1)):
+    if cell_len(text := _with_gaps(parts, kept)) > width:
+        return text
+    for at in (*range(min(width, *kept)), *range(last - 1, max(-1, last - 1 - width), -1)):
         if at not in kept:
             if cell_len(_with_gaps(parts, kept | {at})) > width:
                 if at < min(kept):

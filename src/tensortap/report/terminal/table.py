@@ -1,4 +1,4 @@
-"""Aligned columns that fit a given width. No boxes: alignment and a dim header are enough."""
+"""Aligned columns that fit a given width, without boxes: alignment and a dim header are enough."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ GAP = 2
 
 @dataclass(frozen=True)
 class Column:
-    """One column of finished cells, and how it behaves when there is little room."""
+    """One column of finished cells, and its behaviour in a narrow table."""
 
     title: str
     cells: Sequence[str]
     left: bool = False
-    """Names stand left, numbers right."""
+    """Names are aligned left, numbers right."""
     least: int | None = None
-    """May be cut, in the middle, down to this width; None is never cut."""
+    """Least width to which cells may be cut in the middle; None forbids cutting."""
     optional: int = 0
-    """0 is always there; of the others, those with the greatest number go first."""
+    """0 is always shown; of the others, the greatest number is dropped first."""
     style: str = ""
     styles: Sequence[str] = ()
     """One for each cell, if they differ."""
@@ -41,7 +41,7 @@ class Column:
 
 
 def fit(columns: Sequence[Column], width: int | None) -> list[tuple[Column, int]]:
-    """The columns that have room, with their widths. No width: all of them, uncut."""
+    """Return the columns that fit, with their widths; without a width, all of them, uncut."""
     if width is None:
         return [(column, column.natural) for column in columns]
     narrowest = {column.title: column.narrowest for column in columns}
@@ -49,7 +49,7 @@ def fit(columns: Sequence[Column], width: int | None) -> list[tuple[Column, int]
     room = width + GAP - sum(narrowest[title] + GAP for title in chosen)
     for column in sorted((c for c in columns if c.optional), key=lambda c: c.optional):
         if narrowest[column.title] + GAP > room:
-            break  # a later, narrower one would be shown for its width, not for its worth
+            break  # a narrower column of less importance must not take its place
         chosen.add(column.title)
         room -= narrowest[column.title] + GAP
     result = []
@@ -63,7 +63,7 @@ def fit(columns: Sequence[Column], width: int | None) -> list[tuple[Column, int]
 
 
 def _squeezed(columns: list[tuple[Column, int]], excess: int) -> list[tuple[Column, int]]:
-    """A terminal too narrow even for the least: the widest column gives way first."""
+    """Shrink the widest columns if the terminal is too narrow even for the least widths."""
     widths = [width for _, width in columns]
     while excess > 0 and max(widths) > 3:
         widest = widths.index(max(widths))
@@ -73,7 +73,7 @@ def _squeezed(columns: list[tuple[Column, int]], excess: int) -> list[tuple[Colu
 
 
 def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list[Text]:
-    """The header and the rows, none longer than `width`."""
+    """Return the header and the rows as lines of at most `width` cells."""
     fitted = fit(columns, None if width is None else width - indent)
     header = Text(" " * indent + _joined([column.title for column, _ in fitted], fitted), "dim")
     rows = [header]

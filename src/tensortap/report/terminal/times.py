@@ -18,7 +18,7 @@ _OPTIMIZERS = ("(optimizer)", "(zero_grad)")
 
 
 def duration(microseconds: float) -> str:
-    """Three digits; a dash for nothing.
+    """Return three digits and a unit, or a dash for zero.
 
     >>> [duration(x) for x in (0, 0.4, 12.34, 1234.5, 2_500_000, -12.34)]
     ['–', '0.40 µs', '12.3 µs', '1.23 ms', '2.50 s', '-12.3 µs']
@@ -35,7 +35,7 @@ def duration(microseconds: float) -> str:
 
 
 def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """One profile. `facts` is what `ModuleTimes.as_dict()` returns."""
+    """Render one profile, the result of `ModuleTimes.as_dict()`."""
     rows = facts["rows"]
     columns = _names(rows, facts["by"])
     host = [

@@ -1,4 +1,4 @@
-"""What a transfer of weights did, on the terminal: how many, how changed, and what found no place."""
+"""A transfer of weights on the terminal: copied tensors, their changes, and what was left over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 20
 
 
 def transfer_page(facts: Mapping[str, Any], width: int | None) -> list[str]:
-    """`facts` is what `Transfer.as_dict()` gives."""
+    """Render the result of `Transfer.as_dict()`."""
     return [
         ("  " if at else "") + part
         for line in _lines(facts)

@@ -9,7 +9,7 @@ from typing import Any
 from tensortap.core import statistics
 from tensortap.core.records import Comparison, HealthReport
 from tensortap.report.html.data.environment import Setting
-from tensortap.report.html.data.outline import Outline
+from tensortap.report.html.data.outline import TableOutline
 from tensortap.report.wording import clean
 
 __all__ = ["Head"]
@@ -21,7 +21,7 @@ class Head:
 
     told: Comparison | HealthReport
     """Whose verdict, sentence, policy and counts it has."""
-    outline: Outline
+    outline: TableOutline
     start: int | None
     """The row to begin at."""
     first: int | None

@@ -65,15 +65,15 @@ class Modules:
 
 
 @dataclass(slots=True)
-class _Node:
+class _NamePart:
     """A part of a name. `name` is the whole name if the node gets a line."""
 
     name: str | None = None
-    children: dict[str, _Node] = field(default_factory=dict)
+    children: dict[str, _NamePart] = field(default_factory=dict)
 
 
-def _tree(names: Iterable[str]) -> _Node:
-    root = _Node("")
+def _tree(names: Iterable[str]) -> _NamePart:
+    root = _NamePart("")
     for name in names:
         parts = _parts(name)
         listed = {len(parts), _layer_depth(parts)}
@@ -81,14 +81,14 @@ def _tree(names: Iterable[str]) -> _Node:
         for depth, part in enumerate(parts, 1):
             child = node.children.get(part)
             if child is None:
-                child = node.children[part] = _Node()
+                child = node.children[part] = _NamePart()
             node = child
             if node.name is None and (depth <= _DEEPEST or depth in listed):
                 node.name = ".".join(parts[:depth])
     return root
 
 
-def _preorder(root: _Node) -> tuple[list[str], list[int]]:
+def _preorder(root: _NamePart) -> tuple[list[str], list[int]]:
     """Names of the nodes that get a line, and the position of the parent of each."""
     names: list[str] = []
     parents: list[int] = []

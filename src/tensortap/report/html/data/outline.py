@@ -21,7 +21,7 @@ from tensortap.report.html.data.columns import Column
 from tensortap.report.html.data.module_tree import Modules
 from tensortap.report.wording import shape
 
-__all__ = ["SCHEMA_VERSION", "Coded", "Outline", "coded", "coded_shapes", "elements_of", "greatest"]
+__all__ = ["SCHEMA_VERSION", "Coded", "TableOutline", "coded", "coded_shapes", "elements_of", "greatest"]
 
 SCHEMA_VERSION = 1
 """Of the data in the page; grows when a key changes its meaning or goes."""
@@ -66,7 +66,7 @@ def elements_of(shapes: Coded) -> Ints:
     return np.array(sizes, np.int64)[shapes.codes] if sizes else shapes.codes
 
 
-class Outline:
+class TableOutline:
     """What is common to both pages. `table` has the columns of an identity, `cls` and `rank`."""
 
     def __init__(self, table: Any) -> None:

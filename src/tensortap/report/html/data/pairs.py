@@ -18,7 +18,7 @@ from tensortap.report.findings import inputs_in_words
 from tensortap.report.html.data.columns import Column, bits_for
 from tensortap.report.html.data.environment import Setting, settings
 from tensortap.report.html.data.head import Head
-from tensortap.report.html.data.outline import Coded, Outline, coded, coded_shapes, elements_of, greatest
+from tensortap.report.html.data.outline import Coded, TableOutline, coded, coded_shapes, elements_of, greatest
 from tensortap.report.html.definitions import PAIRS
 from tensortap.report.wording import clean, command_line, rough
 
@@ -50,7 +50,7 @@ class PairsData:
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
-        self.outline = Outline(comparison.table)
+        self.outline = TableOutline(comparison.table)
         self.places = _places(comparison)
         """Rows of the births, in their order."""
 

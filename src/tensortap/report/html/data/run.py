@@ -15,7 +15,7 @@ from tensortap.report.facts import RunFacts
 from tensortap.report.html.data.columns import Column, bits_for
 from tensortap.report.html.data.environment import Setting, settings
 from tensortap.report.html.data.head import Head
-from tensortap.report.html.data.outline import Outline, coded, coded_shapes, greatest
+from tensortap.report.html.data.outline import TableOutline, coded, coded_shapes, greatest
 from tensortap.report.html.definitions import RUN
 from tensortap.report.wording import clean, command_line
 
@@ -28,7 +28,7 @@ class RunData:
     def __init__(self, facts: RunFacts, examination: HealthReport) -> None:
         self.facts = facts
         self.examination = examination
-        self.outline = Outline(examination.table)
+        self.outline = TableOutline(examination.table)
 
     def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
         found, words = self.outline.columns()
