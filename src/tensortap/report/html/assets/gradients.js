@@ -1,4 +1,4 @@
-// Gradient norms of a run: all of it over the steps, and each layer in each step.
+// Gradient norms of a run over the steps: of the whole model, and of each layer.
 
 import { Chart, FONT, logAxis, wholeAxis } from "./axes.js";
 import { CellGrid } from "./cell_grid.js";

@@ -1,4 +1,4 @@
-// The columns of the big table: what each is called, how it reads and how it sorts.
+// The columns of the large table: titles, text and sort order.
 
 import { make } from "./dom.js";
 import { count, number, percent } from "./format.js";
@@ -70,8 +70,8 @@ export function both(data, name, row) {
   return reference === candidate ? reference : `${reference} → ${candidate}`;
 }
 
-/** The relative error; infinite where a side alone is not finite, with a tilde where it is an estimate, with ≥ where only
- * norms are known. */
+/** The relative error: infinite if one side alone is not finite, with a tilde for an estimate, with ≥ if only norms are
+ * known. */
 export function estimated(data, row, measured = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
   const error = data.status(row) === "nonfinite" ? Infinity : measured;
   if (error === Infinity) return number(error);
@@ -79,12 +79,12 @@ export function estimated(data, row, measured = data.column("rel_l2")[row], digi
   return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;
 }
 
-/** Whether the error is only known to be at least so much. */
+/** Whether the error is a lower bound. */
 export function isBound(data, row) {
   return data.column("bar_percent")?.[row] === AT_LEAST;
 }
 
-/** How many digits of a column are worth showing: long tables keep only some bits of each number. */
+/** The digits of a column to show: long tables keep only some bits of each number. */
 function digitsOf(data, id) {
   const bits = data.columns.described.get(id)?.bits ?? 23;
   return Math.min(3, Math.floor((bits + 1) * Math.log10(2)));
@@ -107,7 +107,7 @@ function statusCell(data, cell, row) {
   cell.replaceChildren(...glyph(data.status(row), data.isBirth(row)));
 }
 
-// Names are cut at their beginning: it is the end that tells them apart.
+// Names are cut at the beginning, because they differ at the end.
 function moduleCell(data, cell, row) {
   const name = data.moduleName(row);
   cell.classList.add("cut");
@@ -124,7 +124,7 @@ function tensorKeys(data) {
   return keys;
 }
 
-/** Worst first when sorted downwards: births above all, then what failed, then what is close. */
+/** Sorts births first, then failed pairs, then close ones, when descending. */
 function severity(data) {
   const [status, birth] = [data.column("status"), data.column("birth")];
   const places = data.head.words.status.map(gravity);

@@ -1,4 +1,4 @@
-// The page about the time of modules: an icicle, what it shows, and the figures of one module.
+// The page about time by module: the icicle, its controls, and the figures of one module.
 
 import { jsonBlock } from "./blocks.js";
 import { make } from "./dom.js";
@@ -7,7 +7,7 @@ import { Icicle } from "./icicle.js";
 import { onTheme, startTheme, theme, toggleTheme } from "./theme.js";
 import { TimesTree } from "./times_tree.js";
 
-const KEYS = "Arrows lead from module to module, Enter zooms in, Escape out, Home shows everything.";
+const KEYS = "Arrow keys move between modules, Enter zooms in, Escape out, Home shows everything.";
 const SIDES = { cpu: "CPU time", device: "device time" };
 
 async function start() {
@@ -65,7 +65,7 @@ function select(label, values, worded, chosen) {
 
 function legend(head) {
   const phases = head.phases.map((phase) => make("span", {}, make("i", { class: phase }), phase));
-  const said = "width: time · colour: own time · line at the foot: phases";
+  const said = "width: time · colour: own time · line at the bottom: phases";
   return make("p", { class: "legend phases" }, phases, make("span", {}, said));
 }
 
