@@ -11,7 +11,7 @@ from tensortap.report.wording import clean, count, dtype, number, plural, shape
 
 __all__ = ["RecordsView", "columns_of", "heading", "remainder"]
 
-# What a column shows, and how soon it goes when there is little room. A column to sort by is always shown.
+# The order in which a column is dropped from a narrow table, and its text. The column to sort by is always shown.
 _NUMBERS: dict[str, tuple[int, Callable[[Record], str]]] = {
     "mean": (3, lambda r: number(r.summary.mean)),
     "std": (1, lambda r: number(r.summary.std)),
@@ -40,7 +40,7 @@ class RecordsView:
     ranks: int = 1
     """How many ranks the run has: with several, each row says its own."""
     hint: str = ""
-    """What to try instead, if nothing matches."""
+    """A suggestion if nothing matches."""
     calls: Sequence[tuple[str, str]] = ()
     """Modules among the records that got plain arguments, and which, in words."""
 

@@ -30,8 +30,8 @@ async function answered(path) {
     throw new Error("tensortap view has stopped: start it again and open the address that it prints");
   });
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Error(told.error || `the server answered ${response.status}`);
+  const answer = await response.json().catch(() => ({}));
+  throw new Error(answer.error || `the server answered ${response.status}`);
 }
 
 /** Bytes from base64. */

@@ -6,12 +6,12 @@ import { canvas, make, styled } from "./dom.js";
 const PAGE = 10; // rows
 
 /**
- * `tell(row, column)` returns the description of a cell; `act(row, column)` handles a click or Enter, if given;
+ * `describe(row, column)` returns the description of a cell; `act(row, column)` handles a click or Enter, if given;
  * `chosen(row, column)` returns whether the cell is selected.
  */
 export class CellGrid {
-  constructor({ tell, act = null, chosen = null }) {
-    Object.assign(this, { tell, act, chosen });
+  constructor({ describe, act = null, chosen = null }) {
+    Object.assign(this, { describe, act, chosen });
     this.row = 0;
     this.column = 0;
     this.canvas = make("canvas");
@@ -53,7 +53,7 @@ export class CellGrid {
     if (this.line.hidden) return;
     this.row = Math.max(0, Math.min(this.rows - 1, row));
     this.column = Math.max(this.least, Math.min(this.columns - 1, column));
-    const said = this.tell(this.row, this.column);
+    const said = this.describe(this.row, this.column);
     const [x, y, width, height] = this.box(this.row, this.column);
     const share = (part, whole) => `${(100 * part) / whole}%`;
     styled(this.cell, {
@@ -99,7 +99,7 @@ export class CellGrid {
 
   #hover(event) {
     const at = this.#under(event);
-    this.canvas.title = at ? this.tell(...at) : "";
+    this.canvas.title = at ? this.describe(...at) : "";
   }
 
   #click(event) {

@@ -20,7 +20,7 @@ export class ErrorMap {
     this.whole = map;
     this.map = map;
     this.tiles = new CellGrid({
-      tell: (...at) => this.#tell(...at),
+      describe: (...at) => this.#describe(...at),
       act: isServed() ? (...at) => this.#closer(...at) : null,
     });
     this.about = make("p", { class: "hint" });
@@ -79,7 +79,7 @@ export class ErrorMap {
     return [...cut(firstRow, lastRow, this.map.height, row), ...cut(firstColumn, lastColumn, this.map.width, column)];
   }
 
-  #tell(row, column) {
+  #describe(row, column) {
     const [firstRow, lastRow, firstColumn, lastColumn] = this.#tile(row, column);
     const range = (first, last) => (last - first > 1 ? `${first}–${last - 1}` : String(first));
     const size = number(this.values[row * this.map.width + column]);

@@ -16,7 +16,7 @@ export class HeatMap {
   constructor(data, selection, ramp) {
     Object.assign(this, { data, selection, ramp });
     this.cells = new CellGrid({
-      tell: (...at) => this.#tell(...at),
+      describe: (...at) => this.#describe(...at),
       act: (...at) => this.#choose(...at),
       chosen: (...at) => this.#isChosen(...at),
     });
@@ -133,7 +133,7 @@ export class HeatMap {
     pen.strokeRect(x, y, (layer < 0 ? layers.length * width : width) - 1, height - 1);
   }
 
-  #tell(rank, layer) {
+  #describe(rank, layer) {
     const { ranks, layers, modules } = this.data.head;
     if (layer < 0) return `rank ${ranks[rank]}`;
     const at = rank * layers.length + layer;

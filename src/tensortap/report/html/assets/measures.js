@@ -9,7 +9,7 @@ const AT_LEAST = 65535; // in place of a bar
 const NAMES = [
   { id: "status", label: "status", least: 112, stuck: true, fill: statusCell },
   { id: "module", label: "module", least: 170, grow: 3, stuck: true, fill: moduleCell },
-  { id: "tensor", label: "tensor", least: 96, grow: 1, fill: (data, cell, row) => told(cell, data.tensorName(row)) },
+  { id: "tensor", label: "tensor", least: 96, grow: 1, fill: (data, cell, row) => setText(cell, data.tensorName(row)) },
 ];
 const WHERE = [
   { id: "step", label: "step", least: 52, number: true, fill: plain("step") },
@@ -34,10 +34,10 @@ const RECORD = [
   measure("inf", "Inf", 62, (data, row) => count(data.column("inf")[row])),
 ];
 const TAIL = [
-  { id: "phase", label: "phase", least: 76, fill: (data, cell, row) => told(cell, data.word("phase", row)) },
-  { id: "cls", label: "class", least: 110, fill: (data, cell, row) => told(cell, data.word("cls", row)) },
-  { id: "dtype", label: "dtype", least: 84, fill: (data, cell, row) => told(cell, both(data, "dtype", row)) },
-  { id: "shape", label: "shape", least: 120, fill: (data, cell, row) => told(cell, both(data, "shape", row)) },
+  { id: "phase", label: "phase", least: 76, fill: (data, cell, row) => setText(cell, data.word("phase", row)) },
+  { id: "cls", label: "class", least: 110, fill: (data, cell, row) => setText(cell, data.word("cls", row)) },
+  { id: "dtype", label: "dtype", least: 84, fill: (data, cell, row) => setText(cell, both(data, "dtype", row)) },
+  { id: "shape", label: "shape", least: 120, fill: (data, cell, row) => setText(cell, both(data, "shape", row)) },
 ];
 
 /** The columns for this page: step and rank only where there are several. */
@@ -91,15 +91,15 @@ function digitsOf(data, id) {
 }
 
 function measure(id, label, least, say = (data, row) => number(data.column(id)[row], digitsOf(data, id))) {
-  const fill = (data, cell, row) => told(cell, data.column(id) === null ? "" : say(data, row));
+  const fill = (data, cell, row) => setText(cell, data.column(id) === null ? "" : say(data, row));
   return { id, label, least, number: true, fill };
 }
 
 function plain(id) {
-  return (data, cell, row) => told(cell, String(data.column(id)[row]));
+  return (data, cell, row) => setText(cell, String(data.column(id)[row]));
 }
 
-function told(cell, text) {
+function setText(cell, text) {
   if (cell.textContent !== text) cell.textContent = text;
 }
 
@@ -112,7 +112,7 @@ function moduleCell(data, cell, row) {
   const name = data.moduleName(row);
   cell.classList.add("cut");
   cell.title = name;
-  if (cell.firstChild) told(cell.firstChild, name);
+  if (cell.firstChild) setText(cell.firstChild, name);
   else cell.append(make("bdi", { dir: "ltr" }, name));
 }
 

@@ -27,25 +27,25 @@ function build(app, head) {
   const tree = new TimesTree(head);
   if (head.device) tree.choose({ side: "device", phase: "all" });
   const figures = make("section", { class: "panel figures", "aria-live": "polite", "aria-label": "The module" });
-  const tell = (at) => figures.replaceChildren(...figuresOf(tree, head, at));
-  const icicle = new Icicle(tree, tell);
+  const showFigures = (at) => figures.replaceChildren(...figuresOf(tree, head, at));
+  const icicle = new Icicle(tree, showFigures);
   app.append(
-    toolbar(tree, head, icicle, () => tell(icicle.current)),
+    toolbar(tree, head, icicle, () => showFigures(icicle.current)),
     make("section", { class: "panel" }, icicle.node, legend(head)),
     make("p", { class: "hint" }, KEYS),
     figures,
   );
   icicle.draw();
-  tell(0);
+  showFigures(0);
 }
 
-function toolbar(tree, head, icicle, tell) {
+function toolbar(tree, head, icicle, showFigures) {
   const side = select("Time", head.device ? Object.keys(SIDES) : ["cpu"], (each) => SIDES[each], tree.side);
   const phase = select("Phase", ["all", ...head.phases], (each) => (each === "all" ? "all phases" : each), "all");
   const change = () => {
     tree.choose({ side: side.value, phase: phase.value });
     icicle.refresh();
-    tell();
+    showFigures();
   };
   side.addEventListener("change", change);
   phase.addEventListener("change", change);

@@ -18,7 +18,7 @@ __all__ = ["Head"]
 class Head:
     """The data of a page beside its columns."""
 
-    told: Comparison | HealthReport
+    result: Comparison | HealthReport
     """The result whose verdict, sentence, policy and counts the page shows."""
     outline: TableOutline
     start: int | None
@@ -44,10 +44,10 @@ class Head:
             **self.outline.object(),
             "columns": columns,
             "words": {name: [clean(word) for word in each] for name, each in words.items()},
-            "verdict": self.told.verdict,
-            "sentence": clean(self.told.sentence),
-            "policy": clean(self.told.policy),
-            "counts": dict(self.told.counts),
+            "verdict": self.result.verdict,
+            "sentence": clean(self.result.sentence),
+            "policy": clean(self.result.policy),
+            "counts": dict(self.result.counts),
             "start": self.outline.start(self.start),
             "first": self.first,
             "first_nonfinite": next(nonfinite, None),

@@ -208,7 +208,7 @@ def _with(known: Sequence[str], met: Sequence[str]) -> list[str]:
 
 
 def greatest(values: npt.NDArray[np.float64], groups: Any, count: int) -> tuple[list[int | None], list[float | None]]:
-    """Of each group the row with the greatest value, and the value; None where no row has one."""
+    """Return the row with the greatest value of each group, and the value; None if no row has one."""
     rows: list[int | None] = [None] * count
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.lexsort((-known, values[known]))]  # of equal ones, the earliest row is written last

@@ -64,7 +64,7 @@ class PairsData:
     def head(self) -> Head:
         comparison = self.comparison
         return Head(
-            told=comparison,
+            result=comparison,
             outline=self.outline,
             start=self._start(),
             first=0 if comparison.first is not None and self.births else None,

@@ -63,7 +63,7 @@ class RunData:
     def head(self) -> Head:
         births, first = self.births, self.first
         return Head(
-            told=self.examination,
+            result=self.examination,
             outline=self.outline,
             start=None if first is None else births[first]["row"],
             first=first,
