@@ -60,7 +60,7 @@ _IDENTITY = ("step", "micro", "phase", "module", "call", "kind", "path")
 
 # --- which rows ----------------------------------------------------------------------------------------------------
 def place(comparison: Comparison, finding: Finding | None) -> int | None:
-    """Return the row number of a finding in the table, or None."""
+    """The number of a finding's row in the table."""
     if finding is None:
         return None
     table, mask = comparison.table, None

@@ -187,10 +187,8 @@ def clean(text: object) -> str:
 
 
 def born_in(container: str, module: str, kind: str) -> str:
-    """Describe where a value of `module` was born that is attributed to `container`.
-
-    Only a module that calls others has code between them; a module without children, such as a ReLU, is at fault as a
-    whole.
+    """Where a value of `module` was born that is due to `container`. Only a module that calls others has code between
+    them: one that was given the value alone is at fault as a whole, as a ReLU is.
 
     >>> born_in("block", "block.fc", "input")
     'in the code of block, between the modules it calls'

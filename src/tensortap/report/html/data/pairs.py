@@ -226,7 +226,7 @@ class PairsData:
 
 
 def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
-    """Describe a birth beyond its name."""
+    """What is known of a birth beside its name."""
     parts = []
     if birth.inputs_matched is not None or birth.unjudged:
         came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 and birth.inputs_matched else ""
@@ -251,7 +251,7 @@ def command(comparison: Comparison, birth: Finding) -> str:
 
 
 def _places(comparison: Comparison) -> list[int]:
-    """Return the rows of the births, by the marks and identities in the table."""
+    """The rows of the births. They are marked in the table; identities tell which is which."""
     table = comparison.table
     marked = np.flatnonzero(_flags(table, "birth"))
     taken = pairs.rows_of(comparison, marked.tolist()) if len(marked) else []
@@ -261,7 +261,7 @@ def _places(comparison: Comparison) -> list[int]:
 
 
 def _seen(comparison: Comparison) -> list[Finding]:
-    """Return the births that have a row in the table; those of one side alone have none."""
+    """The births that the table has a row of: what one side alone has, has none."""
     return [birth for birth in comparison.births if birth.status not in _ONE_SIDED]
 
 
