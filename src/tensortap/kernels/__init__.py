@@ -49,6 +49,6 @@ def borrow_threads(library: str | None, threads: int) -> None:
 
 def release() -> None:
     """End the idle helper threads; the next summary starts them again."""
-    for name in ("summary", "pairs"):
-        if (loaded := sys.modules.get(f"tensortap.kernels.{name}.cpu")) is not None:
+    for name in ("summary.cpu", "pairs.cpu"):
+        if (loaded := sys.modules.get(f"tensortap.kernels.{name}")) is not None:
             loaded.release()

@@ -11,7 +11,7 @@ from tensortap.report.wording import clean, count, dtype, number, plural, shape
 
 __all__ = ["RecordsView", "columns_of", "heading", "remainder"]
 
-# The order in which a column is dropped from a narrow table, and its text. The column to sort by is always shown.
+# What a column shows, and how soon it goes when there is little room. A column to sort by is always shown.
 _NUMBERS: dict[str, tuple[int, Callable[[Record], str]]] = {
     "mean": (3, lambda r: number(r.summary.mean)),
     "std": (1, lambda r: number(r.summary.std)),
