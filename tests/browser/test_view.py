@@ -43,4 +43,4 @@ def test_a_server_that_has_ended_is_told_of(visit: Any, served: str) -> None:
     page = visit(served)
     page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
     page.keyboard.press("j")
-    page.locator("#tensor [role=alert]", has_text="tensortap view has ended").wait_for()
+    page.locator("#tensor [role=alert]", has_text="tensortap view has stopped").wait_for()

@@ -81,7 +81,7 @@ def test_the_page_goes_to_stdout() -> None:
         (("gone",), "gone does not exist"),
         (("a", "same", "-o", "nowhere/page.html"), "there is no folder"),
         (("a", "same", "-o", "."), "it is a folder"),
-        (("a", "-o", ""), "a report needs a file to go to"),
+        (("a", "-o", ""), "the path of a report is empty"),
         (("a", "--rtol", "0.1"), "--rtol needs two runs"),
         (("a", "--map", "names.txt"), "--map needs two runs"),
         (("a", "--map", "rules.toml"), "--map needs two runs"),

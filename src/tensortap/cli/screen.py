@@ -1,4 +1,4 @@
-"""What verbs print: pages on stdout, and progress on stderr when something takes long."""
+"""Terminal output of the verbs: pages on stdout, and progress on stderr when something takes long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: a verdict or a small table as an HTML fragment.
+"""HTML fragments of results for notebooks: a verdict or a small table.
 
 A fragment has no scripts and no style sheet, so that it changes nothing else on the page. Text keeps the colour of the
 notebook's theme; a coloured label brings its own background. Names are escaped and cut, rows are limited.
@@ -63,7 +63,7 @@ class ShownRun(Protocol):
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """The verdict, the sentence, the pairs around the first divergence, and the notes."""
+    """Return the verdict, the sentence, the pairs around the first divergence, and the notes."""
     tally = " · ".join(words for _, words in pairs.tally(comparison.counts))
     sides = f"reference {_name(comparison.reference)}, candidate {_name(comparison.candidate)}"
     return _box(
@@ -76,7 +76,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def health_html(report: HealthReport) -> str:
-    """The verdict, the sentence, and the first findings."""
+    """Return the verdict, the sentence, and the first findings."""
     rows = [
         [_name(display_name(each.key.module)), _name(f"{each.key.kind} {each.key.path}"), str(each.key.step), each.text]
         for each in report.births[:_FINDINGS]
@@ -91,7 +91,7 @@ def health_html(report: HealthReport) -> str:
 
 
 def run_html(run: ShownRun) -> str:
-    """What ran, what was recorded, and what was seen of the model."""
+    """Return the facts of the run and the counts of its coverage."""
     info = run.info
     steps = f"{plural(len(run.steps), 'step')} ({numbers_in_short(run.steps)})" if run.steps else "no step"
     rows = [
@@ -109,7 +109,7 @@ def run_html(run: ShownRun) -> str:
 
 
 def tap_html(title: str, stats: Mapping[str, Any], coverage: Sequence[Coverage], notices: Sequence[str]) -> str:
-    """What the tap does, how much it has written, and what it has seen of the model."""
+    """Return the state of the tap, the amount written and the counts of its coverage."""
     written = f"{plural(stats['records'], 'record')}, {nbytes(stats['bytes'])}" if "records" in stats else "nothing"
     rows = [
         ("steps", count(stats["steps"])),
@@ -121,7 +121,7 @@ def tap_html(title: str, stats: Mapping[str, Any], coverage: Sequence[Coverage],
 
 
 def coverage_html(coverage: Mapping[int, Sequence[Coverage]]) -> str:
-    """The modules with their status, those that were not simply seen first."""
+    """Return the modules with their status; those that were not fully seen come first."""
     every = [(rank, row) for rank, rows in coverage.items() for row in rows]
     every.sort(key=lambda each: each[1].status == "seen" and not each[1].reason)
     ranks = len(coverage) > 1
@@ -167,7 +167,7 @@ def _pairs_table(comparison: Comparison) -> str:
 
 
 def _coverage_counts(coverage: Mapping[int, Sequence[Coverage]]) -> str:
-    """Modules by status: "34 seen, 2 never called"."""
+    """Count modules by status: "34 seen, 2 never called"."""
     modules: dict[str, set[str]] = {}
     for rows in coverage.values():
         for row in rows:
@@ -236,6 +236,6 @@ def _name(name: object, most: int = _NAME) -> str:
 
 
 def _shown(words: object) -> str:
-    """Text of bounded length, escaped."""
+    """Return escaped text of bounded length."""
     said = clean(words)
     return text(said if len(said) <= _TEXT else f"{said[: _TEXT - 1]}…")

@@ -145,8 +145,8 @@ def index(row: Row) -> str:
 def worst_row(row: Row) -> str:
     """Return the error of the worst row along the last dimension if it exceeds that of the whole tensor: "0.41"."""
     size = value(row, "row_rel_l2")
-    told = row.get("row_index") and size > value(row, "rel_l2") and row["status"] in ("close", "diverged")
-    return rough(size) if told else ""
+    worse = row.get("row_index") and size > value(row, "rel_l2") and row["status"] in ("close", "diverged")
+    return rough(size) if worse else ""
 
 
 def detail(row: Row) -> str:

@@ -1,5 +1,5 @@
-"""The report's page over runs that are open: what is too large for a file is read when somebody asks for it.
+"""The pages of `report` over open runs: parts too large for a file are read when the page requests them.
 
-answers.py   what can be asked of two runs, or of one, and the answer in bytes
-server.py    HTTP for this machine only; knows nothing of runs
+answers.py   the requests that two runs, or one, can answer, and the answers in bytes
+server.py    HTTP for this machine only; knows nothing about runs
 """

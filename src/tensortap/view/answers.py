@@ -1,4 +1,4 @@
-"""What a page asks for while it is looked at, answered from open runs. docs/report-data.md has the requests."""
+"""Answers to the requests of an open page, from open runs. docs/report-data.md describes the requests."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _MOST_VALUES = 64  # in each direction of a slice
 
 @dataclass(frozen=True)
 class Answer:
-    """Bytes, and what they are."""
+    """Bytes and their media type."""
 
     body: bytes
     type: str
 
 
 class Refused(Exception):
-    """A question that has no answer, and the status that says so."""
+    """A request without an answer, and its HTTP status."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
         self.status = status
 
 
-class _Looks(Protocol):
-    """What looks at pairs, or at records, closely."""
+class _Details(Protocol):
+    """Computes details of pairs or of records."""
 
     def detail(self, row: int, /) -> Detail: ...
 
@@ -58,26 +58,26 @@ class _Looks(Protocol):
 
 
 class Answers:
-    """All that can be asked of one page. Runs are read by one thread at a time; what is at hand waits for none."""
+    """Answers the requests of one page. One thread at a time reads the runs; stored blocks need no wait."""
 
     def __init__(
         self,
         page: Page,
         rows: int,
-        looks: _Looks,
+        details: _Details,
         document: Callable[[Detail], dict[str, Any]],
         tiles: Callable[[int, Window], TileMap] | None,
     ) -> None:
         self._page = b"".join(encoded(page.parts(served=True)))
         self._blocks = {block.id: block.data for block in page.blocks if block.id.startswith("column-")}
         self._rows = rows
-        self._looks = looks
+        self._details = details
         self._document = document
         self._tiles = tiles
         self._one_at_a_time = threading.Lock()
 
     def answer(self, path: str, asked: Mapping[str, str]) -> Answer:
-        """Raises Refused where there is no answer."""
+        """Return the answer. Raise Refused if there is none."""
         if path == "":
             return Answer(self._page, "text/html; charset=utf-8")
         if path.startswith("block/"):
@@ -87,14 +87,14 @@ class Answers:
             return Answer(block, "application/octet-stream")
         known = {"detail": self._detail, "map": self._map, "slice": self._slice}
         if path not in known:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing under this name")
         row = self._row(asked)
         with self._one_at_a_time:
             found = known[path](row, asked)
         return Answer(json.dumps(numbers(found), allow_nan=False).encode(), "application/json")
 
     def _detail(self, row: int, asked: Mapping[str, str]) -> Any:
-        return self._document(self._looks.detail(row))
+        return self._document(self._details.detail(row))
 
     def _map(self, row: int, asked: Mapping[str, str]) -> Any:
         if self._tiles is None:
@@ -105,13 +105,13 @@ class Answers:
     def _slice(self, row: int, asked: Mapping[str, str]) -> Any:
         side = asked.get("side")
         if side not in (None, "reference", "candidate"):
-            raise Refused(HTTPStatus.BAD_REQUEST, "say which side: side=reference or side=candidate")
+            raise Refused(HTTPStatus.BAD_REQUEST, "give the side: side=reference or side=candidate")
         self._check_kept(row, side)
         wanted = _window(asked)
         wanted = wanted._replace(
             bottom=min(wanted.bottom, wanted.top + _MOST_VALUES), right=min(wanted.right, wanted.left + _MOST_VALUES)
         )
-        whole, window, sides = self._looks.values(row, wanted, side)
+        whole, window, sides = self._details.values(row, wanted, side)
         values = [each.reshape(-1).tolist() for each in sides]
         return {
             "window": list(window),
@@ -123,13 +123,13 @@ class Answers:
     def _row(self, asked: Mapping[str, str]) -> int:
         text = asked.get("row", "")
         if not (text.isascii() and text.isdecimal()):
-            raise Refused(HTTPStatus.BAD_REQUEST, "say which row: row=17")
+            raise Refused(HTTPStatus.BAD_REQUEST, "give the row: row=17")
         if len(text) > 12 or int(text) >= self._rows:
             raise Refused(HTTPStatus.NOT_FOUND, f"there are {self._rows} rows, counted from 0")
         return int(text)
 
     def _check_kept(self, row: int, side: str | None = None) -> None:
-        if why := self._looks.why_not(row, side):
+        if why := self._details.why_not(row, side):
             raise Refused(HTTPStatus.CONFLICT, why)
 
 
@@ -154,5 +154,5 @@ def about_one(facts: RunFacts, examination: HealthReport, closeups: RunCloseups)
 def _window(asked: Mapping[str, str]) -> Window:
     parts = asked.get("window", "").split(",")
     if len(parts) != 4 or not all(part.isascii() and part.isdecimal() and len(part) <= 15 for part in parts):
-        raise Refused(HTTPStatus.BAD_REQUEST, "say which part: window=top,bottom,left,right")
+        raise Refused(HTTPStatus.BAD_REQUEST, "give the part: window=top,bottom,left,right")
     return Window(*map(int, parts))

@@ -28,7 +28,7 @@ def test_a_dynamic_import_within_a_line_is_left_to_fail_in_the_browser() -> None
 @pytest.mark.parametrize(
     ("modules", "words"),
     [
-        ({"main": 'import { a } from "./gone.js";'}, "gone.js, which is not there"),
+        ({"main": 'import { a } from "./gone.js";'}, "gone.js, which does not exist"),
         ({"main": 'import { a } from "./a.js";', "a": 'import { m } from "./main.js";'}, "circle"),
         ({"main": 'import x from "./a.js";', "a": ""}, "import x from"),
         ({"main": 'import "./a.js";', "a": ""}, 'import "./a.js"'),

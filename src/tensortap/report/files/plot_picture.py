@@ -19,7 +19,7 @@ from tensortap.report.wording import clean
 __all__ = ["OVER", "check", "figure_of", "write"]
 
 OVER = ("layers", "steps")
-"""What the horizontal axis may show."""
+"""The choices for the horizontal axis."""
 
 _FORMATS = (".png", ".pdf", ".svg")
 _LARGEST = 1e300  # matplotlib's margins need some room above

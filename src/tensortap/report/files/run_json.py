@@ -58,10 +58,10 @@ def text(
 
 def run_object(facts: RunFacts) -> dict[str, Any]:
     info = facts.info
-    told = {key: plain(info.get(key)) for key in ("framework", "model", "started", "world", "config", "environment")}
+    known = {key: plain(info.get(key)) for key in ("framework", "model", "started", "world", "config", "environment")}
     return {
         "path": facts.path,
-        **told,
+        **known,
         "finished": facts.finished,
         "ranks": list(facts.ranks),
         "steps": list(facts.steps),

@@ -1,4 +1,4 @@
-"""From what a page tells to the page: its data packed, and as many close looks as there is room for."""
+"""Join the data of a page, its details and its static parts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tensortap.report.html.page import Page
 __all__ = ["DETAILS", "assembled"]
 
 DETAILS = 48
-"""How many tensors a page shows closely: more than that is for `tensortap view`."""
+"""Number of details in a page; `tensortap view` has all of them."""
 
 
 class _Data(Protocol):
-    """What scripts draw."""
+    """The data that scripts draw."""
 
     def columns(self) -> tuple[list[Column], dict[str, list[str]]]: ...
 
@@ -35,7 +35,7 @@ def assembled(
     before: str,
     after: str,
 ) -> Page:
-    """The page, its data still in pieces: scripts of a page that is served ask for them one by one."""
+    """Return the page with its data as separate blocks, which a served page requests one by one."""
     columns, words = data.columns()
     details = fitting(documents)
     blocks = {row: block.id for detail, block in details for row in detail.rows}

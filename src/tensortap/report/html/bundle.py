@@ -1,7 +1,7 @@
-"""The assets as one page can carry them: styles one after the other, modules joined into a single script.
+"""Join the assets for a single page: styles one after the other, modules as one script.
 
-No tool but Python is needed for that, since the modules keep to a small dialect (docs/report-data.md): what does not is
-refused here, with its file and line.
+No tool but Python is needed, because the modules use a small dialect (docs/report-data.md). Other syntax is refused
+with its file and line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Bundle:
-    """What goes into `<style>` and, in this order, into `<script>`s."""
+    """The contents of `<style>` and, in this order, of the `<script>` elements."""
 
     style: str
     scripts: tuple[str, ...]
@@ -36,9 +36,9 @@ class Bundle:
 
 @cache
 def bundle(entry: str = "main") -> Bundle:
-    """The assets of the package that a page needs whose scripts start at `entry`.
+    """Return the assets of a page whose scripts start at `entry`.
 
-    The style sheet of the same name comes after the common ones. Only `main` needs what others wrote.
+    The style sheet of the same name follows the common ones. Only `main` needs the third-party code.
     """
     folder = files("tensortap.report.html") / "assets"
     vendor = _texts(folder / "vendor") if entry == "main" else {}
@@ -50,12 +50,12 @@ def bundle(entry: str = "main") -> Bundle:
     scripts.append(joined(modules, entry))
     for script in scripts:
         if found := _ENDS_SCRIPT.search(script):
-            raise ValueError(f"a script has {found[0]!r} in it, which would end it within the page")
+            raise ValueError(f"a script contains {found[0]!r}, which would end it within the page")
     return Bundle("\n".join(styles), tuple(scripts))
 
 
 def joined(modules: dict[str, str], entry: str = "main") -> str:
-    """ES modules as one script, each a function that returns what it exports; dependencies first.
+    """Join ES modules into one script, each as a function that returns its exports; dependencies first.
 
     >>> print(joined({"main": 'import { one } from "./a.js";\\nalert(one);', "a": "export const one = 1;"}))
     "use strict";
@@ -77,7 +77,7 @@ def joined(modules: dict[str, str], entry: str = "main") -> str:
         if name in above:
             raise ValueError(f"modules import each other in a circle: {' → '.join((*above, name))}")
         if name not in modules:
-            raise ValueError(f"{above[-1] if above else 'the page'} needs {name}.js, which is not there")
+            raise ValueError(f"{above[-1] if above else 'the page'} imports {name}.js, which does not exist")
         for found in _IMPORT.finditer(modules[name]):
             visit(found[2], (*above, name))
         done[name] = _as_function(name, modules[name])
@@ -90,7 +90,7 @@ def _as_function(name: str, source: str) -> str:
     exported = [found[1] for found in _EXPORT.finditer(source)]
     body = _EXPORT.sub("", _IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};", source))
     if left := _LEFT_OVER.search(body):
-        raise ValueError(f"{name}.js: {left[0].strip()!r} is not of the kind that can be joined")
+        raise ValueError(f"{name}.js: {left[0].strip()!r} is not in the supported dialect")
     return f"const {_variable(name)} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();"
 
 

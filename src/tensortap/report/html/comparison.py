@@ -1,4 +1,4 @@
-"""A comparison as one page for a browser, which opens from disk: html/ holds its parts."""
+"""The page about a comparison."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 
 
 def page(comparison: Comparison) -> Page:
-    """See `assembled`."""
+    """Build the page; see `assembled`."""
     data = PairsData(comparison)
     return assembled(
         "comparison",
@@ -39,7 +39,7 @@ def page(comparison: Comparison) -> Page:
         after=join(
             [
                 static.births(
-                    "Where wrong values were born", [*data.births, *data.missing], "No wrong value was born."
+                    "Where wrong values were born", [*data.births, *data.missing], "No wrong value was found."
                 ),
                 static.environment(data.settings),
                 static.definitions(PAIRS),
@@ -49,7 +49,7 @@ def page(comparison: Comparison) -> Page:
 
 
 def detail_document(comparison: Comparison, detail: Detail) -> dict[str, Any]:
-    """One close look, for the page's scripts."""
+    """Return a detail as the page's scripts read it."""
     row = pairs.row_at(comparison, detail.row)
     title = Key(*(row[name] for name in Key._fields))
     return detail_object(detail, row, f"{title} · rank {row['rank']}")

@@ -1,4 +1,4 @@
-"""Text into HTML. Everything that is not a tag written here goes through `text`; names from models are hostile."""
+"""Text as HTML. Everything except the tags written here passes through `text`; names from models are hostile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["element", "join", "text"]
 
 
 def text(words: object) -> str:
-    """Words as they are shown: no markup in them, nothing invisible, safe in an attribute, too."""
+    """Return escaped text without control characters; it is safe in an attribute as well."""
     return html.escape(clean(words), quote=True)
 
 
 def element(tag: str, *inside: str, **attributes: object) -> str:
-    """An element around what is HTML already. An attribute that is None or False is left out, one that is True has no
-    value; a trailing underscore is dropped, and others are dashes: `class_`, `data_row`.
+    """Return an element around HTML. An attribute that is None or False is left out, one that is True has no value.
+    In the name of an attribute, a trailing underscore is dropped and others become dashes: `class_`, `data_row`.
 
     >>> element("li", text("a < b"), data_row=3)
     '<li data-row="3">a &lt; b</li>'

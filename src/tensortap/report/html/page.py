@@ -1,4 +1,4 @@
-"""The file itself: a policy that lets nothing in or out, what is there at once, the data, and the scripts."""
+"""The file itself: a policy that blocks all requests, the static parts, the data, and the scripts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tensortap.report.html.markup import element, text
 
 __all__ = ["Page"]
 
-_APP = '<main id="app"><noscript>Without scripts, only what is below can be shown.</noscript></main>'
+_APP = '<main id="app"><noscript>Plots and tables need scripts. The parts below do not.</noscript></main>'
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is written."""
+    """The parts of a page."""
 
     kind: str
     """comparison | run | times"""
     title: str
     before: str
-    """HTML above what scripts draw."""
+    """HTML above the part that scripts draw."""
     after: str
     """HTML below it."""
     head: Block
     blocks: Sequence[Block]
     """All others."""
     entry: str = "main"
-    """The module that scripts start at."""
+    """The module that starts the scripts."""
 
     def parts(self, served: bool = False) -> Iterator[str]:
-        """The file, piece by piece. A served page leaves all blocks but the head to be asked for."""
+        """Yield the file in pieces. A served page contains only the head; scripts request the other blocks."""
         assets = bundle(self.entry)
         yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(assets, served)}">\n'
@@ -54,7 +54,7 @@ class Page:
 
 
 def _policy(assets: Bundle, served: bool) -> str:
-    """Only the scripts and styles of this very page, by their hashes; no request to anywhere but its own server."""
+    """Allow only the scripts and styles of this page, by their hashes, and no request except to its own server."""
     rules = {
         "default-src": "'none'",
         "script-src": " ".join(_hash(script) for script in assets.scripts) or "'none'",

@@ -1,4 +1,4 @@
-"""A single run as one page for a browser: its statistics over execution order and steps, and what is suspicious."""
+"""The page about a single run: its statistics over execution order and steps, and its findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(facts: RunFacts, examination: HealthReport, file: BinaryIO) -> None:
 
 
 def page(facts: RunFacts, examination: HealthReport) -> Page:
-    """See `assembled`."""
+    """Build the page; see `assembled`."""
     data = RunData(facts, examination)
     return assembled(
         "run",
@@ -38,7 +38,7 @@ def page(facts: RunFacts, examination: HealthReport) -> Page:
         before=join([_header(facts, examination), _banner(data), static.notes(data.notes)]),
         after=join(
             [
-                static.births("What is suspicious", data.births, "Nothing is."),
+                static.births("Findings", data.births, "None."),
                 static.coverage(data.unseen),
                 static.calls(facts.calls),
                 static.environment(data.settings),
@@ -49,7 +49,7 @@ def page(facts: RunFacts, examination: HealthReport) -> Page:
 
 
 def detail_document(examination: HealthReport, detail: Detail) -> dict[str, Any]:
-    """One close look, for the page's scripts."""
+    """Return a detail as the page's scripts read it."""
     row = examination.table.slice(detail.row, 1).to_pylist()[0]
     title = Key(*(row[name] for name in Key._fields))
     return detail_object(detail, row, f"{title} · rank {row['rank']}")

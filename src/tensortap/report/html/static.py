@@ -1,4 +1,4 @@
-"""What a page shows before any script has run, and without them: who, what, where, on what, and what the words mean."""
+"""The parts of a page that need no script: header, verdict, notes, births, environment and definitions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Birth = Mapping[str, Any]
 
 
 def glyph(status: str, sign: str, words: str) -> str:
-    """A sign with its word: never the colour alone."""
+    """Return a sign with its word, so that nothing depends on colour alone."""
     return element("span", text(sign), class_=f"glyph {status}", aria_hidden="true") + f" {text(words)}"
 
 
 def header(title: str, runs: Sequence[tuple[str, str, str]], counts: Sequence[str], policy: str) -> str:
-    """`runs` are (side, path, facts); `counts` are HTML."""
+    """Return the header. `runs` are (side, path, facts); `counts` are HTML."""
     sides = join(
         element("dt", text(side), class_=side) + element("dd", element("code", text(path)), f" {text(facts)}")
         for side, path, facts in runs
@@ -42,18 +42,18 @@ def header(title: str, runs: Sequence[tuple[str, str, str]], counts: Sequence[st
 
 
 def banner(verdict: str, sign: str, sentence: str, first: Birth | None, nonfinite: Birth | None) -> str:
-    """The answer. `nonfinite` is another birth, of a NaN, that deserves a line of its own."""
+    """Return the verdict. `nonfinite` is the birth of a NaN or Inf, shown in its own line."""
     parts = [element("p", glyph(verdict, sign, sentence), class_="sentence")]
     if first is not None:
         command = first["command"]
-        told = [
+        copyable = [
             element("code", text(command), class_="command"),
             element("button", "copy", id="copy-command", type="button", hidden=True, data_command=command),
         ]
         further = element("button", "next birth ▸", id="next-birth", type="button", hidden=True)
         parts += [
             element("p", element("code", text(first["title"])), f" {text(first['text'])}", class_="facts"),
-            element("p", *(told if command else ()), further),
+            element("p", *(copyable if command else ()), further),
         ]
     if nonfinite is not None:
         born = f"rank {nonfinite['rank']}: {nonfinite['text']}"
@@ -82,7 +82,7 @@ def births(title: str, found: Sequence[Birth], none: str) -> str:
 
 
 def environment(settings: Sequence[Setting]) -> str:
-    """A table with what differs on top."""
+    """Return a table with differing settings first."""
     if not settings:
         return ""
     single = settings[0].candidate is None
@@ -111,10 +111,10 @@ def definitions(terms: Mapping[str, str]) -> str:
 
 
 def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:
-    """Modules that were not simply seen, with the rank."""
+    """Return a table of modules that were not fully seen, with their rank."""
     if not rows:
         return ""
-    names = ("rank", "module", "class", "status", "why")
+    names = ("rank", "module", "class", "status", "reason")
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
     body = [
         element(
@@ -125,11 +125,11 @@ def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:
     rest = len(rows) - _MOST_COVERAGE
     more = element("p", f"and {count(rest)} more") if rest > 0 else ""
     table = element("table", head, element("tbody", *body))
-    return element("section", element("h2", "What could not be seen"), table, more, id="coverage")
+    return element("section", element("h2", "Modules that were not fully seen"), table, more, id="coverage")
 
 
 def calls(rows: Sequence[tuple[str, str]]) -> str:
-    """Modules that got plain arguments, and which."""
+    """Return a table of modules that were called with plain arguments."""
     if not rows:
         return ""
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in ("module", "called with"))))

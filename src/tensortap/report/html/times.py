@@ -1,4 +1,4 @@
-"""Time by module as one page for a browser: an icicle of modules, and the rows without scripts."""
+"""The page about time by module: an icicle, and the rows without scripts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["page", "write"]
 
 _MOST_ROWS = 500
 _DEFINITIONS = {
-    "own": "Time in a module's own code: without its parts, and without the cost of annotating.",
-    "total": "Time with its parts. Recomputation is a phase of its own and not in backward.",
-    "CPU": "Wall-clock time of the threads that call the model and that run backward.",
-    "device": "Time of the kernels that the module launched, each in full even where some overlap.",
+    "own": "Time in a module's own code, without its submodules and without the cost of annotating.",
+    "total": "Time including submodules. Recomputation is a separate phase and not part of backward.",
+    "CPU": "Wall-clock time of the threads that call the model and run backward.",
+    "device": "Time of the kernels that the module launched, each in full even if some overlap.",
     "recompute": "Forward that activation checkpointing runs again during backward.",
-    "(annotating)": "What tensortap.annotate itself costs while the profiler records.",
-    "(AccumulateGrad)": "Adding gradients into .grad, which belongs to no module.",
+    "(annotating)": "The cost of tensortap.annotate itself while the profiler records.",
+    "(AccumulateGrad)": "Accumulation of gradients into .grad, which belongs to no module.",
     "(no module)": "Everything else: the loss, idle time, code of the training loop.",
 }
 
 
 def write(facts: Mapping[str, Any], icicle: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write the page. `facts` is what `facts_of` returns, and `icicle` what `icicle_of` returns."""
+    """Write the page from the results of `facts_of` and `icicle_of`."""
     file.writelines(encoded(page(facts, icicle).parts()))
 
 
 def page(facts: Mapping[str, Any], icicle: Mapping[str, Any]) -> Page:
-    """The page before it is written."""
+    """Build the page."""
     trace = clean(facts.get("trace", ""))
     nodes = [{**node, "module": clean(node["module"]), "label": clean(node["label"])} for node in icicle["nodes"]]
     return Page(

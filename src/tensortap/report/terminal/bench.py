@@ -1,4 +1,4 @@
-"""What a tap costs, on the terminal."""
+"""The cost of a tap on the terminal."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class RecordsView:
     ranks: int = 1
     """How many ranks the run has: with several, each row says its own."""
     hint: str = ""
-    """What to try instead, if nothing matches."""
+    """A suggestion if nothing matches."""
     calls: Sequence[tuple[str, str]] = ()
     """Modules among the records that got plain arguments, and which, in words."""
 

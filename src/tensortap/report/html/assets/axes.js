@@ -1,4 +1,4 @@
-// What all line plots share: the look of axes and legends, redrawn with the theme and fitted to their box.
+// Shared by all line plots: axes and legends that follow the theme and the size of their box.
 
 import { styled } from "./dom.js";
 import { count, number, powerOfTen } from "./format.js";
@@ -26,7 +26,7 @@ export function wholeAxis(more = {}) {
   return axis({ incrs, values: (plot, splits) => splits.map(count), ...more });
 }
 
-/** An axis of powers of ten. uPlot's own labels would say 0 for most of them. */
+/** An axis of powers of ten. uPlot's own labels would show 0 for most of them. */
 export function logAxis(more = {}) {
   return axis({
     size: 46,
@@ -41,7 +41,7 @@ export function numberAxis(more = {}) {
   return axis({ size: 60, values: (plot, splits) => splits.map((value) => number(value)), ...more });
 }
 
-/** Powers of ten between two numbers: every one, or every second or third where there are many. */
+/** Powers of ten between two numbers: all of them, or every second or third if there are many. */
 export function powersWithin(low, high) {
   const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
   const stride = Math.max(1, Math.ceil((last - first) / 7));
@@ -50,7 +50,7 @@ export function powersWithin(low, high) {
   return powers;
 }
 
-/** 1, 2 and 5 times the powers of ten between two numbers that are near to each other. */
+/** 1, 2 and 5 times the powers of ten, for two numbers close to each other. */
 function fineWithin(low, high) {
   const first = Math.floor(Math.log10(low));
   const steps = Array.from({ length: 4 }, (_, at) => [1, 2, 5].map((digit) => digit * 10 ** (first + at))).flat();
@@ -62,7 +62,7 @@ function isPower(value) {
   return Math.abs(exponent - Math.round(exponent)) < 1e-6;
 }
 
-/** A uPlot in a box: as wide as the box, of a fixed height, drawn anew with the theme. */
+/** A uPlot of fixed height, as wide as its box and redrawn with the theme. */
 export class Chart {
   constructor(box, height) {
     this.box = box;
@@ -73,7 +73,7 @@ export class Chart {
     onTheme(() => this.plot?.redraw(false, true));
   }
 
-  /** Replaces what is drawn. */
+  /** Replaces the drawing. */
   draw(options, values) {
     this.plot?.destroy();
     const size = { width: this.#width, height: this.height };

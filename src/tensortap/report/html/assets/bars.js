@@ -1,4 +1,4 @@
-// Histograms as small drawings that follow the theme by their classes.
+// Histograms as small drawings; their classes follow the theme.
 
 import { draw, make } from "./dom.js";
 import { count, number } from "./format.js";
@@ -11,7 +11,7 @@ const FOOT = 16;
 export function distributions(histogram) {
   const sides = ["reference", "candidate"].filter((side) => histogram[side]);
   const most = Math.max(1, ...sides.flatMap((side) => histogram[side]));
-  // The root of a count keeps the tails in sight without hiding the middle.
+  // The square root of a count keeps the tails visible without hiding the middle.
   const height = (value) => Math.sqrt(value / most) * (HEIGHT - FOOT - 4);
   const bins = histogram.edges.length - 1;
   const shapes = sides.flatMap((side) => {
@@ -27,7 +27,7 @@ export function distributions(histogram) {
   return svg;
 }
 
-/** How many elements are how many units in the last place apart; the counts on a logarithmic scale. */
+/** Elements by distance in units in the last place; counts are on a logarithmic scale. */
 export function ulpBars(ulps) {
   const most = Math.log10(1 + Math.max(1, ...ulps.counts));
   const bins = ulps.counts.length;
@@ -52,7 +52,7 @@ export function ulpBars(ulps) {
   return svg;
 }
 
-/** The key to the two sides. */
+/** The legend of the two sides. */
 export function sidesKey() {
   return make(
     "span",

@@ -1,19 +1,19 @@
-// From birth to birth: the places where a wrong value first appears.
+// Navigation between births.
 
-/** Walks the births of the head, each of which selects its step, rank and row. */
+/** Steps through the births of the head; each selects its step, rank and row. */
 export class Births {
   constructor(data, selection) {
     Object.assign(this, { data, selection });
     this.list = data.head.births;
   }
 
-  /** Which birth is chosen, or -1. */
+  /** Index of the selected birth, or -1. */
   at() {
     const row = this.selection.get("row");
     return this.list.findIndex((birth) => birth.row === row);
   }
 
-  /** Goes some births on. */
+  /** Moves by some births. */
   go(distance) {
     if (!this.list.length) return;
     const at = this.at();

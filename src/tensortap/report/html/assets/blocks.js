@@ -1,4 +1,4 @@
-// The compressed blocks that the page carries, or asks its server for.
+// The compressed blocks of the page, or of its server.
 
 /** The bytes of a block. */
 export async function block(id) {
@@ -15,23 +15,23 @@ export async function jsonBlock(id) {
   return JSON.parse(new TextDecoder().decode(await block(id)));
 }
 
-/** What the server says to a question, as JSON. */
+/** The answer of the server to a request, as JSON. */
 export async function asked(question) {
   return (await answered(question)).json();
 }
 
-/** Whether there is a server to ask. */
+/** Whether the page has a server. */
 export function isServed() {
   return document.body.hasAttribute("data-served");
 }
 
 async function answered(path) {
   const response = await fetch(path, { cache: "no-store" }).catch(() => {
-    throw new Error("tensortap view has ended: start it again, and open the address that it prints");
+    throw new Error("tensortap view has stopped: start it again and open the address that it prints");
   });
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Error(told.error || `the server answered ${response.status}`);
+  const answer = await response.json().catch(() => ({}));
+  throw new Error(answer.error || `the server answered ${response.status}`);
 }
 
 /** Bytes from base64. */

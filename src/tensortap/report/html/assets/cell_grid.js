@@ -1,17 +1,17 @@
-// A map of cells on a canvas, and the ways to a cell: the mouse, and the keys. Nothing within a canvas can have the focus, so
-// one element lies over the cell that keys have led to, and says what it is.
+// A map of cells on a canvas, with mouse and keyboard access. Nothing within a canvas can have the focus, so one element is
+// placed over the current cell and describes it.
 
 import { canvas, make, styled } from "./dom.js";
 
 const PAGE = 10; // rows
 
 /**
- * `tell(row, column)` is what a cell says; `act(row, column)` what a click or Enter does, if anything; `chosen(row, column)`
- * whether it is what was picked.
+ * `describe(row, column)` returns the description of a cell; `act(row, column)` handles a click or Enter, if given;
+ * `chosen(row, column)` returns whether the cell is selected.
  */
 export class CellGrid {
-  constructor({ tell, act = null, chosen = null }) {
-    Object.assign(this, { tell, act, chosen });
+  constructor({ describe, act = null, chosen = null }) {
+    Object.assign(this, { describe, act, chosen });
     this.row = 0;
     this.column = 0;
     this.canvas = make("canvas");
@@ -27,8 +27,8 @@ export class CellGrid {
   }
 
   /**
-   * A new canvas for so many cells of `wide` times `high` pixels, with room around them; returns the pen to draw it with. A
-   * map is `headed` if the room to the left of a row means all of the row: it counts as column -1.
+   * Makes a canvas for cells of `wide` times `high` pixels with a margin, and returns its context. A map is `headed` if the
+   * margin left of a row stands for the whole row; it counts as column -1.
    */
   begin({ label, rows, columns, wide, high, left = 0, top = 0, foot = 0, headed = false }) {
     this.whole = { width: left + wide * columns, height: top + high * rows + foot };
@@ -48,12 +48,12 @@ export class CellGrid {
     return [this.left + column * this.wide, this.top + row * this.high, this.wide, this.high];
   }
 
-  /** Leads to a cell, or to the one nearest to where there is none. */
+  /** Moves to a cell, or to the nearest one. */
   go(row, column) {
     if (this.line.hidden) return;
     this.row = Math.max(0, Math.min(this.rows - 1, row));
     this.column = Math.max(this.least, Math.min(this.columns - 1, column));
-    const said = this.tell(this.row, this.column);
+    const said = this.describe(this.row, this.column);
     const [x, y, width, height] = this.box(this.row, this.column);
     const share = (part, whole) => `${(100 * part) / whole}%`;
     styled(this.cell, {
@@ -76,7 +76,7 @@ export class CellGrid {
     this.cell.focus();
   }
 
-  /** What is said stands below the cell, and within the frame: as far from its left edge as the cell is, in its own width. */
+  /** Places the description below the cell and within the frame, aligned with the cell. */
   #say(words) {
     const share = (100 * this.cell.offsetLeft) / Math.max(1, this.node.clientWidth);
     if (this.tip.textContent !== words) this.tip.textContent = words;
@@ -99,7 +99,7 @@ export class CellGrid {
 
   #hover(event) {
     const at = this.#under(event);
-    this.canvas.title = at ? this.tell(...at) : "";
+    this.canvas.title = at ? this.describe(...at) : "";
   }
 
   #click(event) {

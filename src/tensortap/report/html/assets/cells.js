@@ -1,11 +1,11 @@
-// Cells of a map: a colour for the size, and where there is room the number too, so that no one depends on the colour.
+// Cells of a map: a colour for the size and, if it fits, the number, so that nothing depends on colour alone.
 
 import { FONT } from "./axes.js";
 import { number } from "./format.js";
 import { css, ink } from "./ramp.js";
 import { colour } from "./theme.js";
 
-/** How wide a cell must be for its number. */
+/** The least width of a cell with a number. */
 export const WIDE_ENOUGH = 44;
 const HIGH_ENOUGH = 15;
 
@@ -23,7 +23,7 @@ export function cell(pen, ramp, size, [x, y, width, height], shift = 0) {
   pen.textAlign = "start";
 }
 
-/** Its background, its text's colour, and its text. */
+/** Background, text colour and text of a cell. */
 function looks(ramp, size) {
   if (size === null || Number.isNaN(size)) return [colour("none-fill"), colour("muted"), "–"];
   if (!Number.isFinite(size)) return [colour("lost-fill"), "#ffffff", "✖"];

@@ -1,4 +1,4 @@
-// The table as columns: typed arrays, decoded when they are wanted.
+// The table as columns: typed arrays, decoded when needed.
 
 import { block } from "./blocks.js";
 
@@ -11,7 +11,7 @@ const ARRAYS = {
   f64: Float64Array,
 };
 
-/** All rows of the page. `get` gives a column that was loaded, or null. */
+/** All rows of the page. `get` returns a loaded column, or null. */
 export class Columns {
   constructor(head) {
     this.rows = head.rows;
@@ -28,7 +28,7 @@ export class Columns {
     return this.described.has(name);
   }
 
-  /** Loads columns by name; those that the page does not have are left out. */
+  /** Loads columns by name; ignores names that the page does not have. */
   async load(names) {
     await Promise.all(names.filter((name) => this.has(name)).map((name) => this.#once(name)));
   }

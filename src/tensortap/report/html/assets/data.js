@@ -1,4 +1,4 @@
-// What the page shows: the head, the columns, and the names that rows go by.
+// The data of the page: the head, the columns, and the names of rows.
 
 import { asked, isServed, jsonBlock } from "./blocks.js";
 import { Columns } from "./columns.js";
@@ -12,7 +12,7 @@ export class Data {
     this.rows = head.rows;
     this.columns = new Columns(head);
     this.compares = head.page === "comparison";
-    /** The column that colours stand for. */
+    /** The column that sets colours. */
     this.size = this.compares ? "rel_l2" : "rms";
     /** Statistics that were registered beside the usual ones. */
     this.added = head.statistics.filter(({ added }) => added);
@@ -32,7 +32,7 @@ export class Data {
     return this.columns.get(name);
   }
 
-  /** The text that a code stands for. */
+  /** The text of a code. */
   word(name, row, words = name) {
     const codes = this.column(name);
     return codes === null ? "" : this.head.words[words][codes[row]];
@@ -58,7 +58,7 @@ export class Data {
     return this.column("birth")[row] === 1;
   }
 
-  /** How far off a row is, for colours: infinite where there is no finite answer. */
+  /** The size of a row for its colour; infinite if it is not finite. */
   sizeOf(row) {
     return this.lost[this.column("status")[row]] && this.compares ? Infinity : this.column(this.size)[row];
   }
@@ -71,7 +71,7 @@ export class Data {
     if (!this.details.has(key)) {
       const answer = isServed() ? asked(`detail?row=${row}`) : jsonBlock(id);
       this.details.set(key, answer);
-      answer.catch(() => this.details.delete(key)); // to be asked again
+      answer.catch(() => this.details.delete(key)); // so that the next request tries again
     }
     return this.details.get(key);
   }

@@ -1,4 +1,4 @@
-// Elements made from code. Text from data only ever becomes a text node, so no name can turn into markup.
+// Elements from code. Text from data becomes text nodes only, so no name can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,5 +1,5 @@
-// Where in a tensor the differences are: tiles of its greatest difference. With a server, a click or Enter looks closer, down
-// to single elements.
+// The differences within a tensor: tiles with their greatest difference. With a server, a click or Enter zooms in, down to
+// single elements.
 
 import { asked, fromBase64, isServed } from "./blocks.js";
 import { CellGrid } from "./cell_grid.js";
@@ -20,7 +20,7 @@ export class ErrorMap {
     this.whole = map;
     this.map = map;
     this.tiles = new CellGrid({
-      tell: (...at) => this.#tell(...at),
+      describe: (...at) => this.#describe(...at),
       act: isServed() ? (...at) => this.#closer(...at) : null,
     });
     this.about = make("p", { class: "hint" });
@@ -79,7 +79,7 @@ export class ErrorMap {
     return [...cut(firstRow, lastRow, this.map.height, row), ...cut(firstColumn, lastColumn, this.map.width, column)];
   }
 
-  #tell(row, column) {
+  #describe(row, column) {
     const [firstRow, lastRow, firstColumn, lastColumn] = this.#tile(row, column);
     const range = (first, last) => (last - first > 1 ? `${first}–${last - 1}` : String(first));
     const size = number(this.values[row * this.map.width + column]);
@@ -95,7 +95,7 @@ export class ErrorMap {
     return [make("p", { class: "buttons" }, buttons)];
   }
 
-  /** Shows another part; keys go on from the tile that an element is in. */
+  /** Shows another part; keys continue from the tile of an element. */
   #become(map, row, column) {
     this.map = map;
     this.draw();
@@ -107,7 +107,7 @@ export class ErrorMap {
   #back() {
     const [row, , column] = this.map.window;
     this.#become(this.whole, row, column);
-    this.tiles.focus(); // the button is no more
+    this.tiles.focus(); // the button is gone
   }
 
   async #closer(row, column) {

@@ -1,6 +1,6 @@
-// Which rows a reader's words leave. Words are matched against the few distinct names, not against the rows.
+// Filtering rows by words. Words are matched against the few distinct names, not against the rows.
 
-/** The rows of a scope that pass: every word must be found in the module, tensor, phase, class, dtype or status. */
+/** The rows of a scope that pass: every word must occur in the module, tensor, phase, class, dtype or status. */
 export function filtered(data, rows, text, failingOnly) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const tests = words.map((word) => matching(data, word));
@@ -24,7 +24,7 @@ export function filtered(data, rows, text, failingOnly) {
   return kept.subarray(0, length);
 }
 
-/** For each searched column, which of its codes stand for a text that has the word. */
+/** For each searched column, the codes whose text contains the word. */
 function matching(data, word) {
   const { modules, words } = data.head;
   const sources = [

@@ -15,16 +15,16 @@ export function number(value, digits = 3) {
   return value.toExponential(digits - 1).replace("e+", "e");
 }
 
-/** A number with all the digits that a float32 can carry, for values that are looked at side by side. */
+/** A number with all digits of a float32, for values that are compared side by side. */
 export function precise(value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "string") return number(value); // "NaN", "Infinity": JSON has no word for them
+  if (typeof value === "string") return number(value); // "NaN", "Infinity": JSON lacks them
   if (!Number.isFinite(value)) return number(value);
   const short = String(Number(value.toPrecision(9)));
   return short.length <= 14 ? short : value.toExponential(8);
 }
 
-/** How many, with thousands apart. */
+/** A count with thousands separators. */
 export function count(value) {
   return value === null || value === undefined ? "–" : value.toLocaleString("en");
 }

@@ -1,4 +1,4 @@
-// Gradient norms of a run: all of it over the steps, and each layer in each step.
+// Gradient norms of a run over the steps: of the whole model, and of each layer.
 
 import { Chart, FONT, logAxis, wholeAxis } from "./axes.js";
 import { CellGrid } from "./cell_grid.js";
@@ -17,7 +17,7 @@ export class Gradients {
   constructor(data) {
     this.data = data;
     this.line = make("div", { class: "chart" });
-    this.cells = new CellGrid({ tell: (...at) => this.#tell(...at) });
+    this.cells = new CellGrid({ describe: (...at) => this.#describe(...at) });
     this.box = make("div", { class: "heat" }, this.cells.node);
     this.node = make(
       "div",
@@ -95,7 +95,7 @@ export class Gradients {
     });
   }
 
-  #tell(row, column) {
+  #describe(row, column) {
     const { gradients, modules } = this.data.head;
     const { steps, layers, norm } = gradients;
     return `${modules.shown[layers[row]]} · step ${steps[column]}: ${number(norm[row][column])}`;

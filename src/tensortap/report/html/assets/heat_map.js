@@ -1,4 +1,4 @@
-// Ranks against layers: which rank, which part of the model. A click or Enter narrows the selection to both.
+// Errors by rank and layer. A click or Enter narrows the selection to both.
 
 import { FONT } from "./axes.js";
 import { CellGrid } from "./cell_grid.js";
@@ -16,7 +16,7 @@ export class HeatMap {
   constructor(data, selection, ramp) {
     Object.assign(this, { data, selection, ramp });
     this.cells = new CellGrid({
-      tell: (...at) => this.#tell(...at),
+      describe: (...at) => this.#describe(...at),
       act: (...at) => this.#choose(...at),
       chosen: (...at) => this.#isChosen(...at),
     });
@@ -121,7 +121,7 @@ export class HeatMap {
     });
   }
 
-  /** Around what is chosen: a cell, or all of a rank. */
+  /** Marks the selected cell, or a whole rank. */
   #outline(pen) {
     const { ranks, layers, modules } = this.data.head;
     const rank = ranks.indexOf(this.selection.get("rank"));
@@ -133,7 +133,7 @@ export class HeatMap {
     pen.strokeRect(x, y, (layer < 0 ? layers.length * width : width) - 1, height - 1);
   }
 
-  #tell(rank, layer) {
+  #describe(rank, layer) {
     const { ranks, layers, modules } = this.data.head;
     if (layer < 0) return `rank ${ranks[rank]}`;
     const at = rank * layers.length + layer;
@@ -141,7 +141,7 @@ export class HeatMap {
     return `rank ${ranks[rank]} · ${modules.shown[layers[layer].module]}: ${number(this.sizes[at])}${born}`;
   }
 
-  /** What a cell, or all of a rank, stands for. */
+  /** The selection of a cell, or of a whole rank. */
   #meant(rank, layer) {
     const { ranks, layers, modules } = this.data.head;
     return { rank: ranks[rank], module: layer < 0 ? null : modules.name[layers[layer].module] };
@@ -152,7 +152,7 @@ export class HeatMap {
     return meant.rank === this.selection.get("rank") && meant.module === this.selection.get("module");
   }
 
-  /** The same cell once more takes the choice back. */
+  /** Selecting the same cell again clears the selection. */
   #choose(rank, layer) {
     this.selection.set(this.#isChosen(rank, layer) ? { rank: null, module: null } : this.#meant(rank, layer));
   }

@@ -1,14 +1,14 @@
-// The icicle: a row for each level of names, each module as wide as its time. What a module spends itself is the part of its
-// width that has nothing below it. The deeper its colour, the more of the time is its own.
+// The icicle: a row for each level of names, each module as wide as its total time. Its own time is the part of its width
+// with nothing below. A stronger colour means a larger share of own time.
 
 import { make, styled } from "./dom.js";
 import { duration, percent } from "./format.js";
 
-const NARROWEST = 3; // pixels; what is narrower is drawn together with its neighbours
+const NARROWEST = 3; // pixels; narrower cells are merged with their neighbours
 const LABELLED = 44;
 const STRONGEST = 46; // per cent of the accent colour
 
-/** `chosen(node)` is called when keys or the mouse lead to a node. */
+/** `chosen(node)` is called when a node is reached by keyboard or mouse. */
 export class Icicle {
   constructor(tree, chosen) {
     Object.assign(this, { tree, chosen });
@@ -56,7 +56,7 @@ export class Icicle {
     return ` ${this.zoom} ${side} ${phase}`;
   }
 
-  /** Cells of everything below a node; returns how many levels there are. */
+  /** Makes the cells below a node; returns the number of levels. */
   #below(at, left, width, wide, found) {
     const { tree } = this;
     const scale = tree.total[at] ? width / tree.total[at] : 0;
@@ -109,7 +109,7 @@ export class Icicle {
     return cell;
   }
 
-  /** Neighbours that are too narrow to be told apart. */
+  /** One cell for neighbours that are too narrow. */
   #small({ left, width, nodes, level }, wide) {
     const time = nodes.reduce((sum, at) => sum + this.tree.total[at], 0);
     const said = `${nodes.length} more, together ${duration(time)}; zoom in to see them`;
@@ -125,7 +125,7 @@ export class Icicle {
     return styled(cell, { "--level": String(level), left: `${100 * left}%`, width: `${100 * width}%` });
   }
 
-  /** How the time divides into phases: a line at the foot of the cell. */
+  /** The share of each phase, as a line at the bottom of the cell. */
   #strip(at) {
     const { tree } = this;
     const phases = tree.phase === "all" ? tree.phases : [tree.phase];
@@ -156,7 +156,7 @@ export class Icicle {
     this.chosen(at);
   }
 
-  /** One cell can be reached by Tab; arrows lead on from it. */
+  /** Tab reaches one cell; arrow keys move from there. */
   #point(at, focus) {
     for (const [each, cell] of this.cells) {
       cell.tabIndex = each === at ? 0 : -1;
@@ -183,7 +183,7 @@ export class Icicle {
     acts[event.key]();
   }
 
-  /** The next or the previous of the same level that takes any time. */
+  /** The next or previous node of the same level with any time. */
   #beside(step) {
     const { tree, current } = this;
     const row = tree.nodes.map((_, at) => at).filter((at) => tree.depth[at] === tree.depth[current] && tree.total[at]);
@@ -195,7 +195,7 @@ export class Icicle {
     this.cells.get(at)?.focus();
   }
 
-  /** Leads to a node; if it is too narrow to be seen, or outside, the node around it is shown over the full width. */
+  /** Moves to a node; if it is too narrow or outside the view, zooms to the node around it. */
   #go(at) {
     if (at === undefined) return;
     if (!this.cells.has(at)) {

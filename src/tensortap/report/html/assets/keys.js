@@ -9,7 +9,7 @@ const KEYS = [
   ["Esc", "close this, leave the filter, close the tensor"],
   ["?", "this help"],
   ["← → ↑ ↓", "in the tree, the table and the maps"],
-  ["Enter", "narrow to a module or a cell, look closer"],
+  ["Enter", "narrow to a module or a cell, zoom in"],
 ];
 
 export class Keys {
@@ -49,7 +49,7 @@ export class Keys {
       make(
         "p",
         {},
-        "Drag across the plot to look closer, double-click to see all of it. The address holds the selection: copy it to share what you see.",
+        "Drag across the plot to zoom in, double-click to zoom out. The address contains the selection: copy it to share the view.",
       ),
       make("p", { class: "buttons" }, make("button", { type: "button", onclick: close }, "Close")),
     );

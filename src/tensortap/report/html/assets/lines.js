@@ -1,15 +1,15 @@
-// Lines one below the other, any number of them: only those on the screen exist. Beyond the greatest height that browsers
-// allow, the scroll bar stands for a share of the lines instead of pixels.
+// A virtual list: only visible lines exist in the document. Beyond the greatest height that browsers allow, the scroll
+// position is a share of the lines instead of pixels.
 
 import { styled } from "./dom.js";
 
 const TALLEST = 8_000_000;
-const AROUND = 4; // lines that are there before they are scrolled into sight
+const AROUND = 4; // extra lines above and below the visible ones
 
 /**
- * Lines in `body`, which lies in `scroller` and places its children absolutely. Each is `high` pixels, as is the head that
- * covers the scroller's upper edge, if it is `headed`. `make()` gives a node, `fill(node, at)` has it show a line, whatever it
- * showed before; `drawn()` is told when other lines exist.
+ * Lines in `body`, inside `scroller`, with absolute positions. Each is `high` pixels, as is the head that covers the upper
+ * edge of the scroller if it is `headed`. `make()` returns a node, `fill(node, at)` makes it show a line, and `drawn()` is
+ * called when the set of existing lines changes.
  */
 export class Lines {
   constructor({ scroller, body, high, headed = false, make, fill, drawn = () => {} }) {
@@ -22,28 +22,28 @@ export class Lines {
     new ResizeObserver(() => this.#draw()).observe(scroller);
   }
 
-  /** From now on there are so many lines; `seen` is one to bring into view, if any. */
+  /** Sets the number of lines; `seen` is one to scroll to, if any. */
   show(many, seen = -1) {
     this.many = many;
     styled(this.body, { height: `${Math.min(many * this.high, TALLEST)}px` });
     this.refresh(seen);
   }
 
-  /** One line may exist even out of sight: that which has the focus. -1 for none. */
+  /** The line with the focus exists even out of view. -1 for none. */
   keep(at) {
     this.kept = at;
   }
 
-  /** Fills the lines anew. */
+  /** Refills all lines. */
   refresh(seen = -1) {
     if (seen >= 0) this.#scroll(seen);
     this.#draw(true);
   }
 
-  /** Brings a line into view. From then on it has a node. */
+  /** Scrolls to a line, which then has a node. */
   reveal(at) {
     this.#scroll(at);
-    this.#draw(); // also if nothing was scrolled here: of what the reader scrolls one hears only in the next frame
+    this.#draw(); // even if nothing scrolled here: scroll events of the user arrive one frame late
   }
 
   /** A line's node, or null while it has none. */
@@ -51,7 +51,7 @@ export class Lines {
     return this.nodes.get(at) ?? null;
   }
 
-  /** How many lines go further by a page. */
+  /** The number of lines of a page. */
   get page() {
     return Math.floor(this.#height / this.high) - 1;
   }
@@ -68,7 +68,7 @@ export class Lines {
     return Math.max(this.high, this.scroller.clientHeight - (this.headed ? this.high : 0));
   }
 
-  /** How many pixels of lines one pixel of scrolling stands for. */
+  /** Pixels of lines per pixel of scrolling. */
   get #scale() {
     const room = this.many * this.high - this.#height;
     const scrolled = Math.min(this.many * this.high, TALLEST) - this.#height;
@@ -84,14 +84,14 @@ export class Lines {
     const apart = this.kept >= 0 && !wanted.includes(this.kept);
     if (apart) wanted.splice(this.kept < first ? 0 : wanted.length, 0, this.kept);
     this.#free(new Set(wanted));
-    // From the last to the first: nodes stand in the order of their lines, and none that stays is moved, for it would
-    // lose the focus.
+    // From last to first: nodes keep the order of their lines, and no remaining node is moved, because it would lose the
+    // focus.
     let next = null;
     for (const at of wanted.reverse()) {
       const known = this.nodes.get(at);
       const node = known ?? this.#placed(at, next);
       if (again || !known) this.fill(node, at);
-      const place = apart && at === this.kept ? -this.high : at * this.high - shifted + top; // out of sight, above all
+      const place = apart && at === this.kept ? -this.high : at * this.high - shifted + top; // out of view, above everything
       styled(node, { transform: `translateY(${place}px)` });
       next = node;
     }

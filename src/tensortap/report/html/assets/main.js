@@ -1,4 +1,4 @@
-// Builds the page around the selection. What Python wrote in plain HTML stays; the rest is drawn into #app.
+// Builds the page around the selection. The static HTML stays; the rest is drawn into #app.
 
 import { Births } from "./births.js";
 import { Data } from "./data.js";
@@ -75,7 +75,7 @@ function build(app, data) {
   return page;
 }
 
-/** The columns that the first drawing did not need. */
+/** Loads the columns that the first drawing does not need. */
 async function complete({ data, table, trend, tensor }) {
   performance.mark("tensortap-painted");
   await data.columns.loadAll();
@@ -87,7 +87,7 @@ async function complete({ data, table, trend, tensor }) {
   document.body.dataset.ready = "";
 }
 
-/** Trend and unmatched records are drawn; the other panels are Python's, moved here. */
+/** The panels: trend and unmatched records are drawn, the others are moved from the static HTML. */
 function panels(data, trend) {
   const { head } = data;
   const all = [{ id: "trend", label: "Trend over steps", node: trend.node, opened: () => trend.draw() }];
@@ -111,13 +111,13 @@ function panels(data, trend) {
   return all;
 }
 
-/** The panel that says most about these runs. */
+/** The panel that is open first. */
 function firstTab(head) {
   if (head.verdict === "incomparable" && head.unmatched.count) return "unmatched";
   return head.steps.length > 1 ? "trend" : "births";
 }
 
-/** The buttons that are of no use without scripts. */
+/** Enables the buttons that need scripts. */
 function banner(data, births) {
   const copy = document.getElementById("copy-command");
   if (copy && navigator.clipboard) {
@@ -127,7 +127,7 @@ function banner(data, births) {
         await navigator.clipboard.writeText(copy.dataset.command);
         copy.textContent = "copied";
       } catch {
-        getSelection().selectAllChildren(copy.parentElement.querySelector(".command")); // not allowed: ready for Ctrl-C
+        getSelection().selectAllChildren(copy.parentElement.querySelector(".command")); // no permission: select it for Ctrl-C
       }
     });
   }
@@ -146,7 +146,7 @@ function banner(data, births) {
   }
 }
 
-/** One ramp for the whole page, so that a colour means the same everywhere. It starts a little below what is allowed. */
+/** One ramp for the whole page, so that a colour means the same everywhere. It starts a little below the tolerance. */
 function rampOf(data) {
   let [low, high, allowed] = [Infinity, 0, Infinity];
   for (const size of data.column(data.size)) {

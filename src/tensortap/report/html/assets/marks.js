@@ -1,4 +1,4 @@
-// The signs that are drawn over plots and maps; `scale` is the screen's pixels in one of ours.
+// Marks over plots and maps; `scale` is the number of device pixels per CSS pixel.
 
 import { colour } from "./theme.js";
 
@@ -15,7 +15,7 @@ export function diamond(pen, x, y, reach, scale = 1) {
   stroked(pen, colour("panel"), scale);
 }
 
-/** What has no finite size. */
+/** A value without a finite size. */
 export function cross(pen, x, y, reach, scale = 1) {
   pen.beginPath();
   pen.moveTo(x - reach, y - reach);

@@ -1,4 +1,4 @@
-// The columns of the big table: what each is called, how it reads and how it sorts.
+// The columns of the large table: titles, text and sort order.
 
 import { make } from "./dom.js";
 import { count, number, percent } from "./format.js";
@@ -9,7 +9,7 @@ const AT_LEAST = 65535; // in place of a bar
 const NAMES = [
   { id: "status", label: "status", least: 112, stuck: true, fill: statusCell },
   { id: "module", label: "module", least: 170, grow: 3, stuck: true, fill: moduleCell },
-  { id: "tensor", label: "tensor", least: 96, grow: 1, fill: (data, cell, row) => told(cell, data.tensorName(row)) },
+  { id: "tensor", label: "tensor", least: 96, grow: 1, fill: (data, cell, row) => setText(cell, data.tensorName(row)) },
 ];
 const WHERE = [
   { id: "step", label: "step", least: 52, number: true, fill: plain("step") },
@@ -34,10 +34,10 @@ const RECORD = [
   measure("inf", "Inf", 62, (data, row) => count(data.column("inf")[row])),
 ];
 const TAIL = [
-  { id: "phase", label: "phase", least: 76, fill: (data, cell, row) => told(cell, data.word("phase", row)) },
-  { id: "cls", label: "class", least: 110, fill: (data, cell, row) => told(cell, data.word("cls", row)) },
-  { id: "dtype", label: "dtype", least: 84, fill: (data, cell, row) => told(cell, both(data, "dtype", row)) },
-  { id: "shape", label: "shape", least: 120, fill: (data, cell, row) => told(cell, both(data, "shape", row)) },
+  { id: "phase", label: "phase", least: 76, fill: (data, cell, row) => setText(cell, data.word("phase", row)) },
+  { id: "cls", label: "class", least: 110, fill: (data, cell, row) => setText(cell, data.word("cls", row)) },
+  { id: "dtype", label: "dtype", least: 84, fill: (data, cell, row) => setText(cell, both(data, "dtype", row)) },
+  { id: "shape", label: "shape", least: 120, fill: (data, cell, row) => setText(cell, both(data, "shape", row)) },
 ];
 
 /** The columns for this page: step and rank only where there are several. */
@@ -73,8 +73,8 @@ export function both(data, name, row) {
   return reference === candidate ? reference : `${reference} → ${candidate}`;
 }
 
-/** The relative error; infinite where a side alone is not finite, with a tilde where it is an estimate, with ≥ where only
- * norms are known. */
+/** The relative error: infinite if one side alone is not finite, with a tilde for an estimate, with ≥ if only norms are
+ * known. */
 export function estimated(data, row, measured = data.column("rel_l2")[row], digits = digitsOf(data, "rel_l2")) {
   const error = data.status(row) === "nonfinite" ? Infinity : measured;
   if (error === Infinity) return number(error);
@@ -82,27 +82,27 @@ export function estimated(data, row, measured = data.column("rel_l2")[row], digi
   return `${data.column("exact")[row] || !(error > 0) ? "" : "~"}${number(error, digits)}`;
 }
 
-/** Whether the error is only known to be at least so much. */
+/** Whether the error is a lower bound. */
 export function isBound(data, row) {
   return data.column("bar_percent")?.[row] === AT_LEAST;
 }
 
-/** How many digits of a column are worth showing: long tables keep only some bits of each number. */
+/** The digits of a column to show: long tables keep only some bits of each number. */
 function digitsOf(data, id) {
   const bits = data.columns.described.get(id)?.bits ?? 23;
   return Math.min(3, Math.floor((bits + 1) * Math.log10(2)));
 }
 
 function measure(id, label, least, say = (data, row) => number(data.column(id)[row], digitsOf(data, id))) {
-  const fill = (data, cell, row) => told(cell, data.column(id) === null ? "" : say(data, row));
+  const fill = (data, cell, row) => setText(cell, data.column(id) === null ? "" : say(data, row));
   return { id, label, least, number: true, fill };
 }
 
 function plain(id) {
-  return (data, cell, row) => told(cell, String(data.column(id)[row]));
+  return (data, cell, row) => setText(cell, String(data.column(id)[row]));
 }
 
-function told(cell, text) {
+function setText(cell, text) {
   if (cell.textContent !== text) cell.textContent = text;
 }
 
@@ -110,12 +110,12 @@ function statusCell(data, cell, row) {
   cell.replaceChildren(...glyph(data.status(row), data.isBirth(row)));
 }
 
-// Names are cut at their beginning: it is the end that tells them apart.
+// Names are cut at the beginning, because they differ at the end.
 function moduleCell(data, cell, row) {
   const name = data.moduleName(row);
   cell.classList.add("cut");
   cell.title = name;
-  if (cell.firstChild) told(cell.firstChild, name);
+  if (cell.firstChild) setText(cell.firstChild, name);
   else cell.append(make("bdi", { dir: "ltr" }, name));
 }
 
@@ -127,7 +127,7 @@ function tensorKeys(data) {
   return keys;
 }
 
-/** Worst first when sorted downwards: births above all, then what failed, then what is close. */
+/** Sorts births first, then failed pairs, then close ones, when descending. */
 function severity(data) {
   const [status, birth] = [data.column("status"), data.column("birth")];
   const places = data.head.words.status.map(gravity);

@@ -1,5 +1,5 @@
-// Sorting rows by a column. Keys are made 32-bit and sorted by their two halves, which takes a hundredth of a second for
-// 100,000 rows where a comparing sort takes ten times as long; equal keys keep execution order.
+// Sorting rows by a column: a radix sort of 32-bit keys by their two halves. It takes 10 ms for 100,000 rows, a tenth of a
+// comparison sort; equal keys keep execution order.
 
 const HALF = 1 << 16;
 
@@ -18,7 +18,7 @@ export function sorted(rows, keys, descending) {
   return from;
 }
 
-/** Keys that sort like the numbers; what was not measured (NaN) sorts below all of them. */
+/** Keys that sort like the numbers; unmeasured values (NaN) sort below all of them. */
 export function numberKeys(values) {
   const floats = Float32Array.from(values);
   const bits = new Uint32Array(floats.buffer);
@@ -30,7 +30,7 @@ export function numberKeys(values) {
   return keys;
 }
 
-/** Keys that sort rows by the text that their code stands for; numbers inside names count as numbers. */
+/** Keys that sort rows by the text of their code; numbers inside names count as numbers. */
 export function textKeys(codes, texts) {
   const collator = new Intl.Collator("en", { numeric: true });
   const places = texts.map((_, code) => code).sort((one, other) => collator.compare(texts[one], texts[other]));

@@ -1,4 +1,4 @@
-// Size against execution order, on a logarithmic scale: where it starts, how it grows, what is allowed.
+// Error or size over execution order, on a logarithmic scale, with the tolerance.
 
 import { Chart, FONT, logAxis, powersWithin, wholeAxis } from "./axes.js";
 import { make, styled } from "./dom.js";
@@ -9,9 +9,9 @@ import { birthWords } from "./status.js";
 import { colour } from "./theme.js";
 
 const HEIGHT = 250;
-const NEAR = 14; // pixels within which a click means a birth
-const STILL = 4; // pixels that a hand may move while it clicks
-const HIGHEST = 11; // pixels below the upper edge, where marks can still be seen whole
+const NEAR = 14; // pixels within which a click selects a birth
+const STILL = 4; // pixels that the mouse may move during a click
+const HIGHEST = 11; // pixels below the upper edge, so that marks are fully visible
 const FEW = 600; // points are drawn one by one up to here
 const LINES = [
   { phase: "forward", name: "line-forward" },
@@ -95,7 +95,7 @@ export class OrderPlot {
     this.#explain(lines);
   }
 
-  /** The floor stands for zero, which has no place on a logarithmic scale. */
+  /** The floor stands for zero, which a logarithmic scale does not have. */
   #label(at) {
     return at > this.floor * 1.001 ? powerOfTen(at) : this.data.compares ? "equal" : "0";
   }
@@ -131,7 +131,7 @@ export class OrderPlot {
     return { floor: bottom / 3, top: 10 ** Math.ceil(Math.log10(high) + 0.15) };
   }
 
-  /** One list for each line; equal pairs lie on the floor, what has no finite size is marked at the top instead. */
+  /** One list for each line; equal pairs are on the floor, values without a finite size are marked at the top. */
   #values(lines, floor) {
     const { data, rows } = this;
     const [size, phase, birth] = [data.column(data.size), data.column("phase"), data.column("birth")];
@@ -158,7 +158,7 @@ export class OrderPlot {
     return Number.isFinite(size) ? Math.max(size, this.floor) : this.top;
   }
 
-  /** Over the lines: the parts of the scope, what has no finite size, and births. */
+  /** Draws over the lines: parts of the scope, values without a finite size, and births. */
   #marks() {
     const { plot } = this.chart;
     const pen = plot.ctx;
@@ -180,7 +180,7 @@ export class OrderPlot {
     this.#choose();
   }
 
-  /** Moves the ring to the chosen row. It is an element of its own: the lines need not be drawn again for it. */
+  /** Moves the ring to the selected row. It is a separate element, so that the lines need no redraw. */
   #choose() {
     const { plot } = this.chart;
     const row = this.selection.get("row");
@@ -192,7 +192,7 @@ export class OrderPlot {
     styled(this.ring, { transform: `translate(${x}px, ${y}px)` });
   }
 
-  /** Where a step or a rank begins, if the scope has several. */
+  /** Draws the boundaries of steps or ranks, if the scope has several. */
   #parts(plot, pen, scale) {
     const parts = this.scope.parts();
     if (parts.length < 2 || parts.length > 200) return;
@@ -269,7 +269,7 @@ export class OrderPlot {
   #click(event) {
     const { plot } = this.chart;
     if (!plot || plot.cursor.idx === null || plot.cursor.idx === undefined) return;
-    if (Math.abs(event.clientX - this.pressed) > STILL) return; // it was drawn across, to look closer
+    if (Math.abs(event.clientX - this.pressed) > STILL) return; // a drag, which zooms
     const over = plot.over.getBoundingClientRect();
     const place = this.#nearBirth(event.clientX - over.left, event.clientY - over.top) ?? plot.cursor.idx;
     this.selection.set({ row: this.rows[place] });

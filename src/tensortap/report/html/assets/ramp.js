@@ -1,5 +1,5 @@
-// The size of an error as a colour: a ramp over its logarithm that is safe for colour-blind readers. Small errors are near
-// to the page's own colour and great ones far from it, so the ramp runs the other way round in the dark.
+// The size of an error as a colour: a ramp over its logarithm that is safe for colour-blind readers. Small errors are close
+// to the background colour and large ones far from it, so the dark theme reverses the ramp.
 
 const STOPS = [
   [0, 34, 78],
@@ -22,7 +22,7 @@ export class Ramp {
     this.dark = false;
   }
 
-  /** Where an error sits, 0 to 1; an error of zero sits below the ramp, at -1. */
+  /** The position of an error, 0 to 1; zero is below the ramp, at -1. */
   place(error) {
     if (!(error > 0)) return error === 0 ? -1 : NaN;
     const span = Math.log10(this.high) - Math.log10(this.low);
@@ -36,7 +36,7 @@ export class Ramp {
     return STOPS[start].map((channel, at) => Math.round(channel + (STOPS[start + 1][at] - channel) * (along - start)));
   }
 
-  /** The colour of an error, or null where it has none: it is zero or was not measured. */
+  /** The colour of an error, or null if it is zero or was not measured. */
   colour(error) {
     const place = this.place(error);
     return place >= 0 ? this.at(place) : null;

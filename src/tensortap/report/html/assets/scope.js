@@ -1,4 +1,4 @@
-// Which rows the selection is about: those of its step, rank and module, in execution order.
+// The rows of the selected step, rank and module, in execution order.
 
 export class Scope {
   constructor(data, selection) {
@@ -13,7 +13,7 @@ export class Scope {
     return this.#rows;
   }
 
-  /** Where each step of each rank begins among the rows: [{at, rank, step}]. */
+  /** The first row of each step of each rank: [{at, rank, step}]. */
   parts() {
     this.#refresh();
     return this.#parts;
@@ -42,7 +42,7 @@ export class Scope {
     this.#rows = rows.subarray(0, length);
   }
 
-  /** Which module codes are the selected one or below it; null for all. */
+  /** The codes of the selected module and those below it; null for all. */
   #modules() {
     const { modules } = this.data.head;
     const code = modules.name.indexOf(this.selection.get("module"));

@@ -1,4 +1,4 @@
-// The one selection that all views share. It lives in the URL's hash, so that a link shows the same view.
+// The selection that all views share. It is kept in the hash of the URL, so that a link shows the same view.
 
 const NUMBERS = ["step", "rank", "row"];
 const TEXTS = ["module", "text", "sort", "trend", "tab"];
@@ -18,14 +18,14 @@ export class Selection {
     return this.state[name];
   }
 
-  /** Changes some of it, tells the hash and all views. */
+  /** Changes parts of it, updates the hash and notifies all views. */
   set(changes) {
     this.#become({ ...this.state, ...changes });
     const hash = this.#written();
     if (hash !== location.hash.slice(1)) history.replaceState(null, "", `#${hash}`);
   }
 
-  /** Calls back with the names that changed. */
+  /** Registers a callback that gets the changed names. */
   listen(listener) {
     this.listeners.push(listener);
   }

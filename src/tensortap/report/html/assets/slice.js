@@ -7,7 +7,7 @@ import { precise } from "./format.js";
 /** Values shown in each direction. */
 export const ELEMENTS = 12;
 
-/** A button that shows the values of a row's tensor, or of one side's, from a place on that the reader names. */
+/** A button that shows the values of a row's tensor, or of one side's, from a given position. */
 export class Slice {
   constructor(row, side = null) {
     Object.assign(this, { row, side });

@@ -1,8 +1,8 @@
-// What a pair or a record can be. Never colour alone: each has a glyph and a word, and the class that colours them.
+// The statuses of pairs and records. Each has a glyph, a word and a class for its colour, so none depends on colour alone.
 
 import { make } from "./dom.js";
 
-// The graver, the later.
+// In order of severity.
 const STATUSES = {
   equal: ["=", "equal"],
   ok: ["·", "ok"],
@@ -17,21 +17,21 @@ const STATUSES = {
   nonfinite: ["✖", "NaN/Inf"],
 };
 
-const LASTING = ["vanishing", "dead", "exploding"]; // not born at a place, but first seen there
+const LASTING = ["vanishing", "dead", "exploding"]; // not births, but first seen at a record
 
-/** The nodes that say a status: its glyph and its word; of a birth, that it is one. */
+/** The nodes of a status: its glyph and its word, with a mark for a birth. */
 export function glyph(status, birth = false) {
   const [sign, word] = STATUSES[status] ?? ["?", status];
   const said = birth ? make("span", { class: "born" }, LASTING.includes(status) ? `${word} ◀` : "born here ◀") : word;
   return [make("span", { class: `glyph ${status}`, "aria-hidden": "true" }, sign), " ", said];
 }
 
-/** What a birth of that status is. */
+/** The words for a birth of a status. */
 export function birthWords(status) {
   return LASTING.includes(status) ? "first seen here" : "born here";
 }
 
-/** How grave a status is, to sort by; -1 for none. */
+/** The severity of a status, for sorting; -1 for none. */
 export function gravity(status) {
   return Object.keys(STATUSES).indexOf(status);
 }

@@ -1,4 +1,4 @@
-// All rows: filtered by words, sorted by any column, one of them chosen.
+// All rows: filtered by words, sorted by any column, with a selected row.
 
 import { make } from "./dom.js";
 import { filtered } from "./filter.js";
@@ -7,7 +7,7 @@ import { sortKeys, tableColumns } from "./measures.js";
 import { sorted } from "./order.js";
 import { VirtualTable } from "./virtual.js";
 
-const LONG = 300_000; // rows that are filtered only when the reader stops typing
+const LONG = 300_000; // rows above which filtering waits until typing stops
 const PAUSE = 150; // ms
 
 export class Table {
@@ -103,7 +103,7 @@ export class Table {
     this.said.textContent = `${shown} ${all.length === 1 ? "row" : "rows"}${keys === null ? ", in execution order" : ""}`;
   }
 
-  /** Null for a column that the page does not have, or not yet. */
+  /** Null for a column that the page does not have or has not loaded. */
   #keysOf(id) {
     if (!this.keys.has(id)) {
       const known = ["tensor", "dtype", "shape"].includes(id) || this.data.columns.has(id);
@@ -115,7 +115,7 @@ export class Table {
   }
 }
 
-/** What a click on a heading does: numbers greatest first, names from A; then the other way; then execution order. */
+/** The sort order after a click on a heading: numbers greatest first, names from A; then reversed; then execution order. */
 function nextSort(sort, column) {
   const ways =
     column.number || column.id === "status" ? [`-${column.id}`, column.id, ""] : [column.id, `-${column.id}`, ""];

@@ -1,4 +1,4 @@
-// Panels that share one place; which is open belongs to the selection.
+// Panels that share one place; the open one is part of the selection.
 
 import { make } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// One tensor: what is known of it on both sides, how far they are apart, and where.
+// One tensor: its statistics on both sides, the difference, and its location.
 
 import { isServed } from "./blocks.js";
 import { distributions, sidesKey, ulpBars } from "./bars.js";
@@ -38,9 +38,9 @@ export class Tensor {
     });
   }
 
-  /** Shows the chosen row at once from the columns, and the rest as soon as it is here. */
+  /** Shows the selected row from the columns at once, and the rest when it arrives. */
   async draw() {
-    const turn = ++this.turn; // what comes for an earlier one is too late
+    const turn = ++this.turn; // answers for an earlier row are ignored
     const row = this.selection.get("row");
     const known = row !== null && row < this.data.rows;
     this.node.hidden = !known;
@@ -49,7 +49,7 @@ export class Tensor {
     this.node.scrollTop = 0;
     const waiting = make("p", { class: "hint" }, "…");
     this.body.replaceChildren(this.#head(row), this.#judgement(row, null), waiting);
-    // Only where the reader stops is asked for: a large tensor takes the server its time.
+    // Requests wait until the selection rests, because a large tensor takes the server some time.
     if (isServed()) await new Promise((done) => setTimeout(done, SETTLED));
     if (turn !== this.turn) return;
     let detail;
@@ -98,7 +98,7 @@ export class Tensor {
         { class: "verdict" },
         make("span", { class: `badge ${data.status(row)}` }, glyph(data.status(row))),
         data.isBirth(row) ? make("span", { class: "badge birth" }, `◀ ${birthWords(data.status(row))}`) : null,
-        container && data.isBirth(row) ? make("span", {}, ` look at ${container}`) : null,
+        container && data.isBirth(row) ? make("span", {}, ` attributed to ${container}`) : null,
       ),
     );
   }
@@ -109,7 +109,7 @@ export class Tensor {
       detail?.difference?.[name] !== undefined ? detail.difference[name] : data.column(name)?.[row];
     if (!data.compares) return "";
     const bar = isBound(data, row) || data.sizeOf(row) === Infinity ? 0 : data.column("bar_percent")?.[row];
-    const hasRows = data.column("row_rel_l2")?.[row] >= 0; // not a number where only summaries were kept
+    const hasRows = data.column("row_rel_l2")?.[row] >= 0; // NaN if only summaries were kept
     const exact = detail?.difference?.rel_l2;
     const error = exact === null || exact === undefined ? estimated(data, row) : estimated(data, row, Number(exact), 3);
     const entries = [
@@ -120,7 +120,7 @@ export class Tensor {
       ["max ULP", number(measured("max_ulp"))],
       ["mismatched", percent(measured("mismatched"))],
       ...(hasRows ? [["worst row", number(measured("row_rel_l2"))]] : []),
-      ...(hasRows ? [["allowed of a row", number(data.column("row_tolerance")?.[row])]] : []),
+      ...(hasRows ? [["allowed per row", number(data.column("row_tolerance")?.[row])]] : []),
     ];
     const index = detail?.difference?.max_abs_index;
     const worst = detail?.difference?.row_index;
@@ -168,7 +168,7 @@ export class Tensor {
     ];
   }
 
-  /** Elements where there is no map to find them in: of one run, or of sides that have no counterparts. */
+  /** Elements without a map: of one run, or of sides without counterparts. */
   #slices(row, detail) {
     if (!isServed() || this.map) return [];
     if (!this.data.compares) return detail.source === "tensors" ? [part("Elements", new Slice(row).node)] : [];
@@ -213,7 +213,7 @@ export class Tensor {
       ["relative error", needed.rel_l2],
       ["atol (rtol = 0)", needed.atol],
       ["rtol (atol = 0)", needed.rtol],
-      ["atol beside usual rtol", needed.atol_with_rtol],
+      ["atol with default rtol", needed.atol_with_rtol],
     ].filter(([, value]) => value !== null && value !== undefined);
     if (!entries.length) return null;
     return part(
@@ -223,7 +223,7 @@ export class Tensor {
         { class: "measures" },
         entries.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd", {}, number(Number(value), 4)))),
       ),
-      make("p", { class: "hint" }, "With this relative error the whole would pass, and its worst row, too."),
+      make("p", { class: "hint" }, "The whole tensor and its worst row would pass with this relative error."),
     );
   }
 }

@@ -1,4 +1,4 @@
-// Light and dark: what the system prefers, unless the reader chose. Canvases ask here for the colours of the style sheet.
+// Light and dark theme: the preference of the system or the user. Canvases read the colours of the style sheet here.
 
 const KEY = "tensortap-theme";
 const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -33,7 +33,7 @@ export function colour(name) {
   return known.get(name);
 }
 
-/** Takes up an earlier choice. */
+/** Restores an earlier choice. */
 export function startTheme() {
   const chosen = remembered();
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

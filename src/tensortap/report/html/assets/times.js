@@ -1,4 +1,4 @@
-// The page about the time of modules: an icicle, what it shows, and the figures of one module.
+// The page about time by module: the icicle, its controls, and the figures of one module.
 
 import { jsonBlock } from "./blocks.js";
 import { make } from "./dom.js";
@@ -7,7 +7,7 @@ import { Icicle } from "./icicle.js";
 import { onTheme, startTheme, theme, toggleTheme } from "./theme.js";
 import { TimesTree } from "./times_tree.js";
 
-const KEYS = "Arrows lead from module to module, Enter zooms in, Escape out, Home shows everything.";
+const KEYS = "Arrow keys move between modules, Enter zooms in, Escape out, Home shows everything.";
 const SIDES = { cpu: "CPU time", device: "device time" };
 
 async function start() {
@@ -27,25 +27,25 @@ function build(app, head) {
   const tree = new TimesTree(head);
   if (head.device) tree.choose({ side: "device", phase: "all" });
   const figures = make("section", { class: "panel figures", "aria-live": "polite", "aria-label": "The module" });
-  const tell = (at) => figures.replaceChildren(...figuresOf(tree, head, at));
-  const icicle = new Icicle(tree, tell);
+  const showFigures = (at) => figures.replaceChildren(...figuresOf(tree, head, at));
+  const icicle = new Icicle(tree, showFigures);
   app.append(
-    toolbar(tree, head, icicle, () => tell(icicle.current)),
+    toolbar(tree, head, icicle, () => showFigures(icicle.current)),
     make("section", { class: "panel" }, icicle.node, legend(head)),
     make("p", { class: "hint" }, KEYS),
     figures,
   );
   icicle.draw();
-  tell(0);
+  showFigures(0);
 }
 
-function toolbar(tree, head, icicle, tell) {
+function toolbar(tree, head, icicle, showFigures) {
   const side = select("Time", head.device ? Object.keys(SIDES) : ["cpu"], (each) => SIDES[each], tree.side);
   const phase = select("Phase", ["all", ...head.phases], (each) => (each === "all" ? "all phases" : each), "all");
   const change = () => {
     tree.choose({ side: side.value, phase: phase.value });
     icicle.refresh();
-    tell();
+    showFigures();
   };
   side.addEventListener("change", change);
   phase.addEventListener("change", change);
@@ -65,7 +65,7 @@ function select(label, values, worded, chosen) {
 
 function legend(head) {
   const phases = head.phases.map((phase) => make("span", {}, make("i", { class: phase }), phase));
-  const said = "width: time · colour: own time · line at the foot: phases";
+  const said = "width: time · colour: own time · line at the bottom: phases";
   return make("p", { class: "legend phases" }, phases, make("span", {}, said));
 }
 

@@ -1,6 +1,6 @@
-// The modules of a profile by their names, and what is spent in each of them and below.
+// The modules of a profile as a tree of names, with own and total times.
 
-/** Which amounts are shown: `side` is "cpu" or "device", `phase` one of the profile's phases or "all". */
+/** The amounts to show: `side` is "cpu" or "device", `phase` one of the profile's phases or "all". */
 export class TimesTree {
   constructor(head) {
     this.nodes = head.nodes;
@@ -23,13 +23,13 @@ export class TimesTree {
     this.mostOwn = this.own.reduce((most, own, at) => (this.#isModule(at) ? Math.max(most, own) : most), 0);
   }
 
-  /** What belongs to no module may take far longer than any of them, and must not make them all look alike. */
+  /** Time outside of modules may exceed that of any module, and must not make all of them look the same. */
   #isModule(at) {
     const { module } = this.nodes[at];
     return module === "(root)" || !module.startsWith("(");
   }
 
-  /** Microseconds of one node without its parts. */
+  /** Microseconds of one node without its children. */
   ownOf(at, side, phase) {
     const { own } = this.nodes[at];
     const place = side === "device" ? 1 : 0;
@@ -37,7 +37,7 @@ export class TimesTree {
     return phases.reduce((sum, each) => sum + (own[each]?.[place] ?? 0), 0);
   }
 
-  /** Microseconds of one node with its parts. */
+  /** Microseconds of one node with its children. */
   totalOf(at, side, phase) {
     return this.children[at].reduce((sum, child) => sum + this.totalOf(child, side, phase), this.ownOf(at, side, phase));
   }

@@ -1,4 +1,4 @@
-// The selection in plain sight: step, rank, module, birth; and the page's own buttons.
+// The toolbar: step, rank, module and birth of the selection, and the buttons of the page.
 
 import { make } from "./dom.js";
 import { count } from "./format.js";

@@ -1,5 +1,5 @@
-// The model as a tree. Two things are shown of each module: how large the error is in it, as a colour and a number, and
-// whether a wrong value was born in it. The one alone misleads: the largest error is rarely the first.
+// The model as a tree. Each module shows the size of its error, as a colour and a number, and whether a wrong value was born
+// in it. Size alone misleads: the largest error is rarely the first.
 
 import { make, styled } from "./dom.js";
 import { number } from "./format.js";
@@ -9,7 +9,7 @@ import { ranges } from "./scope.js";
 import { glyph, gravity } from "./status.js";
 import { onTheme } from "./theme.js";
 
-const OPENED = 60; // modules that are shown at the start, at most
+const OPENED = 60; // greatest number of modules that are shown first
 const HIGH = 25; // pixels of a line
 
 export class Tree {
@@ -18,8 +18,8 @@ export class Tree {
     this.modules = data.head.modules;
     this.#family();
     this.open = new Set();
-    this.order = []; // the modules that are not within a closed one, a line each
-    this.line = new Int32Array(this.modules.name.length); // where in the order each is, or -1
+    this.order = []; // the modules outside closed ones, one per line
+    this.line = new Int32Array(this.modules.name.length); // the line of each module, or -1
     this.focused = -1;
     this.list = make("ul", { role: "tree", "aria-label": "Modules", class: "tree" });
     styled(this.list, { "--row": `${HIGH}px` });
@@ -56,7 +56,7 @@ export class Tree {
     this.#reveal();
   }
 
-  /** Whose children the modules are, and as which of them; how deep each is. */
+  /** Sets the children, the position among siblings and the depth of each module. */
   #family() {
     this.children = new Map();
     this.nth = [];
@@ -68,7 +68,7 @@ export class Tree {
     });
   }
 
-  /** The greatest size and the births of every module within the scope; containers have their descendants' too. */
+  /** The greatest size and the births of every module within the scope; containers include their descendants. */
   #measure() {
     const { data, modules, selection } = this;
     const many = modules.name.length;
@@ -102,12 +102,12 @@ export class Tree {
     this.where.textContent = parts.join(", ");
   }
 
-  /** Of a run: the gravest trouble of a module. */
+  /** The most severe status of a module, on the page of a run. */
   #note(code, status) {
     if (gravity(status) > gravity(this.trouble[code])) this.trouble[code] = status;
   }
 
-  /** Opens level by level while there is room. */
+  /** Opens level by level up to the limit. */
   #unfold() {
     let level = this.children.get(-1) ?? [];
     let showing = level.length;
@@ -120,7 +120,7 @@ export class Tree {
     }
   }
 
-  /** Opens all that the chosen row's module is in, and brings it into view. */
+  /** Opens all ancestors of the selected row's module, and scrolls to it. */
   #reveal() {
     const { parent } = this.modules;
     const current = this.#current();
@@ -128,13 +128,13 @@ export class Tree {
     this.draw(current);
   }
 
-  /** The chosen row's module, or -1. */
+  /** The module of the selected row, or -1. */
   #current() {
     const row = this.selection.get("row");
     return row === null || row >= this.data.rows ? -1 : this.data.column("module")[row];
   }
 
-  /** Brings one module into view, if it is told to. */
+  /** Redraws the lines, and scrolls to one module if given. */
   draw(seen = -1) {
     this.current = this.#current();
     this.chosen = this.modules.name.indexOf(this.selection.get("module"));
@@ -144,11 +144,11 @@ export class Tree {
     this.lines.keep(this.line[this.focused]);
     this.lines.show(this.order.length, this.line[seen]);
     if (!inside) return;
-    this.lines.node(this.line[this.focused])?.focus({ preventScroll: true }); // maybe on another line
+    this.lines.node(this.line[this.focused])?.focus({ preventScroll: true }); // its line may have changed
     if (seen >= 0) this.lines.reveal(this.line[seen]);
   }
 
-  /** Modules come right before all that is below them, so their own order is that of the lines. */
+  /** Modules come right before their descendants, so their order is that of the lines. */
   #arrange() {
     const { parent } = this.modules;
     this.order = [];
@@ -160,7 +160,7 @@ export class Tree {
     }
   }
 
-  /** The module itself, or what it is in that can be seen; else the first. */
+  /** The module itself, or its nearest visible ancestor; else the first. */
   #nearest(code) {
     while (code >= 0 && this.line[code] < 0) code = this.modules.parent[code];
     return code >= 0 ? code : (this.order[0] ?? -1);
@@ -230,14 +230,14 @@ export class Tree {
     );
   }
 
-  /** The one that Tab leads to; it stays when it is scrolled out of sight. */
+  /** The line that Tab reaches; it stays when it is scrolled out of view. */
   #entered(item) {
     const before = this.lines.node(this.line[this.focused]);
     if (before) before.tabIndex = -1;
     item.tabIndex = 0;
     this.focused = item.code;
     this.lines.keep(this.line[item.code]);
-    if (item.matches(":focus-visible")) this.lines.reveal(this.line[item.code]); // a click finds what it meant in its place
+    if (item.matches(":focus-visible")) this.lines.reveal(this.line[item.code]); // a click must not scroll its target away
   }
 
   #click(event) {

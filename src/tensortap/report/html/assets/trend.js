@@ -1,4 +1,4 @@
-// Any number over the steps: of the chosen tensor on both sides, or of the whole run.
+// A number over the steps: of the selected tensor on both sides, or of the whole run.
 
 import { Chart, logAxis, numberAxis, wholeAxis } from "./axes.js";
 import { make } from "./dom.js";
@@ -82,7 +82,7 @@ export class Trend {
     });
   }
 
-  /** Draws if the panel can be seen; a hidden one has no width. */
+  /** Draws if the panel is visible; a hidden one has no width. */
   draw() {
     if (!this.box.clientWidth || !this.data.complete) return;
     const name = this.#chosen();
@@ -169,7 +169,7 @@ export class Trend {
     return { steps, names: [name], colours: ["line-forward"], values: [values], about: "of the whole run" };
   }
 
-  /** The rows that differ from the chosen one in their step only. */
+  /** The rows that differ from the selected one only in their step. */
   #tensor(name) {
     const { data } = this;
     const row = this.selection.get("row");

@@ -1,4 +1,4 @@
-// What only one side has: named in groups, and listed one by one.
+// Unmatched records: in groups, and one by one.
 
 import { make } from "./dom.js";
 import { count, shown } from "./format.js";
@@ -31,7 +31,7 @@ export function unmatchedPanel(unmatched) {
     { class: "unmatched" },
     make("ul", { class: "groups" }, groups),
     grid.node,
-    rest > 0 ? make("p", { class: "hint" }, `and ${count(rest)} more, which the page does not list`) : null,
+    rest > 0 ? make("p", { class: "hint" }, `and ${count(rest)} more that the page does not list`) : null,
   );
   grid.show(Uint32Array.from(unmatched.rows, (_, row) => row));
   return node;

@@ -1,4 +1,4 @@
-// A table of any length: only the rows on the screen exist.
+// A table of any length: only visible rows exist in the document.
 
 import { make, styled } from "./dom.js";
 import { Lines } from "./lines.js";
@@ -6,9 +6,9 @@ import { Lines } from "./lines.js";
 const ROW = 26;
 
 /**
- * A grid. `columns` is [{id, label, title, least, grow, number, stuck, sortable, fill(cell, row)}]: `least` pixels wide, more if
- * it may `grow`; the first ones may be `stuck`, in sight whatever is scrolled. `name` begins the ids of its rows, of which there
- * are never more than `rows`. `chosen(row)` and `sorted(column)` are called when the reader picks.
+ * A grid. `columns` is [{id, label, title, least, grow, number, stuck, sortable, fill(cell, row)}]: at least `least` pixels
+ * wide, more if it may `grow`; the first ones may be `stuck`, visible at any scroll position. `name` is the prefix of the ids
+ * of its rows, of which there are at most `rows`. `chosen(row)` and `sorted(column)` are called on selection.
  */
 export class VirtualTable {
   constructor({ name, label, columns, rows, chosen, sorted = () => {} }) {
@@ -59,13 +59,13 @@ export class VirtualTable {
     this.lines.show(order.length);
   }
 
-  /** Marks a row and, unless it is in view already, brings it there. */
+  /** Marks a row and scrolls to it if necessary. */
   mark(row, scroll = true) {
     this.current = row;
     this.lines.refresh(scroll ? this.#at(row) : -1);
   }
 
-  /** The row so many places after the current one, or the first. */
+  /** The row some places after the current one, or the first. */
   neighbour(distance) {
     if (!this.order.length) return null;
     const at = this.#at(this.current);
@@ -73,7 +73,7 @@ export class VirtualTable {
     return this.order[next];
   }
 
-  /** Says by which column the rows are sorted: an id, and whether downwards. */
+  /** Shows the column that rows are sorted by: an id, and whether it is descending. */
   sortedBy(id, descending) {
     for (const [name, head] of this.heads) {
       head.setAttribute("aria-sort", name !== id ? "none" : descending ? "descending" : "ascending");
@@ -91,7 +91,7 @@ export class VirtualTable {
     return head;
   }
 
-  /** A cell; those of stuck columns stay in sight when the table is scrolled sideways. */
+  /** A cell; those of stuck columns stay visible when the table scrolls sideways. */
   #cell(column, role) {
     const node = make("div", { class: column.number ? "number" : "", role });
     if (!column.stuck) return node;
@@ -100,7 +100,7 @@ export class VirtualTable {
     return styled(node, { left: `${before.reduce((sum, each) => sum + each.least, 0)}px` });
   }
 
-  /** Where a row is in the order, or -1. */
+  /** The position of a row in the order, or -1. */
   #at(row) {
     if (row === null) return -1;
     if (this.place === null) this.place = new Map();
@@ -122,7 +122,7 @@ export class VirtualTable {
     this.columns.forEach((column, place) => column.fill(line.children[place], row));
   }
 
-  /** Tells which row is the current one, while it exists. */
+  /** Sets the attribute that names the current row, while it exists. */
   #point() {
     const line = this.lines.node(this.#at(this.current));
     if (line) this.node.setAttribute("aria-activedescendant", line.id);

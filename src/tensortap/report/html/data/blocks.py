@@ -1,4 +1,4 @@
-"""Compressed pieces of data inside the page, each under a name of its own, so that scripts unpack what they need."""
+"""Compressed blocks of data inside the page, each under its own id, so that scripts unpack only what they need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEVEL = 6
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes of gzip under an id."""
+    """Gzipped bytes under an id."""
 
     id: str
     data: bytes
@@ -27,7 +27,7 @@ class Block:
         return cls(id, gzip.compress(raw, _LEVEL, mtime=0))
 
     def element(self) -> str:
-        """The block as an element that browsers keep as text. Base64 has no character that could end it."""
+        """Return an element that browsers keep as text. Base64 has no character that could end it."""
         return f'<script type="application/gzip;base64" id="{self.id}">{base64.b64encode(self.data).decode()}</script>'
 
 
@@ -36,7 +36,7 @@ def json_block(id: str, value: Any) -> Block:
 
 
 def numbers(value: Any) -> Any:
-    """The value with words for the numbers that JSON does not know; `Number(...)` reads them."""
+    """Replace NaN and infinities with words that `Number(...)` of the scripts reads."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value

@@ -1,8 +1,8 @@
-"""Columns of a long table as blocks: typed, byte-shuffled, rounded to the digits that anybody reads.
+"""Columns of a long table as blocks: typed, byte-shuffled, and rounded to the digits that are shown.
 
-A hundred thousand rows must fit into a file that is mailed around. What costs most are the random last bits of floats,
-so long tables lose those; bytes of the same weight lie together, which gzip likes; and what a candidate has in common
-with the reference is left out by XOR.
+A hundred thousand rows must fit into a file that can be mailed. The random last bits of floats cost most, so long
+tables drop them. Bytes of the same significance are stored together, which compresses better. A candidate's column
+is stored as XOR with the reference's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES = {"uint8": "u8", "uint16": "u16", "uint32": "u32", "int32": "i32", "floa
 
 @dataclass(frozen=True)
 class Column:
-    """One column, and how people see it."""
+    """One column with its title and description."""
 
     name: str
     values: npt.NDArray[Any]
@@ -35,24 +35,24 @@ class Column:
     text: str = ""
     unit: str = ""
     words: str | None = None
-    """Which list of words the values are codes of."""
+    """The list of words that the values are codes of."""
     bits: int = ALL_BITS
-    """Of a float: how many bits after the first are kept."""
+    """Mantissa bits that are kept of a float."""
     like: str | None = None
-    """A column of mostly the same values; only the difference is written."""
+    """A column with mostly equal values; the XOR with it is written."""
     rising: bool = False
-    """Mostly the number before and one more: differences are written."""
+    """Whether values mostly increase by one; differences are written."""
 
 
 def bits_for(rows: int, error: bool = False) -> int:
-    """How many bits of a float are worth their room in a table of so many rows."""
+    """Return the mantissa bits to keep in a table of `rows` rows."""
     if rows <= _LONG:
         return ALL_BITS
     return _ERROR_BITS if error else _VALUE_BITS
 
 
 def entries(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """What the page must know to read the blocks; see docs/report-data.md."""
+    """Return the descriptions that scripts need to read the blocks; see docs/report-data.md."""
     wide = _wide(columns)
     types = {column.name: _typed(column, wide).dtype for column in columns}
     return [
@@ -89,7 +89,7 @@ def _block(column: Column, like: Column | None, wide: Set[str]) -> Block:
 
 
 def _wide(columns: Sequence[Column]) -> set[str]:
-    """Columns of floats of which one is beyond float32, or would be zero in it. What is told by XOR has one type."""
+    """Return float columns with values outside the range of float32. Columns related by XOR share one type."""
     beyond = {column.like or column.name for column in columns if not _fits(column.values)}
     return {column.name for column in columns if (column.like or column.name) in beyond}
 
@@ -109,7 +109,7 @@ def _typed(column: Column, wide: Set[str]) -> npt.NDArray[Any]:
 
 
 def _smallest(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers in the shortest type that holds them all; beyond 32 bits as floats, exact up to 2^53."""
+    """Return integers in the shortest type that holds them; beyond 32 bits as floats, exact up to 2^53."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     for kind in _INTEGERS:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
@@ -118,7 +118,7 @@ def _smallest(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _rounded(values: npt.NDArray[Any], bits: int, size: str) -> npt.NDArray[Any]:
-    """To a float of so many bytes, all bits of it or so many. What is finite stays finite."""
+    """Round to a float of `size` bytes with `bits` mantissa bits. Finite values stay finite."""
     held = np.asarray(values, f"<f{size}")
     spare = np.finfo(held.dtype).nmant - bits
     if bits < ALL_BITS:
@@ -130,5 +130,5 @@ def _rounded(values: npt.NDArray[Any], bits: int, size: str) -> npt.NDArray[Any]
 
 
 def _shuffled(values: npt.NDArray[Any]) -> bytes:
-    """All first bytes, then all second ones, and so on."""
+    """Return all first bytes, then all second bytes, and so on."""
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), values.itemsize).T).tobytes()

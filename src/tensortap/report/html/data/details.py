@@ -1,4 +1,4 @@
-"""One pair or record looked at closely, as the page's scripts take it. docs/report-data.md has the meaning."""
+"""A detail as the page's scripts read it. docs/report-data.md describes the fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIGITS = 6
 
 
 def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[str, Any]:
-    """`row` has the table's columns of the first of the detail's rows."""
+    """Return the document of a detail. `row` is the table's row of the first of its rows."""
     difference = detail.difference
     pair = difference is not None or detail.candidate is not None
     return {
@@ -64,7 +64,7 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
 
 
 def fitting(details: Iterable[tuple[Detail, dict[str, Any]]]) -> list[tuple[Detail, Block]]:
-    """As many documents as a page has room for, as blocks; those that matter most come first."""
+    """Return as many documents as fit into a page, as blocks; the most important come first."""
     found: list[tuple[Detail, Block]] = []
     room = _ROOM
     for detail, document in details:
@@ -77,7 +77,7 @@ def fitting(details: Iterable[tuple[Detail, dict[str, Any]]]) -> list[tuple[Deta
 
 
 def map_object(found: TileMap) -> dict[str, Any]:
-    """Tiles as one byte each: 0 is no difference, 255 is infinite, between them the logarithm from `low` to `high`."""
+    """Return tiles as bytes: 0 is no difference, 255 infinite, the rest a logarithmic scale from `low` to `high`."""
     tiles = found.tiles
     some = tiles[(tiles > 0) & np.isfinite(tiles)]
     low, high = (float(some.min()), float(some.max())) if some.size else (0.0, 0.0)
@@ -142,7 +142,7 @@ def _sketch(detail: Detail) -> dict[str, float] | None:
     found = detail.difference
     if found is None or found.exact or math.isnan(found.rel_l2):
         return None
-    bounded = math.isinf(found.rel_l2_bar)  # only norms are known: it is at least that far
+    bounded = math.isinf(found.rel_l2_bar)  # only norms are known: a lower bound
     return {
         "rel_l2": found.rel_l2,
         "low": found.rel_l2 if bounded else max(0.0, found.rel_l2 - found.rel_l2_bar),

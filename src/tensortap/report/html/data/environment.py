@@ -1,4 +1,4 @@
-"""What two runs ran on, side by side: where they differ is often why they part."""
+"""The environments of two runs side by side; a difference is often the cause of a divergence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOWHERE = "–"
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that a run was started with."""
+    """One setting of a run."""
 
     group: str
     name: str
@@ -39,7 +39,7 @@ class Setting:
 
 
 def settings(reference: Mapping[str, Any], candidate: Mapping[str, Any] | None = None) -> list[Setting]:
-    """From run.json of one or both; what differs comes first."""
+    """Return the settings in run.json of one run or both; those that differ come first."""
     ours, theirs = _flat(reference), {} if candidate is None else _flat(candidate)
     found = [
         Setting(*spot, ours.get(spot, _NOWHERE), None if candidate is None else theirs.get(spot, _NOWHERE))
@@ -49,7 +49,7 @@ def settings(reference: Mapping[str, Any], candidate: Mapping[str, Any] | None =
 
 
 def _flat(info: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """(group, name) and what it is, as text."""
+    """Return the value of each (group, name) as text."""
     found = {("run", name): _said(info[name]) for name in ("framework", "model", "modules", "world") if name in info}
     environment = info.get("environment")
     for name, value in (environment if isinstance(environment, Mapping) else {}).items():

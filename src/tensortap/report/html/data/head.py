@@ -1,4 +1,4 @@
-"""`head`, the document that scripts read first: what both pages say in it. docs/report-data.md has its meaning."""
+"""`head`, the document that scripts read first, as both pages share it. docs/report-data.md describes its keys."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Head"]
 
 @dataclass(frozen=True)
 class Head:
-    """What a page knows beside its columns."""
+    """The data of a page beside its columns."""
 
-    told: Comparison | HealthReport
-    """Whose verdict, sentence, policy and counts it has."""
+    result: Comparison | HealthReport
+    """The result whose verdict, sentence, policy and counts the page shows."""
     outline: TableOutline
     start: int | None
-    """The row to begin at."""
+    """The row that is selected first."""
     first: int | None
-    """Which birth the sentence is about."""
+    """Index of the birth that the sentence names."""
     births: Sequence[Mapping[str, Any]]
     by_step: Mapping[str, Sequence[Any]]
     own: Mapping[str, Any]
-    """What the other page does not have."""
+    """Keys that only this page has."""
     runs: Mapping[str, str]
-    """Paths by their side."""
+    """Paths by side."""
     settings: Sequence[Setting]
     notes: Sequence[str]
     definitions: Mapping[str, str]
@@ -49,10 +49,10 @@ class Head:
             ],
             "columns": columns,
             "words": {name: [clean(word) for word in each] for name, each in words.items()},
-            "verdict": self.told.verdict,
-            "sentence": clean(self.told.sentence),
-            "policy": clean(self.told.policy),
-            "counts": dict(self.told.counts),
+            "verdict": self.result.verdict,
+            "sentence": clean(self.result.sentence),
+            "policy": clean(self.result.policy),
+            "counts": dict(self.result.counts),
             "start": self.outline.start(self.start),
             "first": self.first,
             "first_nonfinite": next(nonfinite, None),

@@ -1,6 +1,6 @@
-"""What the rows of a table of pairs or records are: the tree of their modules, their steps, layers and series.
+"""The structure of a table of pairs or records: modules as a tree, steps, layers and series.
 
-Rows come by rank, then in execution order. Columns are worked on as a whole: a million rows are quick.
+Rows are ordered by rank, then by execution. Everything works on whole columns, so that a million rows are quick.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tensortap.report.wording import shape
 __all__ = ["SCHEMA_VERSION", "Coded", "TableOutline", "coded", "coded_shapes", "elements_of", "greatest"]
 
 SCHEMA_VERSION = 1
-"""Of the data in the page; grows when a key changes its meaning or goes."""
+"""Version of the data in the page; increases when a key changes its meaning or is removed."""
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of repeated strings: a code for each row, and what the codes stand for."""
+    """A column of repeated strings: a code for each row, and the word of each code."""
 
     codes: Ints
     words: list[str]
 
     def within(self, words: Sequence[str]) -> Ints:
-        """The codes that the rows have in another list of words, which has them all."""
+        """Return the codes of the rows in another list that contains all words."""
         places = {word: code for code, word in enumerate(words)}
         return np.array([places[word] for word in self.words], np.int64)[self.codes] if self.words else self.codes
 
 
 def coded(column: Any) -> Coded:
-    """Of an Arrow column of strings; null is the empty one."""
+    """Encode an Arrow column of strings; null becomes the empty string."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     array = array.fill_null("").dictionary_encode()
     if isinstance(array, pa.ChunkedArray):
@@ -52,7 +52,7 @@ def coded(column: Any) -> Coded:
 
 
 def coded_shapes(column: Any) -> Coded:
-    """Of an Arrow column of shapes, in words: "8×256×512"."""
+    """Encode an Arrow column of shapes as text: "8×256×512"."""
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
     if not len(array):
         return Coded(np.empty(0, np.int64), [])
@@ -61,13 +61,13 @@ def coded_shapes(column: Any) -> Coded:
 
 
 def elements_of(shapes: Coded) -> Ints:
-    """How many elements each row's tensor has."""
+    """Return the number of elements of each row's tensor."""
     sizes = [prod(map(int, word.split("×"))) if word[:1].isdecimal() else 1 for word in shapes.words]
     return np.array(sizes, np.int64)[shapes.codes] if sizes else shapes.codes
 
 
 class TableOutline:
-    """What is common to both pages. `table` has the columns of an identity, `cls` and `rank`."""
+    """The structure that both pages share. `table` has the columns of an identity, `cls` and `rank`."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -85,7 +85,7 @@ class TableOutline:
         return modules, names.within(modules.names)
 
     def _by_run(self, names: Coded) -> list[int]:
-        """Codes of modules in the order in which they ran; parameters are listed before anything runs."""
+        """Return codes of modules in execution order. The state of modules is recorded earlier and does not count."""
         phases = coded(self.table.column("phase"))
         ran = np.flatnonzero(np.array([word != "state" for word in phases.words], bool)[phases.codes])
         some, first = np.unique(names.codes[ran], return_index=True)
@@ -98,12 +98,12 @@ class TableOutline:
 
     @property
     def module(self) -> Ints:
-        """Each row's module, by its code."""
+        """The code of each row's module."""
         return self._modules[1]
 
     @cached_property
     def series(self) -> Ints:
-        """Equal for rows that differ in their step only."""
+        """A number that is equal for rows that differ only in their step."""
         whole = np.zeros(self.rows, np.int64)
         for part in (
             self.ints("rank"),
@@ -116,13 +116,13 @@ class TableOutline:
             joined = whole * (high - low + 1) + (part - low)
             values, first, inverse = np.unique(joined, return_index=True, return_inverse=True)
             rank = np.empty(len(values), np.int64)
-            rank[np.argsort(first, kind="stable")] = np.arange(len(values))  # numbered as they come
+            rank[np.argsort(first, kind="stable")] = np.arange(len(values))  # in order of appearance
             whole = rank[inverse]
         return whole
 
     @cached_property
     def scopes(self) -> list[dict[str, int]]:
-        """Rows of one step of one rank, which lie together."""
+        """Ranges of rows of one step of one rank."""
         ranks, steps = self.ints("rank"), self.ints("step")
         if not self.rows:
             return []
@@ -144,17 +144,17 @@ class TableOutline:
         return [int(rank) for rank in np.unique(self.ints("rank"))]
 
     def start(self, row: int | None) -> dict[str, Any]:
-        """Where the page begins: at a row, or else with the first step."""
+        """Return the first selection of the page: a row, or else the first step."""
         here = (scope for scope in self.scopes if row is None or scope["begin"] <= row < scope["end"])
         scope = next(here, {"step": 0, "rank": 0})
         return {"step": scope["step"], "rank": scope["rank"], "row": row}
 
     def step_places(self) -> Ints:
-        """Each row's step, as its place among the steps."""
+        """Return the position of each row's step among the steps."""
         return np.searchsorted(np.array(self.steps, np.int64), self.ints("step"))
 
     def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
-        """The identity of every row, and the words that codes stand for."""
+        """Return the columns of the identity, and the words of their codes."""
         path, cls = coded(self.table.column("path")), coded(self.table.column("cls"))
         phase, kind = (coded(self.table.column(name)) for name in ("phase", "kind"))
         words = {
@@ -176,10 +176,14 @@ class TableOutline:
                 "forward, backward, or the model's state.",
                 words="phase",
             ),
-            Column("kind", kind.within(words["kind"]), "kind", "What the tensor is to its module.", words="kind"),
+            Column("kind", kind.within(words["kind"]), "kind", "The role of the tensor for its module.", words="kind"),
             Column("module", self.module, "module", "The module that the tensor belongs to."),
             Column(
-                "path", path.codes, "path", "Where in the arguments or outputs it sits, or its own name.", words="path"
+                "path",
+                path.codes,
+                "path",
+                "Position in the arguments or outputs, or the parameter's own name.",
+                words="path",
             ),
             Column("cls", cls.codes, "class", "The module's class.", words="cls"),
             Column("series", self.series, "series", "Equal for rows that differ in their step only.", rising=True),
@@ -187,7 +191,7 @@ class TableOutline:
         return found, words
 
     def object(self) -> dict[str, Any]:
-        """The keys of `head` that say what the rows are."""
+        """Return the keys of `head` that describe the rows."""
         return {
             "schema": SCHEMA_VERSION,
             "rows": self.rows,
@@ -204,7 +208,7 @@ def _with(known: Sequence[str], met: Sequence[str]) -> list[str]:
 
 
 def greatest(values: npt.NDArray[np.float64], groups: Any, count: int) -> tuple[list[int | None], list[float | None]]:
-    """Of each group the row with the greatest value, and the value; None where no row has one."""
+    """Return the row with the greatest value of each group, and the value; None if no row has one."""
     rows: list[int | None] = [None] * count
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.lexsort((-known, values[known]))]  # of equal ones, the earliest row is written last

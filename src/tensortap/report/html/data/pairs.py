@@ -1,4 +1,4 @@
-"""What the scripts draw a comparison from: `head` and the columns. docs/report-data.md has their meaning."""
+"""The data of the comparison page: `head` and the columns. docs/report-data.md describes both."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ _MOST_PERCENT = 65534
 _AT_LEAST = 65535
 _TEXTS = {
     "rel_l2": ("rel. error", "|candidate − reference| / |reference|; 0 where equal."),
-    "one_minus_cosine": ("1 − cos", "How far both point in other directions."),
-    "max_abs": ("max abs", "The greatest difference of two elements."),
+    "one_minus_cosine": ("1 − cos", "How much the directions of both tensors differ."),
+    "max_abs": ("max abs", "The greatest absolute difference of two elements."),
     "max_ulp": ("ULP", "The greatest distance in units in the last place."),
     "mismatched": ("mismatched", "Share of elements outside atol + rtol · |reference|."),
-    "tolerance": ("allowed", "The relative error that was allowed."),
-    "row_rel_l2": ("worst row", "The relative error of the worst row along the last dimension, by itself."),
-    "row_tolerance": ("allowed of a row", "The relative error that was allowed of a single row."),
+    "tolerance": ("allowed", "The relative error that is allowed."),
+    "row_rel_l2": ("worst row", "The relative error of the worst row along the last dimension."),
+    "row_tolerance": ("allowed per row", "The relative error that is allowed for a single row."),
 }
 _MAPPED = {
-    "module_candidate": ("module, candidate", "What the candidate calls the module, if it is something else."),
-    "path_candidate": ("path, candidate", "What the candidate calls the tensor, if it is something else."),
-    "layout": ("layout", "What was done to the candidate's tensor to read it as the reference's."),
+    "module_candidate": ("module, candidate", "The candidate's name of the module, if it differs."),
+    "path_candidate": ("path, candidate", "The candidate's name of the tensor, if it differs."),
+    "layout": ("layout", "How the candidate's tensor is rearranged to match the reference."),
 }
 _ONE_SIDED = {"missing": "never comes", "extra": "comes, though not in the reference"}
 
 
 class PairsData:
-    """Plain data from a comparison, in columns."""
+    """A comparison as columns of plain data."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.outline = TableOutline(comparison.table)
         self.places = _places(comparison)
-        """Rows of the births, in their order."""
+        """Rows of the births, in execution order."""
 
     def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
-        """All columns, and the words that their codes stand for."""
+        """Return all columns, and the words of their codes."""
         found, words = self.outline.columns()
         more, more_words = self._judged()
         found += more + self._measured() + self._sides()
@@ -64,7 +64,7 @@ class PairsData:
     def head(self) -> Head:
         comparison = self.comparison
         return Head(
-            told=comparison,
+            result=comparison,
             outline=self.outline,
             start=self._start(),
             first=0 if comparison.first is not None and self.births else None,
@@ -84,7 +84,7 @@ class PairsData:
 
     # --- columns ---------------------------------------------------------------------------------------------------
     def floats(self, name: str) -> npt.NDArray[np.float64]:
-        """A column of numbers; NaN where nothing is known."""
+        """Return a column of numbers; NaN where unknown."""
         return np.asarray(self.comparison.table.column(name).to_numpy(), np.float64)
 
     def _judged(self) -> tuple[list[Column], dict[str, list[str]]]:
@@ -105,12 +105,12 @@ class PairsData:
                 "status", status.within(words["status"]), "status", "Equal, close, or how it failed.", words="status"
             ),
             Column("birth", _flags(table, "birth"), "birth", "A wrong value was born here."),
-            Column("rule", rule.codes, "rule", "Which rule gave the tolerance.", words="rule"),
+            Column("rule", rule.codes, "rule", "The tolerance rule.", words="rule"),
             Column(
                 "container",
                 container.within(words["container"]),
                 "born in",
-                "The module in whose own code the value was born, if that is another one.",
+                "The module in whose own code the value was born, if it is another one.",
                 words="container",
             ),
         ]
@@ -163,13 +163,13 @@ class PairsData:
     # --- head ------------------------------------------------------------------------------------------------------
     @cached_property
     def births(self) -> list[dict[str, Any]]:
-        """Every birth that has a row in words, in execution order."""
+        """Every birth that has a row, as text, in execution order."""
         rows = pairs.rows_of(self.comparison, self.places) if self.places else []
         return [self._birth(*each) for each in zip(_seen(self.comparison), self.places, rows, strict=True)]
 
     @property
     def missing(self) -> list[dict[str, Any]]:
-        """What one side alone has, and so has no row, in words."""
+        """Births of one side alone, which have no row, as text."""
         return [
             {
                 "row": None,
@@ -196,7 +196,7 @@ class PairsData:
         }
 
     def _start(self) -> int | None:
-        """The first birth; in a match, what is nearest to its tolerance."""
+        """Return the row of the first birth; in a match, of the pair closest to its tolerance."""
         rows = self.places[:1] or (pairs.nearest(self.comparison, 1) if self.outline.rows else [])
         return rows[0] if rows else None
 
@@ -210,8 +210,8 @@ class PairsData:
         found |= {name: counts[:, at].tolist() for at, name in enumerate(STATUSES)}
         found["births"] = np.bincount(places, births, minlength=steps).astype(int).tolist()
         error = self.floats("rel_l2")
-        told = np.isfinite(error) & (status != STATUSES.index("nonfinite"))  # that one is of the finite elements alone
-        found["worst_row"], found["worst"] = greatest(np.where(told, error, np.nan), places, steps)
+        known = np.isfinite(error) & (status != STATUSES.index("nonfinite"))  # its error covers finite elements alone
+        found["worst_row"], found["worst"] = greatest(np.where(known, error, np.nan), places, steps)
         return found
 
     def _unmatched(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
 
 
 def command(comparison: Comparison, birth: Finding) -> str:
-    """What shows the birth in a terminal; nothing if no command compares the two again."""
+    """Return the command that shows the birth in a terminal; empty if no command can repeat the comparison."""
     if comparison.options is None:
         return ""
     words = ["tensortap", "compare", comparison.reference, comparison.candidate, *comparison.options]
@@ -268,12 +268,12 @@ def _flags(table: Any, name: str) -> npt.NDArray[np.int64]:
 
 
 def _or_none(column: Coded) -> list[str]:
-    """The words of a column that may have none: the first is empty."""
+    """Return the words of an optional column; the first is empty."""
     return ["", *(word for word in column.words if word)]
 
 
 def _both(table: Any, name: str) -> tuple[dict[str, npt.NDArray[np.int64]], list[str]]:
-    """Codes of both sides in one list of words."""
+    """Encode both sides with one list of words."""
     read = coded_shapes if name == "shape" else coded
     sides = {side: read(table.column(f"{name}_{side}")) for side in ("reference", "candidate")}
     words = list(dict.fromkeys([*sides["reference"].words, *sides["candidate"].words]))

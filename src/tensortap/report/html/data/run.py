@@ -1,4 +1,4 @@
-"""What the scripts draw a single run from: `head` and the columns. docs/report-data.md has their meaning."""
+"""The data of the page about one run: `head` and the columns. docs/report-data.md describes both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["RunData"]
 
 
 class RunData:
-    """Plain data about one run, in columns."""
+    """One run as columns of plain data."""
 
     def __init__(self, facts: RunFacts, examination: HealthReport) -> None:
         self.facts = facts
@@ -57,7 +57,7 @@ class RunData:
     def head(self) -> Head:
         births, first = self.births, self.first
         return Head(
-            told=self.examination,
+            result=self.examination,
             outline=self.outline,
             start=None if first is None else births[first]["row"],
             first=first,
@@ -83,7 +83,7 @@ class RunData:
 
     @property
     def unseen(self) -> list[tuple[int, Coverage]]:
-        """Modules that were not simply seen."""
+        """Modules that were not fully seen."""
         every = ((rank, row) for rank, rows in self.facts.coverage.items() for row in rows)
         return [(rank, row) for rank, row in every if row.status != "seen" or row.reason]
 
@@ -93,7 +93,7 @@ class RunData:
 
     @property
     def first(self) -> int | None:
-        """Which birth the sentence is about: a NaN before all else."""
+        """Index of the birth that the sentence names: a NaN comes first."""
         nonfinite = (at for at, birth in enumerate(self.births) if birth["status"] == "nonfinite")
         return next(nonfinite, 0 if self.births else None)
 
@@ -139,7 +139,7 @@ class RunData:
         return found
 
     def _gradients(self) -> dict[str, Any]:
-        """Norms of parameter gradients by layer and step."""
+        """Return norms of parameter gradients by layer and step."""
         layers = np.array(self.outline.modules.layers, np.int64)[self.outline.module]
         count, steps = len(self.outline.modules.layer_codes), len(self.outline.steps)
         norms = self._norms(layers * steps + self.outline.step_places(), count * steps)
@@ -152,8 +152,8 @@ class RunData:
         }
 
     def _norms(self, groups: Any, count: int) -> list[float | None]:
-        """The norm of all parameter gradients of a group together, on its first rank; None where it has none, infinite
-        where one is not finite."""
+        """Return the norm of all parameter gradients of each group on the first rank; None without gradients, infinite
+        if one is not finite."""
         if not self.outline.rows:
             return [None] * count
         kinds = coded(self.examination.table.column("kind"))
