@@ -10,7 +10,7 @@ import pytest
 from made_runs import Seen, values, write
 
 import tensortap as tt
-from tensortap.compare.details import records as run_closeups
+from tensortap.compare.details import records as record_details
 from tensortap.core.records import HealthReport
 
 
@@ -162,7 +162,7 @@ def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> 
 
 
 def test_the_first_look_is_free_whatever_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_closeups, "MOST_ELEMENTS", 30)
+    monkeypatch.setattr(record_details, "MOST_ELEMENTS", 30)
     found = run(tmp_path / "run", [Seen("a", values(1, (8, 8))), Seen("b", values(2, (8, 8)))], details=5)
     assert [detail.whole for detail in found.details] == [True, False]
     assert "too large" in found.details[1].why
