@@ -137,7 +137,7 @@ def test_only_what_was_asked_for_is_examined(tmp_path: Path) -> None:
     assert len(tt.health(path, kinds="param")) == 0
     nothing = tt.health(path, kinds="param", details=4)
     assert nothing.verdict == "empty"
-    assert nothing.sentence.startswith("There is nothing to look at")
+    assert nothing.sentence.startswith("There is nothing to examine")
 
 
 def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 read the cause and the table `CAUSES`. A new class of mistake takes a member of `Cause`, an entry of `CAUSES` and a rule
 in `compare.judge.causes`.
 
-A cause names the code to look at. A finding's status says how its value is wrong (diverged, nonfinite, shape), whatever
+A cause names the code to inspect. A finding's status says how its value is wrong (diverged, nonfinite, shape), whatever
 the cause.
 """
 

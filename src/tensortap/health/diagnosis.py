@@ -281,7 +281,7 @@ def _finding(side: Side, row: int, status: str) -> HealthFinding:
 
 def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str:
     if not len(side):
-        return "There is nothing to look at: the run has no record of what was asked for."
+        return "There is nothing to examine: the run has no record of what was asked for."
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])

@@ -152,8 +152,8 @@ def estimate(
     overflowed = ~np.isfinite(apart) & ~without
     _bound(measures, pairs[without], _NO_SKETCH)
     _bound(measures, pairs[overflowed], _OVERFLOW)
-    told = np.isfinite(apart)
-    _from_distance(measures, pairs[told], apart[told])
+    known = np.isfinite(apart)
+    _from_distance(measures, pairs[known], apart[known])
     _limit(measures, reference, candidate, alignment, pairs)
 
 
@@ -168,8 +168,8 @@ def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -
     measures.rel_l2[pairs] = relative
     measures.rel_l2_bar[pairs] = _ERROR_BAR * relative + _ROUNDING
     # Where the norms are far apart, the error of the distance is larger than all that the angle adds to it.
-    told = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
-    measures.cosine[pairs] = np.where(told, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
+    meaningful = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
+    measures.cosine[pairs] = np.where(meaningful, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
     measures.l2_difference[pairs] = apart
 
 

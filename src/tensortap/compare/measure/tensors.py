@@ -1,4 +1,4 @@
-"""Pairs of whole tensors, measured where they lie; the same two tensors once, however many records saw them."""
+"""Measure pairs of whole tensors from their files, the same two tensors once, however many records they have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensortap.kernels.pairs.reference import PairMeasure, measure
 __all__ = ["Tolerances", "is_little_work", "measure_tensors"]
 
 Tolerances = tuple[float | None, float | None]
-"""rtol and atol that decide which elements count as mismatched; None is the usual one of the dtypes."""
+"""rtol and atol that decide which elements count as mismatched; None is the default of the dtypes."""
 Progress = Callable[[int, int], None]
 
 # NumPy takes 0.3 ms a pair and 0.4 s a million elements; loading the compiled kernel takes 0.5 s.
@@ -60,12 +60,12 @@ def measure_tensors(
         straight[:] = False
     done = 0
     for chosen in (np.flatnonzero(straight), np.flatnonzero(~straight)):
-        told = None if progress is None else partial(_tell, progress, done, int(nbytes.sum()))
+        report_bytes = None if progress is None else partial(_report_progress, progress, done, int(nbytes.sum()))
         spots = left[first[chosen]], right[first[chosen]]
         if straight[chosen].any():
-            measured = _on_disk(reference, candidate, *spots, tolerances, engine, told)
+            measured = _on_disk(reference, candidate, *spots, tolerances, engine, report_bytes)
         else:
-            measured = _in_memory(reference, candidate, *spots, tolerances, told, in_numpy)
+            measured = _in_memory(reference, candidate, *spots, tolerances, report_bytes, in_numpy)
         for number, found in measured:
             for place in groups[chosen[number]]:
                 yield int(pairs[place]), found
@@ -81,7 +81,7 @@ def is_little_work(reference: Side, alignment: Alignment, pairs: npt.NDArray[Any
     return len(pairs) <= _MOST_IN_NUMPY and int(elements.sum()) <= _MOST_ELEMENTS_IN_NUMPY
 
 
-def _tell(progress: Progress, before: int, whole: int, done: int) -> None:
+def _report_progress(progress: Progress, before: int, whole: int, done: int) -> None:
     progress(before + done, whole)
 
 
@@ -92,7 +92,7 @@ def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
-    """The one that was asked for."""
+    """Return the engine that the options ask for; None leaves the choice to `engine.choose`."""
     if device is not None:
         return OnDevice(device)
     if workers is None:
@@ -107,14 +107,14 @@ def _on_disk(
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
     engine: Engine | None,
-    told: Callable[[int], None] | None,
+    report_bytes: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     sizes = reference.l2[left].tolist()
     tasks = [
         Task(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
         for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
-    return (engine or choose(tasks)).run(tasks, told)
+    return (engine or choose(tasks)).run(tasks, report_bytes)
 
 
 def _in_memory(
@@ -123,7 +123,7 @@ def _in_memory(
     left: npt.NDArray[np.int64],
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
-    told: Callable[[int], None] | None,
+    report_bytes: Callable[[int], None] | None,
     in_numpy: bool,
 ) -> Iterator[tuple[int, PairMeasure]]:
     done = 0
@@ -135,8 +135,8 @@ def _in_memory(
         else:
             yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1], size=size)
         done += sum(array.nbytes for array in arrays)
-        if told is not None:
-            told(done)
+        if report_bytes is not None:
+            report_bytes(done)
 
 
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:
