@@ -95,7 +95,7 @@ def test_what_is_equal_is_off_by_nothing(opened: Opened) -> None:
     assert (found.max_abs, found.max_ulp, found.mismatched, found.row_rel_l2) == (0, 0, 0, 0)
 
 
-def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, [Seen("fc", values(1)), Seen("fc", values(2), step=1)])
     lost = sorted((tmp_path / "b").rglob("*.safetensors"))[0]
@@ -137,7 +137,7 @@ def test_any_pair_can_be_asked_for_while_the_runs_are_open(opened: Opened) -> No
     assert looks.map(3, Window(0, 2, 0, 2)).tiles == pytest.approx(0.5)
 
 
-def test_the_users_own_tolerance_is_told(tmp_path: Path) -> None:
+def test_the_users_own_tolerance_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc2": 0.5}))
     found = tt.compare(tmp_path / "a", tmp_path / "b", details=1, rtol=0.25).details[0]
@@ -150,8 +150,8 @@ def test_a_comparison_knows_the_options_it_was_made_with(tmp_path: Path) -> None
         write(tmp_path / name, chain(steps=(0, 1)))
     assert tt.compare(tmp_path / "a", tmp_path / "b", steps=[0]).options == []
     asked = {"rename": ["x=y"], "rtol": 0.5, "noise": [tmp_path / "a2"], "steps": {0: 1}}
-    told = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
-    assert told == ["--rename", "x=y", "--step", "0:1", "--rtol", "0.5", "--noise", str(tmp_path / "a2")]
+    reported = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
+    assert reported == ["--rename", "x=y", "--step", "0:1", "--rtol", "0.5", "--noise", str(tmp_path / "a2")]
 
 
 def test_choosing_pairs() -> None:

@@ -1,4 +1,4 @@
-"""One run by itself: what is suspicious, where it is born, and what is not."""
+"""The health of a single run: suspicious records, their births, and records that are fine."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:
     assert second.reference.l2 == pytest.approx(float(np.linalg.norm(values(2))), rel=1e-6)
 
 
-def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [Seen("a", values(1)), Seen("b", values(2), step=1)])
     lost = sorted(path.rglob("*.safetensors"))[0]
     lost.unlink()

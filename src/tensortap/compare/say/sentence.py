@@ -34,7 +34,7 @@ _PARTS = {"grad_input": "input", "grad_output": "output", "param_grad": "paramet
 
 
 class ComparedTensor(NamedTuple):
-    """What a sentence needs to know about one side's tensor."""
+    """One side's tensor, as far as a sentence describes it."""
 
     shape: tuple[int, ...]
     nonfinite: int

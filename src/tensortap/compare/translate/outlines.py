@@ -1,4 +1,4 @@
-"""What mapping needs to know about a run: its modules, their tensors, their inputs and outputs."""
+"""The outline of a run that mapping uses: its modules, their tensors, their inputs and outputs."""
 
 from __future__ import annotations
 
