@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +28,7 @@ Progress = Callable[[int, int], None]
 
 # NumPy takes 0.3 ms a pair and 0.4 s a million elements; loading the compiled kernel takes 0.5 s.
 _MOST_IN_NUMPY, _MOST_ELEMENTS_IN_NUMPY = 256, 1 << 18
+_COMPILER = "numba"
 
 
 def measure_tensors(
@@ -75,8 +77,11 @@ def measure_tensors(
 def is_little_work(reference: Side, alignment: Alignment, pairs: npt.NDArray[Any]) -> bool:
     """Whether NumPy measures these pairs before the compiled kernel would even be loaded.
 
-    The numbers are the same but for the order of summation.
+    A process that has the compiler loaded, because it captures or checks, uses the kernel for all work. The numbers are
+    the same but for the order of summation.
     """
+    if _COMPILER in sys.modules:
+        return False
     elements = reference.elements[alignment.reference[pairs]]
     return len(pairs) <= _MOST_IN_NUMPY and int(elements.sum()) <= _MOST_ELEMENTS_IN_NUMPY
 
