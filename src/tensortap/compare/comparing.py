@@ -60,13 +60,13 @@ def open_comparison(
     kinds = (options.kinds,) if isinstance(options.kinds, str) else options.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    renames = Renames.of(options.rename)
+    rules = None if options.mapping is None else read_rules(options.mapping)
     device = device_of(options)
     reference, candidate = open_source(reference_source, opened), open_source(candidate_source, opened)
-    rules = None if options.mapping is None else read_rules(options.mapping)
     names = None if rules is None or frameworks_differ(reference, candidate) else exact_names(rules)
     if names is not None:
-        rules = None
-    renames = Renames.of(options.rename, names)
+        rules, renames = None, Renames.of(options.rename, names)
     if not renames and rules is None:
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
