@@ -1,6 +1,6 @@
 """For tests: an assertion that two runs match, and a fixture that captures into the test's own folder.
 
-The fixture is there wherever tensortap is installed; the assertion is imported:
+pytest finds the fixture wherever tensortap is installed; tests import the assertion:
 
 >>> from tensortap.pytest_plugin import assert_runs_match
 >>>
@@ -11,7 +11,7 @@ The fixture is there wherever tensortap is installed; the assertion is imported:
 ...             tap.step()
 ...     assert_runs_match(tap.path.parent / "old", tap.path.parent / "new")
 
-pytest loads this module at every start, in projects that may never use it: nothing heavy is imported until it is used.
+pytest loads this module at every start, in projects that may never use it: heavy imports wait until it is used.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["assert_runs_match", "tensortap_capture"]
 
 
-class Capture(Protocol):
-    """What the fixture gives: `tensortap.capture` with a name instead of a path."""
+class NamedCapture(Protocol):
+    """The value of the fixture: `tensortap.capture` with a name instead of a path."""
 
     def __call__(self, model: Any, name: str | None = None, **options: Any) -> Tap: ...
 
@@ -44,7 +44,7 @@ def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, 
 
     A run is a path or an open run, such as the `tap.run` of a capture in memory.
 
-    Returns the comparison, for further questions.
+    Return the comparison.
     """
     __tracebackhide__ = True
     import tensortap
@@ -60,10 +60,10 @@ def assert_runs_match(reference: str | Path | Run, candidate: str | Path | Run, 
 
 
 @pytest.fixture
-def tensortap_capture(tmp_path: Path) -> Iterator[Capture]:
-    """Capture into `tmp_path / name`; taps that the test left open are closed at its end.
+def tensortap_capture(tmp_path: Path) -> Iterator[NamedCapture]:
+    """Capture into `tmp_path / name`. Taps that the test leaves open are closed at its end.
 
-    Without a name it is `run`, then `run-2`, `run-3` and so on. An error inside the tap fails the test, unless
+    Without a name, runs are `run`, `run-2`, `run-3` and so on. An error inside the tap fails the test, unless
     `on_error="warn"` is given.
     """
     import tensortap

@@ -51,7 +51,7 @@ def test_records_may_be_chosen(capsys: Capsys, suspicious: Path) -> None:
 def test_nothing_to_examine_ends_with_3(capsys: Capsys, suspicious: Path) -> None:
     said = call(capsys, "health", suspicious, "--module", "nowhere")
     assert said.code == 3
-    assert said.out.startswith("∅ There is nothing to look at")
+    assert said.out.startswith("∅ There is nothing to examine")
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "-")])

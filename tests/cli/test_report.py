@@ -49,7 +49,7 @@ def test_one_run_makes_a_page_and_ends_well_though_it_has_a_nan(capsys: Capsys) 
 def test_a_page_about_nothing_ends_with_3(capsys: Capsys) -> None:
     said = call(capsys, "report", "b", "--step", "99")
     assert said.code == 3
-    assert "There is nothing to look at" in said.out
+    assert "There is nothing to examine" in said.out
     assert ReadPage(Path("report.html").read_text()).head["verdict"] == "empty"
 
 

@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("side", ["reference", "candidate", "noise"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_cannot_be_read_is_told_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
+def test_what_cannot_be_read_is_reported_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
     write(runs / "noisy", chain(off={"fc2": 0.1}))
     break_it, words = DAMAGES[damage]
     target = {"reference": runs / "reference", "candidate": runs / "other", "noise": runs / "noisy"}[side]

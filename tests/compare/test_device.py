@@ -193,11 +193,11 @@ def test_small_tensors_stay_on_the_cpu(device: TorchPairs, tmp_path: Path) -> No
         Task(r, c)
         for r, c in zip(write_file(tmp_path / "r", reference), write_file(tmp_path / "c", candidate), strict=True)
     ]
-    told: list[int] = []
-    found, expected = dict(OnDevice(device).run(tasks, told.append)), dict(Serial().run(tasks))
+    reported: list[int] = []
+    found, expected = dict(OnDevice(device).run(tasks, reported.append)), dict(Serial().run(tasks))
     assert {repr(found[n]) == repr(expected[n]) for n in range(len(tasks)) if tasks[n].nbytes < 1 << 20} == {True}
-    assert told[-1] == sum(task.nbytes for task in tasks)
-    assert told == sorted(told)
+    assert reported[-1] == sum(task.nbytes for task in tasks)
+    assert reported == sorted(reported)
 
 
 def test_a_file_that_is_cut_off_or_gone_is_named(device: TorchPairs, tmp_path: Path) -> None:

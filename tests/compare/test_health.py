@@ -1,4 +1,4 @@
-"""One run by itself: what is suspicious, where it is born, and what is not."""
+"""The health of a single run: suspicious records, their births, and records that are fine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from made_runs import Seen, values, write
 
 import tensortap as tt
-from tensortap.compare.details import records as run_closeups
+from tensortap.compare.details import records as record_details
 from tensortap.core.records import HealthReport
 
 
@@ -137,7 +137,7 @@ def test_only_what_was_asked_for_is_examined(tmp_path: Path) -> None:
     assert len(tt.health(path, kinds="param")) == 0
     nothing = tt.health(path, kinds="param", details=4)
     assert nothing.verdict == "empty"
-    assert nothing.sentence.startswith("There is nothing to look at")
+    assert nothing.sentence.startswith("There is nothing to examine")
 
 
 def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_details_have_a_histogram_where_bytes_were_kept(tmp_path: Path) -> None:
     assert second.reference.l2 == pytest.approx(float(np.linalg.norm(values(2))), rel=1e-6)
 
 
-def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [Seen("a", values(1)), Seen("b", values(2), step=1)])
     lost = sorted(path.rglob("*.safetensors"))[0]
     lost.unlink()
@@ -162,7 +162,7 @@ def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> 
 
 
 def test_the_first_look_is_free_whatever_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_closeups, "MOST_ELEMENTS", 30)
+    monkeypatch.setattr(record_details, "MOST_ELEMENTS", 30)
     found = run(tmp_path / "run", [Seen("a", values(1, (8, 8))), Seen("b", values(2, (8, 8)))], details=5)
     assert [detail.whole for detail in found.details] == [True, False]
     assert "too large" in found.details[1].why

@@ -370,6 +370,8 @@ def test_numbers_do_not_depend_on_the_workers(tmp_path: Path) -> None:
 
 def test_progress_goes_to_the_end(tmp_path: Path) -> None:
     ours, theirs = write(tmp_path / "a", chain()), write(tmp_path / "b", chain(off={"fc1": 0.1, "fc3": 0.1}))
-    told: list[tuple[int, int]] = []
-    tt.compare(ours, theirs, progress=lambda done, whole: told.append((done, whole)))
-    assert told[-1] == (2 * 2 * 24 * 4, 2 * 2 * 24 * 4), "two pairs of 24 float32, both sides; equal ones cost nothing"
+    reported: list[tuple[int, int]] = []
+    tt.compare(ours, theirs, progress=lambda done, whole: reported.append((done, whole)))
+    assert reported[-1] == (2 * 2 * 24 * 4, 2 * 2 * 24 * 4), (
+        "two pairs of 24 float32, both sides; equal ones cost nothing"
+    )

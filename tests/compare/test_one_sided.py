@@ -1,4 +1,4 @@
-"""Verdicts where something is not there: what nobody recorded, what only one side has, what was never called."""
+"""Verdicts on incomplete runs: kinds that were not recorded, records of one side only, modules never called."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_where_inputs_were_not_recorded_only_the_first_is_born(tmp_path: Path) -
     assert "and its inputs were not recorded" in result.sentence
 
 
-def test_an_optimizer_is_not_cleared_by_parameters_that_nobody_recorded(tmp_path: Path) -> None:
+def test_an_optimizer_is_not_cleared_by_unrecorded_parameters(tmp_path: Path) -> None:
     result = tt.compare(
         trained(tmp_path / "a", attending(), steps=4), trained(tmp_path / "b", attending(), steps=4, betas=(0.9, 0.99))
     )
@@ -329,7 +329,7 @@ def test_a_loss_of_parts_that_are_called_one_by_one(tmp_path: Path) -> None:
     assert "the gradient that enters second at its output is off" in sentence and "look at the loss" in sentence
 
 
-def test_other_names_that_no_rule_explains_are_told(tmp_path: Path) -> None:
+def test_other_names_that_no_rule_explains_are_reported(tmp_path: Path) -> None:
     for name in "ab":
         model = seeded(lambda: nn.Sequential(Residual(16), Residual(16), Residual(16)))
         if name == "b":
@@ -353,7 +353,7 @@ def test_what_both_runs_say_is_said_once(tmp_path: Path) -> None:
     assert len([note for note in notes if "nothing.of.that" in note]) == 1
 
 
-# --- nobody to blame --------------------------------------------------------------------------------------------------
+# --- no birth ---------------------------------------------------------------------------------------------------------
 def test_what_differs_is_never_called_a_match(tmp_path: Path) -> None:
     """One branch is cut off that should not be, and another one not that should: each alone would explain the other."""
 

@@ -99,7 +99,7 @@ def test_the_containers_own_code(tmp_path: Path) -> None:
 
 
 def test_a_call_alike_is_not_spoken_of(tmp_path: Path) -> None:
-    """The second block is called differently, but it is the first that goes wrong by itself."""
+    """The second block is called differently, but the first one is wrong on its own."""
     a = ran(tmp_path / "a", {1: {"is_causal": True}})
     wrong = {0: {"scale": 2.0}}
     b = ran(tmp_path / "b", wrong)

@@ -166,7 +166,7 @@ def trained(path: Path, ranks: Sequence[int], monkeypatch: pytest.MonkeyPatch) -
     return path
 
 
-def test_a_check_names_the_ranks_that_nobody_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_names_the_unchecked_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = trained(tmp_path / "a", ALL, monkeypatch)
     for world in (1, 2):
         monkeypatch.setenv("RANK", "0")

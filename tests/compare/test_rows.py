@@ -104,7 +104,7 @@ def test_what_a_noisy_run_differs_by_counts_for_rows(tmp_path: Path) -> None:
     assert tt.compare(*paths, noise=[again]).verdict == "match"
 
 
-def test_a_row_that_came_in_wrong_is_handed_on(tmp_path: Path) -> None:
+def test_the_error_of_an_incoming_row_propagates(tmp_path: Path) -> None:
     """Two modules: the first makes the row wrong, the second only passes it on."""
     inside, after = values(2, SHAPE), values(3, SHAPE)
     first = Seen("fc1", values(1), "input")

@@ -1,4 +1,4 @@
-"""A recording that stopped early does not match a whole one: nobody looked at the rest."""
+"""A recording that stopped early does not match a whole one: the rest was never recorded."""
 
 from __future__ import annotations
 

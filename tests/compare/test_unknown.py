@@ -132,7 +132,7 @@ def test_nothing_that_could_be_judged_is_no_match(tmp_path: Path) -> None:
     assert result.sentence == "Too little to judge: the one pair there is could not be judged."
 
 
-def test_a_zero_reference_is_told_as_such(tmp_path: Path) -> None:
+def test_a_zero_reference_is_reported_as_such(tmp_path: Path) -> None:
     for keep in (True, False):
         ours, theirs = (
             [Seen("fc", values(1), "input", keep=keep), Seen("fc", array, keep=keep)]

@@ -218,7 +218,7 @@ def test_the_sentence_is_for_people(runs: Runs, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", ["output", "later", "glue", "backward", "parameter's gradient", "nan", "loss"])
-def test_what_was_only_handed_on_is_no_birth(runs: Runs, mistake: str) -> None:
+def test_a_propagated_error_is_no_birth(runs: Runs, mistake: str) -> None:
     result = runs.compared(mistake)
     wrong = sum(result.counts.get(name, 0) for name in ("diverged", "nonfinite"))
     assert wrong > 200, "it went far"

@@ -1,4 +1,4 @@
-"""Pairs of runs that are right both: the same again, or the same by another way. None of them may alarm."""
+"""Pairs of right runs: the same again, or the same computed in another way. None of them may raise an alarm."""
 
 from __future__ import annotations
 

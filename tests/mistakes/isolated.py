@@ -1,4 +1,4 @@
-"""The mistakes in bfloat16, each module fed from the reference, with a measured noise floor; one at a time and two."""
+"""The mistakes in bfloat16, each module on the reference's own inputs, with measured noise; one at a time and two."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .running import SEED, Training, backward, train_under, training_of
 from .same import sums_in_two
 from .zoo import MISTAKES, Mistake
 
-# They round to bfloat16, which here everything does.
+# They round to bfloat16, as everything does here.
 _NO_MISTAKES = ("softmax-in-bf16", "one-layer-in-bf16", "router-in-bf16", "weight-gradient-in-bf16")
 IN_SHORT = [mistake for mistake in MISTAKES if mistake.name not in _NO_MISTAKES]
 OTHER_ROUNDING = sums_in_two(1 / 2)
-# In short numbers a softmax makes ties of what was not quite one: experts chosen before and after it really differ.
+# In short dtypes a softmax makes ties of nearly equal numbers: experts chosen before and after it really differ.
 CLEAN_IN_SHORT = [pair for pair in (*SUMS, *EQUIVALENT) if pair.name != "experts-softmax-last"]
 
 
 @dataclass(frozen=True)
 class Named:
-    """What was planted, and which modules were named for it, in their order."""
+    """The mistakes that were made, and the modules that were named for them, in order."""
 
     mistakes: tuple[Mistake, ...]
     modules: tuple[str, ...]
@@ -67,15 +67,15 @@ class References:
         return run, noise
 
     def checked(self, model: str, apply: Apply, *, isolate: bool = True, steps: int = 1) -> Any:
-        """The comparison of a training to which something was done."""
+        """Return the comparison of a training that was changed."""
         training = _in_bf16(model)
         apply(training)
         run, noise = self.of(model)
         return train_under(training, lambda m: tt.check(m, run, noise=noise, isolate=isolate), steps).result
 
     def named(self, *mistakes: Mistake, isolate: bool = True) -> Named:
-        """What is found in a model that makes mistakes, and rounds differently beside."""
-        # The optimizer's show in its second step at the latest, all others in the first.
+        """Return what is found in a model that makes mistakes and also rounds differently."""
+        # Mistakes of the optimizer show in its second step at the latest, all others in the first.
         steps = 2 if any(mistake.kind == "update" for mistake in mistakes) else 1
         apply = both(OTHER_ROUNDING, *(mistake.apply for mistake in mistakes))
         result = self.checked(mistakes[0].model, apply, isolate=isolate, steps=steps)
@@ -120,7 +120,7 @@ def pairs_of(
 
 
 def _fit(*mistakes: Mistake) -> bool:
-    """Whether a model with both still runs: some take one another's ground away."""
+    """Whether a model with both mistakes still runs: some exclude each other."""
     training = _in_bf16(mistakes[0].model)
     try:
         with torch.random.fork_rng(devices=[]):

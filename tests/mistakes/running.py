@@ -41,14 +41,14 @@ def usual_groups(name: str, parameter: nn.Parameter) -> dict[str, float] | None:
 
 @dataclass
 class Training:
-    """All that a run depends on. A mistake changes one thing of it, and takes no random numbers to do so."""
+    """All that a run depends on. A mistake changes one of these, and draws no random numbers."""
 
     model: nn.Module
     batches: list[list[Batch]]
     groups: Rule = usual_groups
     adam: dict[str, Any] = field(default_factory=lambda: {"eps": 1e-8})
     share: float = 1 / MICROS
-    """What a micro batch's loss counts in the step."""
+    """The weight of a micro batch's loss in the step."""
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     after_backward: Callable[[Any], None] = lambda optimizer: None
     threads: int = 1
@@ -57,7 +57,7 @@ class Training:
 
 
 def training_of(model: str, seed: int = SEED) -> Training:
-    """A fresh model and its data, always the same for a seed."""
+    """Return a new model and its data, always the same for a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = MODELS[model]()
@@ -79,15 +79,15 @@ def _batch(model: str, random: torch.Generator) -> Batch:
 
 
 def train(training: Training, path: Path, keep: str, kinds: tuple[str, ...] = KINDS) -> Path:
-    """One run, tapped into `path`."""
+    """Train under a tap that writes to `path`."""
     train_under(training, lambda model: tt.capture(model, path, keep=keep, kinds=kinds))
     return path
 
 
 def train_under(training: Training, watch: Callable[[nn.Module], Any], steps: int = STEPS) -> Any:
-    """The training inside what `watch` makes of the model, a tap or a check, which is returned."""
+    """Train under the tap or check that `watch` makes of the model, and return it."""
     model = training.model
-    with _as_told(training):
+    with _training_mode(training):
         if training.compiled:
             model = torch.compile(model, backend=training.compiled)
         optimizer = torch.optim.AdamW(_grouped(training), **training.adam)
@@ -123,7 +123,7 @@ def _precision(dtype: torch.dtype | None) -> Any:
 
 
 @contextmanager
-def _as_told(training: Training) -> Iterator[None]:
+def _training_mode(training: Training) -> Iterator[None]:
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
@@ -135,7 +135,7 @@ def _as_told(training: Training) -> Iterator[None]:
 
 
 class Runs:
-    """The runs of a session, below one folder. What several pairs refer to is trained once."""
+    """The runs of a test session, below one folder. References are trained once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ class Runs:
 def run_pair(
     mistake: Mistake, runs: Runs, keep: str, elsewhere: Callable[[Training], None] = lambda training: None
 ) -> tuple[Path, Path]:
-    """Paths of the run without and the run with the mistake, which may do other, harmless things differently too."""
+    """Return the paths of the runs without and with the mistake. `elsewhere` makes further, harmless changes."""
     training = training_of(mistake.model)
     elsewhere(training)
     mistake.apply(training)

@@ -1,6 +1,6 @@
-"""Each module fed from the reference, in bfloat16: mistakes are named, two at once too, and right models left alone.
+"""Each module on the reference's own inputs, in bfloat16: mistakes are named, also two at once; right models pass.
 
-Figures of all of them, beside those of free-running comparisons: `python benchmarks/isolation.py`.
+Figures of all of them, and of free-running comparisons: `python benchmarks/isolation.py`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def alone(references: References) -> list[Named]:
     return [references.named(mistake) for mistake in IN_SHORT]
 
 
-def told(outcomes: list[Named], right: list[bool]) -> str:
+def describe_failures(outcomes: list[Named], right: list[bool]) -> str:
     return "\n".join(str(outcome) for outcome, ok in zip(outcomes, right, strict=True) if not ok)
 
 
 def test_mistakes_are_named_exactly(alone: list[Named]) -> None:
     right = [outcome.exact for outcome in alone]
-    assert sum(right) / len(right) >= NAMED_AT_LEAST, told(alone, right)
+    assert sum(right) / len(right) >= NAMED_AT_LEAST, describe_failures(alone, right)
 
 
 def test_right_models_do_not_alarm(references: References) -> None:
@@ -44,11 +44,11 @@ def test_right_models_do_not_alarm(references: References) -> None:
 
 
 def test_two_mistakes_are_both_named(references: References, alone: list[Named]) -> None:
-    """The free-running comparison names the first of them, and hardly ever the second."""
+    """A free-running comparison names the first of them, and hardly ever the second."""
     pairs = list(pairs_of(30, alone))
     outcomes = [references.named(*pair) for pair in pairs]
     right = [outcome.all_named for outcome in outcomes]
-    assert sum(right) / len(right) >= BOTH_NAMED_AT_LEAST, told(outcomes, right)
+    assert sum(right) / len(right) >= BOTH_NAMED_AT_LEAST, describe_failures(outcomes, right)
     free = [references.named(*pair, isolate=False).all_named for pair in pairs[:10]]
     assert sum(free) < sum(right[:10])
 
@@ -56,4 +56,4 @@ def test_two_mistakes_are_both_named(references: References, alone: list[Named])
 def test_two_mistakes_one_between_modules_are_both_named(references: References, alone: list[Named]) -> None:
     outcomes = [references.named(*pair) for pair in pairs_of(15, alone, is_glue)]
     right = [outcome.all_named for outcome in outcomes]
-    assert sum(right) / len(right) >= BOTH_NAMED_AT_LEAST, told(outcomes, right)
+    assert sum(right) / len(right) >= BOTH_NAMED_AT_LEAST, describe_failures(outcomes, right)

@@ -1,4 +1,4 @@
-"""Each mistake must be found where it was made; runs that are right must not alarm."""
+"""Each mistake is found where it was made; right runs raise no alarm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _nothing(record: logging.LogRecord) -> bool:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("runs")
-    trace = logging.getLogger("torch.__trace")  # the compiler's: thousands of lines in the report of a failure
+    trace = logging.getLogger("torch.__trace")  # the compiler's thousands of lines in the report of a failure
     trace.addFilter(_nothing)
     yield Runs(folder)
     trace.removeFilter(_nothing)
@@ -63,7 +63,7 @@ def keep(request: pytest.FixtureRequest) -> str:
 
 
 def compared(reference: Path, candidate: Path, noise: list[Path]) -> Any:
-    """Their comparison; what only this pair needed is thrown away, since all of them would fill a gigabyte."""
+    """Compare, then delete the runs of this pair: all of them together would fill a gigabyte."""
     result = tt.compare(reference, candidate, noise=noise) if noise else tt.compare(reference, candidate)
     for path in (candidate, *noise):
         shutil.rmtree(path)
@@ -92,22 +92,22 @@ def clean(runs: Runs, keep: str) -> list[Outcome]:
     return outcomes
 
 
-def told(outcomes: list[Outcome]) -> str:
+def describe_failures(outcomes: list[Outcome]) -> str:
     wrong = [outcome for outcome in outcomes if not outcome.right]
     return "\n".join([f"{len(wrong)} of {len(outcomes)} are not as expected:", *map(str, wrong)])
 
 
 def test_mistakes_are_named_exactly(mistaken: list[Outcome], keep: str) -> None:
     share = sum(outcome.right for outcome in mistaken) / len(mistaken)
-    assert share >= NAMED_AT_LEAST[keep], told(mistaken)
+    assert share >= NAMED_AT_LEAST[keep], describe_failures(mistaken)
 
 
 def test_mistakes_are_named_among_rounding_noise(runs: Runs) -> None:
-    """Every sum of the candidate is rounded in another way. What only the optimizer does is lost in that: Adam makes a
+    """Every sum of the candidate is rounded differently. Mistakes of the optimizer are not among these: Adam makes a
     whole step of the smallest gradient, so the noise of gradients near zero hides a small mistake in the update."""
     noise = sums_in_two(1 / 2)
     found = [outcome_of(m, *run_pair(m, runs, "summary", noise)) for m in MISTAKES if m.kind != "update"]
-    assert sum(outcome.right for outcome in found) / len(found) >= NAMED_AMONG_NOISE, told(found)
+    assert sum(outcome.right for outcome in found) / len(found) >= NAMED_AMONG_NOISE, describe_failures(found)
 
 
 def test_mistakes_outside_the_optimizer_are_all_noticed(mistaken: list[Outcome]) -> None:
@@ -122,7 +122,7 @@ def test_what_is_named_first_is_a_birth(mistaken: list[Outcome]) -> None:
 
 
 def test_right_runs_do_not_alarm(clean: list[Outcome]) -> None:
-    assert all(outcome.right for outcome in clean), told(clean)
+    assert all(outcome.right for outcome in clean), describe_failures(clean)
 
 
 # --- the zoo itself ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The mistakes. Each says which module must be named for it: the one to look at if you wanted to mend it.
+"""The mistakes. Each says which module must be named for it: the one to mend.
 
 A fault in what a container computes between its children is the container's; a wrong parameter or buffer is its
-owner's; what reaches the model wrong from outside, or is wrong in the outermost forward, is the root's.
+owner's; a wrong input of the model, or a fault in the outermost forward, is the root's.
 """
 
 from __future__ import annotations

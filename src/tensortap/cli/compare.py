@@ -1,4 +1,4 @@
-"""`tensortap compare`: where two runs part first."""
+"""`tensortap compare`: the first divergence of two runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tensortap.cli.pairing import (
 if TYPE_CHECKING:
     from tensortap.core.records import Comparison
 
-__all__ = ["compare", "conclude", "details_meant", "outputs_meant"]
+__all__ = ["compare", "conclude", "details_for", "parse_outputs"]
 
 
 def compare(
@@ -59,7 +59,7 @@ def compare(
     exit_zero: ExitZero = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the first place where two runs part, and say how far.
+    """Find the first divergence of two runs.
 
     Ends with 0 if the runs match, 1 if they diverge, 2 if something cannot be read or written, 3 if they have too
     little in common to judge: few records of the same name, ranks without a counterpart, a recording that stopped
@@ -79,11 +79,11 @@ def compare(
     import tensortap
     from tensortap.cli import screen
 
-    outputs = outputs_meant(
+    outputs = parse_outputs(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
     chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
-    chosen |= {"until_first": until_first, "details": details_meant(outputs)}
+    chosen |= {"until_first": until_first, "details": details_for(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
         result = function(reference, candidate, **chosen, progress=progress)
@@ -91,8 +91,8 @@ def compare(
 
 
 # --- argv ----------------------------------------------------------------------------------------------------------
-def outputs_meant(given: Mapping[str, str | None]) -> dict[str, str]:
-    """Where each report goes. A folder that is not there is noticed now, not after the comparison."""
+def parse_outputs(given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return where each report goes. Raise UsageError now, not after the comparison, if a folder is missing."""
     from tensortap.errors import UsageError
     from tensortap.report.files import output
 
@@ -104,12 +104,12 @@ def outputs_meant(given: Mapping[str, str | None]) -> dict[str, str]:
             raise UsageError(f"--{other} and --{name} cannot both go to {where}")
         output.check(path)
     if wanted.get("parquet") == output.STDOUT and sys.stdout.isatty():
-        raise UsageError("--parquet -: it is not text; send it to a file or a pipe")
+        raise UsageError("--parquet -: Parquet is not text; send it to a file or a pipe")
     return wanted
 
 
-def details_meant(outputs: Mapping[str, str]) -> int:
-    """How many tensors to look at closely: only the page shows them."""
+def details_for(outputs: Mapping[str, str]) -> int:
+    """Return how many tensors to inspect element by element: only the page shows them."""
     if "html" not in outputs:
         return 0
     from tensortap.report.html import comparison as comparison_html
@@ -117,9 +117,9 @@ def details_meant(outputs: Mapping[str, str]) -> int:
     return comparison_html.DETAILS
 
 
-# --- what comes out ------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------------
 def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, quiet: bool, exit_zero: bool) -> None:
-    """The page, the reports and the exit code."""
+    """Print the page, write the reports, and end with the exit code."""
     from tensortap.core.records import EXIT_CODES
     from tensortap.report.files import output
 
@@ -132,7 +132,7 @@ def conclude(result: Comparison, outputs: Mapping[str, str], *, verbose: int, qu
         typer.echo(clean(result.sentence), err=True)
     _write(result, outputs)
     _append_summary(result)
-    sys.stdout.flush()  # a reader that has left must be noticed before the exit code is chosen
+    sys.stdout.flush()  # a reader that has left must be noticed before the exit code is set
     raise typer.Exit(0 if exit_zero else EXIT_CODES[result.verdict])
 
 
@@ -144,7 +144,7 @@ def _print_page(result: Comparison, verbose: int) -> None:
 
 
 def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
-    """All of them, even if one fails: what took hours to compare should not be lost to a full disk elsewhere."""
+    """Write all reports even if one fails: a full disk elsewhere must not cost hours of comparing."""
     from tensortap.errors import StoreWriteError
     from tensortap.report.files.saving import write_comparison
 
@@ -159,7 +159,7 @@ def _write(result: Comparison, outputs: Mapping[str, str]) -> None:
 
 
 def _append_summary(result: Comparison) -> None:
-    """To the summary of a GitHub step. It is a courtesy: that it fails must not change what the comparison says."""
+    """Append to the summary of a GitHub step. A failure there must not change the result."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return

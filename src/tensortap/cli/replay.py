@@ -67,9 +67,9 @@ def replay(
     """
     import tensortap
     from tensortap.cli import screen
-    from tensortap.cli.compare import conclude, details_meant, outputs_meant
+    from tensortap.cli.compare import conclude, details_for, parse_outputs
 
-    outputs = outputs_meant(
+    outputs = parse_outputs(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
     with screen.waiting(f"replaying {module}"):
@@ -89,7 +89,7 @@ def replay(
             rtol=parse_tolerance("--rtol", rtol),
             atol=parse_tolerance("--atol", atol),
             repro=repro,
-            details=details_meant(outputs),
+            details=details_for(outputs),
         )
     if repro is not None and not quiet:
         typer.echo(f"{repro}: run it with `python {repro / 'repro.py'}`", err=True)

@@ -62,11 +62,11 @@ def times(
       tensortap times after.json --against before.json --per-step
       tensortap times trace.json --json - | jq '.rows[0]'
     """
-    from tensortap.cli.compare import outputs_meant
+    from tensortap.cli.compare import parse_outputs
     from tensortap.errors import UsageError
     from tensortap.report.files import output
 
-    outputs = outputs_meant({"csv": csv, "json": json, "html": html})
+    outputs = parse_outputs({"csv": csv, "json": json, "html": html})
     if against is not None and html is not None:
         raise UsageError("--html shows one trace: drop --against, or write a page for each trace")
     if top is not None and top < 0:

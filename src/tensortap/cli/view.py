@@ -85,10 +85,10 @@ def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], opened
 
     with screen.comparing(True) as progress:
         options = ComparisonOptions(**chosen, progress=progress)
-        comparison, closeups = open_comparison(reference, candidate, options, opened)
+        comparison, inspector = open_comparison(reference, candidate, options, opened)
     typer.echo(clean(comparison.sentence))
     with screen.waiting("making the page"):
-        return about_two(comparison, closeups)
+        return about_two(comparison, inspector)
 
 
 def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answers:
@@ -101,7 +101,7 @@ def _about_one(path: str, chosen: Mapping[str, Any], opened: ExitStack) -> Answe
 
     with screen.waiting(f"reading {path}"):
         run = opened.enter_context(tensortap.open(path))
-        health, closeups = open_health_report(run, Scope(**options_for_one_run(chosen)), opened)
-        answers = about_one(gather.facts_of(run), health, closeups)
+        health, inspector = open_health_report(run, Scope(**options_for_one_run(chosen)), opened)
+        answers = about_one(gather.facts_of(run), health, inspector)
     typer.echo(clean(health.sentence))
     return answers

@@ -1,4 +1,4 @@
-"""The comparison from end to end: open, align, measure, judge, say."""
+"""A comparison from end to end: open, align, measure, judge, conclude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import unpaired_ranks
-from tensortap.compare.details.pairs import Closeups, damage_in, worth_a_look
+from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadable_tensors
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.one_sided import (
@@ -56,18 +56,18 @@ def run_comparison(reference: Source, candidate: Source, options: ComparisonOpti
 
 def open_comparison(
     reference_source: Source, candidate_source: Source, options: ComparisonOptions, opened: ExitStack
-) -> tuple[Comparison, Closeups]:
+) -> tuple[Comparison, PairDetails]:
     """Return the comparison, and what inspects its pairs element by element for as long as the runs are open."""
     kinds = (options.kinds,) if isinstance(options.kinds, str) else options.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    renames = Renames.of(options.rename)
+    rules = None if options.mapping is None else read_rules(options.mapping)
     device = device_of(options)
     reference, candidate = open_source(reference_source, opened), open_source(candidate_source, opened)
-    rules = None if options.mapping is None else read_rules(options.mapping)
     names = None if rules is None or frameworks_differ(reference, candidate) else exact_names(rules)
     if names is not None:
-        rules = None
-    renames = Renames.of(options.rename, names)
+        rules, renames = None, Renames.of(options.rename, names)
     if not renames and rules is None:
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
@@ -90,7 +90,7 @@ def open_comparison(
         found = judged(plan_of(reference, candidate, renames, rules, known))
     matched, pairs, policy, structure, judgement, doubts = found
     name_rules(judgement, matched.allowances)
-    closeups = Closeups(
+    inspector = PairDetails(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (options.rtol, options.atol)
     )
     builder = matched.finding_builder(judgement, structure)
@@ -104,7 +104,7 @@ def open_comparison(
     in_memory = any(isinstance(s, Run) and s.in_memory for s in (reference_source, candidate_source, *options.noise))
     comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))
     if options.details and len(comparison):
-        chosen = worth_a_look(judgement.born, pairs.error, judgement.tolerance, options.details)
-        details = list(closeups.details(chosen, options.details, options.progress))
-        comparison = replace(comparison, details=details, notes=[*comparison.notes, *damage_in(details)])
-    return comparison, closeups
+        chosen = choose_pairs(judgement.born, pairs.error, judgement.tolerance, options.details)
+        details = list(inspector.details(chosen, options.details, options.progress))
+        comparison = replace(comparison, details=details, notes=[*comparison.notes, *unreadable_tensors(details)])
+    return comparison, inspector

@@ -1,4 +1,4 @@
-"""Two runs put side by side: aligned, measured, and the numbers of every pair that judging needs."""
+"""Two runs side by side: aligned, measured, and the numbers of every pair that judging needs."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Matched:
     alignment: Alignment
     measures: Measures
     plan: Plan | None = None
-    """How the candidate's names and layouts were mapped; None where they were not."""
+    """How the candidate's names and layouts were mapped; None if they were not."""
     repeated: Sequence[int] = ()
-    """Pairs whose shapes alone differ, because one side repeats a value that the other broadcasts."""
+    """Pairs that differ in shape only, because one side repeats a value that the other broadcasts."""
     fusions: Fusions = field(default_factory=Fusions)
-    """Modules of one side that include what the other side has apart."""
+    """Modules of one side that include what the other side has in separate modules."""
 
     @cached_property
     def allowances(self) -> dict[int, Allowance]:
@@ -67,21 +67,21 @@ class Matched:
 
     @cached_property
     def at_range_ends(self) -> Bools:
-        """For each pair, whether elements are at the ends of two ranges; see `range_ends`."""
+        """Whether elements of each pair are at the ends of two ranges; see `range_ends`."""
         return at_range_ends(self.reference, self.candidate, self.alignment)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What the candidate calls the reference's modules, where that is something else."""
+        """The candidate's names of the reference's modules, where they differ."""
         return {} if self.plan is None else other_names(self.plan)
 
     @cached_property
     def calls(self) -> CallDifferences:
-        """In which plain arguments the calls of the two sides differ."""
+        """The plain arguments in which the calls of the two sides differ."""
         return CallDifferences(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
     def _class(self, pair: int) -> str:
-        """The class of the module that a pair is of."""
+        """Return the class of a pair's module."""
         row = int(self.alignment.reference[pair])
         key = self.fusions.key(self.reference.key(row))
         if self.plan is None or key.module == self.reference.module[row]:
@@ -89,7 +89,7 @@ class Matched:
         return self.plan.places.made.modules[key.module].cls
 
     def levels(self) -> Levels:
-        """How certain it is that the records of each pair belong together."""
+        """Return how certain each pair is."""
         if self.plan is None:
             return np.full(len(self.alignment.reference), CERTAIN, np.int8)
         return levels(self.reference, self.candidate, self.alignment, self.measures, self.plan)
@@ -102,13 +102,13 @@ class Matched:
         return certain_modules(self.reference, self.alignment, self.measures, self.plan)
 
     def paired_by_state(self, doubts: Doubts) -> dict[str, str]:
-        """Modules that were paired wrongly, as their parameters show: the candidate's names and the reference's."""
+        """Return modules that their parameters show to be paired wrongly: the reference's name by the candidate's."""
         if self.plan is None or not isinstance(self.candidate, Translated):
             return {}
         return paired_by_state(self.reference, self.candidate.own, self.plan, doubts.modules)
 
     def structure(self) -> Structure:
-        """How the pairs hang together."""
+        """Return how the pairs are related."""
         return Structure(self.reference, self.alignment.reference, self.fusions.renamed)
 
     def finding_builder(self, judgement: Judgement, structure: Structure, isolated: bool = False) -> FindingBuilder:
@@ -129,7 +129,7 @@ class Matched:
 
 
 def device_of(options: ComparisonOptions) -> PairDevice | None:
-    """Where whole tensors are measured; None is this machine's processor."""
+    """Return the device that measures whole tensors; None is the CPU."""
     if options.device == "cpu":
         return None
     if options.workers is not None:
@@ -148,7 +148,7 @@ def match(
     device: PairDevice | None,
     plan: Plan | None = None,
 ) -> Matched:
-    """Align and measure. With `until_first`, whatever comes after the place where they part is left unmeasured."""
+    """Align and measure. With `until_first`, pairs after the first divergence stay unmeasured."""
     left = Side(reference, _scope(options, None, state_only=candidate.is_checkpoint))
     known = renames if plan is None else partial(reference_name, plan)
     right = Side(candidate, _scope(options, known, state_only=reference.is_checkpoint))
@@ -172,9 +172,9 @@ def match(
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     found = Matched(left, right, alignment, measures, plan, repeated, fusions)
-    stops = options.until_first and not options.noise  # with noise, what counts as parted is known only at the end
+    stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
-        progress = None  # nobody knows how far it will go
+        progress = None  # the total is unknown
     little = is_little_work(left, alignment, open_pairs[whole])
     for part, last in _parts(found, open_pairs[whole], stops):
         measured = measure_tensors(
@@ -201,8 +201,8 @@ def _beside_range_ends(matched: Matched, pairs: npt.NDArray[np.int64], tolerance
 def _parts(
     matched: Matched, pairs: npt.NDArray[np.int64], until_first: bool
 ) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-    """All at once, or in execution order over all ranks in parts that grow, each with the pair it goes up to. What
-    another pair saw of the same two tensors goes with them."""
+    """Yield all pairs at once; or, with `until_first`, growing parts in execution order over all ranks, each with its
+    last pair. Pairs of the same two tensors come together."""
     if not until_first:
         yield pairs, -1
         return
@@ -219,7 +219,7 @@ def _parts(
 
 
 def _parted(matched: Matched, last: int, options: ComparisonOptions) -> bool:
-    """Whether the runs have parted up to a pair. What was not measured yet is not judged."""
+    """Whether the runs diverge up to a pair. Unmeasured pairs are not judged."""
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(options.rtol, options.atol, mapped=mapped)
@@ -234,7 +234,7 @@ def _parted(matched: Matched, last: int, options: ComparisonOptions) -> bool:
 
 
 def pairs_of(matched: Matched) -> Pairs:
-    """The numbers that judging needs."""
+    """Return the numbers that judging needs."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows, partners = alignment.reference, alignment.candidate
     base = np.array([[Policy.base(a, b) for b in right.dtype.words] for a in left.dtype.words])
@@ -262,7 +262,7 @@ def pairs_of(matched: Matched) -> Pairs:
 
 
 def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
-    """What is judged of each pair: the error of the whole, or that of its worst row, scaled to be judged alike."""
+    """Return the error of each pair that is judged: of the whole, or of its worst row, scaled to the same tolerance."""
     measures, rows = matched.measures, matched.alignment.reference
     if not len(rows):
         return np.empty(0)
@@ -283,7 +283,7 @@ def reference_movement(matched: Matched) -> Callable[[int, int], float]:
             return 1.0
         with np.errstate(invalid="ignore"):
             apart = float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
-        return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed says nothing
+        return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed is useless
 
     return moved
 
@@ -294,7 +294,8 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
 
 
 def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
-    """Of the candidate if there are `renames`, even empty ones; else of the reference, whose names patterns mean."""
+    """Return the candidate's scope if there are `renames`, even empty ones; else the reference's, whose names patterns
+    refer to."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
         if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ __all__ = ["ComparisonOptions", "OptionInfo", "option_info", "options_table"]
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What users read about an option."""
+    """The help text and command-line form of an option."""
 
     help: str
     flag: str = ""
@@ -107,7 +107,7 @@ class ComparisonOptions:
 
 
 def option_info(name: str) -> OptionInfo:
-    """Return what users read about an option."""
+    """Return the help text and command-line form of an option."""
     return _info(next(each for each in fields(ComparisonOptions) if each.name == name))
 
 

@@ -1,4 +1,4 @@
-"""What a comparison reads: paths, or runs that are open already."""
+"""The sources of a comparison: paths, or runs that are open already."""
 
 from __future__ import annotations
 

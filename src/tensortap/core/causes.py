@@ -4,7 +4,7 @@
 read the cause and the table `CAUSES`. A new class of mistake takes a member of `Cause`, an entry of `CAUSES` and a rule
 in `compare.judge.causes`.
 
-A cause names the code to look at. A finding's status says how its value is wrong (diverged, nonfinite, shape), whatever
+A cause names the code to inspect. A finding's status says how its value is wrong (diverged, nonfinite, shape), whatever
 the cause.
 """
 
@@ -69,14 +69,14 @@ CONTAINER_CAUSES = frozenset({Cause.CONTAINER_CODE, Cause.CONTAINER_BACKWARD, Ca
 
 @dataclass(frozen=True)
 class CauseWording:
-    """What reports say about a cause. The fields in braces are those of `compare.say.sentence`."""
+    """The phrases of reports for a cause. The fields in braces are those of `compare.say.sentence`."""
 
     label: str
     """A few words, for tables and lists."""
     sentence: str
     """The verdict of a comparison whose first finding has this cause."""
     isolated: str
-    """What shows the fault of a module that ran on the reference's own inputs."""
+    """The clause that shows the fault of a module that ran on the reference's own inputs."""
     isolated_verdict: str = "{name} is wrong on the reference's own inputs: {clause}."
     """The verdict of such a comparison, around the clause `isolated`."""
     sources_match: str = ""

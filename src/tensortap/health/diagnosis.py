@@ -28,8 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.details.pairs import damage_in
-from tensortap.compare.details.records import RunCloseups
+from tensortap.compare.details.pairs import unreadable_tensors
+from tensortap.compare.details.records import RecordDetails
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.sources import Source, open_source
 from tensortap.core import dtypes
@@ -64,12 +64,12 @@ Codes = npt.NDArray[np.int64]
 
 def open_health_report(
     source: Source, scope: Scope, opened: ExitStack, details: int = 0
-) -> tuple[HealthReport, RunCloseups]:
+) -> tuple[HealthReport, RecordDetails]:
     """Return the report, and what inspects records element by element for as long as the run is open."""
     side = Side(open_source(source, opened), scope)
     status = _judge(side)
     births = _births(side, status)
-    closeups = RunCloseups(side)
+    inspector = RecordDetails(side)
     counts = Counter(HEALTH_STATUSES[code] for code in status.tolist())
     found = HealthReport(
         path=str(side.run.path),
@@ -81,9 +81,9 @@ def open_health_report(
         table=_table(side, status, [birth.row for birth in births]),
     )
     if details and len(side):
-        looked = list(closeups.details([birth.row for birth in births], details))
-        found = replace(found, details=looked, notes=damage_in(looked))
-    return found, closeups
+        looked = list(inspector.details([birth.row for birth in births], details))
+        found = replace(found, details=looked, notes=unreadable_tensors(looked))
+    return found, inspector
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def _finding(side: Side, row: int, status: str) -> HealthFinding:
 
 def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str:
     if not len(side):
-        return "There is nothing to look at: the run has no record of what was asked for."
+        return "There is nothing to examine: the run has no record of what was asked for."
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.details.pairs import Closeups
-from tensortap.compare.details.records import RunCloseups
+from tensortap.compare.details.pairs import PairDetails
+from tensortap.compare.details.records import RecordDetails
 from tensortap.core.details import Detail, TileMap, Window
 from tensortap.core.records import Comparison, HealthReport
 from tensortap.report.facts import RunFacts
@@ -133,22 +133,22 @@ class Answers:
             raise Refused(HTTPStatus.CONFLICT, why)
 
 
-def about_two(comparison: Comparison, closeups: Closeups) -> Answers:
+def about_two(comparison: Comparison, inspector: PairDetails) -> Answers:
     page = comparison_html.page(comparison)
 
     def document(detail: Detail) -> dict[str, Any]:
         return comparison_html.detail_document(comparison, detail)
 
-    return Answers(page, len(comparison), closeups, document, closeups.map)
+    return Answers(page, len(comparison), inspector, document, inspector.map)
 
 
-def about_one(facts: RunFacts, examination: HealthReport, closeups: RunCloseups) -> Answers:
+def about_one(facts: RunFacts, examination: HealthReport, inspector: RecordDetails) -> Answers:
     page = run_html.page(facts, examination)
 
     def document(detail: Detail) -> dict[str, Any]:
         return run_html.detail_document(examination, detail)
 
-    return Answers(page, len(examination), closeups, document, None)
+    return Answers(page, len(examination), inspector, document, None)
 
 
 def _window(asked: Mapping[str, str]) -> Window:

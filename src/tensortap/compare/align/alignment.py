@@ -1,4 +1,4 @@
-"""Which record of the candidate belongs to which of the reference, by identity and after renames; and what is left."""
+"""Pair the records of two runs by identity, after renames; and list the records that only one side has."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MOST_RULES = 8
 
 @dataclass(frozen=True)
 class Renames:
-    """How the candidate's names become the reference's: regular expressions, tried in order, and exact names."""
+    """Renames of the candidate's modules: regular expressions, applied in order, and exact names, which go first."""
 
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
     exact: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, rules: Sequence[str], exact: Mapping[str, str] | None = None) -> Renames:
-        """From 'PATTERN=REPLACEMENT' texts."""
+        """Read 'PATTERN=REPLACEMENT' texts. Raise UsageError if one is not valid."""
         patterns = []
         for rule in rules:
             pattern, equals, replacement = rule.rpartition("=")  # a pattern may have one, as in (?=...)
@@ -59,13 +59,13 @@ class Renames:
 
 
 def one_module_each(reference: Run, candidate: Run) -> Renames:
-    """Renames for two files of one call each: the module of the one is that of the other, whatever it is called."""
+    """Return renames for two files of a single module each, which are paired whatever their names."""
     ours, theirs = reference.only_module, candidate.only_module
     return Renames() if ours is None or theirs is None or ours == theirs else Renames(exact={theirs: ours})
 
 
 def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> None:
-    """That the replacement means something is told before any name is met that it would apply to."""
+    """Raise UsageError if the replacement is not valid, before it is first applied."""
     try:
         re.compile(f"{pattern.pattern}|", pattern.flags).sub(replacement, "")  # matches, with every group empty
     except (re.error, IndexError) as error:
@@ -75,13 +75,13 @@ def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> No
 
 
 def _plain(name: str) -> str:
-    """The root is shown as "(root)", and may be written so."""
+    """Return the name of a module; "(root)" is the root, whose name is empty."""
     return "" if name == display_name("") else name
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Row numbers on both sides of every pair, in the reference's order, and of what only one side has."""
+    """Rows of both sides of every pair, in the reference's order, and rows that only one side has."""
 
     reference: Ints
     candidate: Ints
@@ -96,8 +96,7 @@ def align(
     steps: Mapping[int, int] | None = None,
     ranks: Mapping[int, int] | None = None,
 ) -> Alignment:
-    """Pair records of the same identity and rank. `steps` and `ranks` say which of the reference's number belongs to
-    the candidate's."""
+    """Pair records of one identity and rank. `steps` and `ranks` map the reference's numbers to the candidate's."""
     modules = candidate.module if rename is None else candidate.module.renamed(rename)
     pairs: list[tuple[Ints, Ints]] = [
         (reference.rank, _shifted(candidate.rank, ranks)),
@@ -108,7 +107,7 @@ def align(
         _shared(reference.module, modules),
     ]
     left, right = _joined(pairs)
-    # One identity should not come twice. Where it does, the first goes with the first, the second with the second.
+    # An identity should be unique. If it is not, pair the first with the first, the second with the second.
     left, right = _joined([(left, right), (_occurrences(left), _occurrences(right))])
     order = np.argsort(right, kind="stable")
     spot = np.searchsorted(right[order], left)
@@ -127,13 +126,13 @@ def _shifted(numbers: Ints, mapping: Mapping[int, int] | None) -> Ints:
     back = {theirs: ours for ours, theirs in mapping.items()}
     if len(back) < len(mapping):
         twice = next(theirs for ours, theirs in mapping.items() if back[theirs] != ours)
-        raise UsageError(f"{twice} of the candidate is to be compared with several of the reference: say one of them")
+        raise UsageError(f"{twice} of the candidate is to be compared with several of the reference: give one of them")
     values, inverse = np.unique(numbers, return_inverse=True)
     return np.array([back.get(int(value), -1 - int(value)) for value in values], np.int64)[inverse]
 
 
 def _occurrences(identity: Ints) -> Ints:
-    """For each row, how many before it have the same identity."""
+    """Count for each row the rows before it with the same identity."""
     order = np.argsort(identity, kind="stable")
     ordered = identity[order]
     first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
@@ -143,7 +142,7 @@ def _occurrences(identity: Ints) -> Ints:
 
 
 def _shared(left: Names, right: Names) -> tuple[Ints, Ints]:
-    """Codes that stand for the same word on both sides."""
+    """Return codes that mean the same word on both sides."""
     words = {word: code for code, word in enumerate(dict.fromkeys([*left.words, *right.words]))}
     return (
         np.array([words[w] for w in left.words], np.int64)[left.codes] if left.words else left.codes,
@@ -152,7 +151,7 @@ def _shared(left: Names, right: Names) -> tuple[Ints, Ints]:
 
 
 def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Several columns as one number a row. Numbers are made dense whenever they would outgrow 64 bits."""
+    """Combine several columns into one number a row. Numbers are made dense before they would exceed 64 bits."""
     split = len(pairs[0][0])
     whole, size = np.zeros(split + len(pairs[0][1]), np.int64), 1
     for left, right in pairs:
@@ -171,8 +170,8 @@ def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 
 
 def suggest(reference: Side, candidate: Side) -> list[str]:
-    """Renames that would make the candidate's names match the reference's: a prefix, or other words for modules that
-    run in the same order with the same shapes. The texts are ready for --rename."""
+    """Suggest renames, ready for --rename, that make the candidate's names match the reference's: another prefix, or
+    other words for modules that run in the same order with the same shapes."""
     ours, theirs = set(reference.module.words) - {""}, set(candidate.module.words) - {""}
     best, most = [], len(ours & theirs)
     for rules in (_by_prefix(ours, theirs), *_by_order(reference, candidate)):
@@ -183,7 +182,7 @@ def suggest(reference: Side, candidate: Side) -> list[str]:
 
 
 def _by_prefix(ours: set[str], theirs: set[str]) -> list[str]:
-    """One beginning of the names instead of another; either may be nothing."""
+    """Suggest one prefix instead of another; either may be empty."""
     prefixes: Counter[tuple[str, str]] = Counter()
     by_tail: dict[str, list[str]] = {}
     for name in ours:
@@ -202,21 +201,21 @@ def _by_prefix(ours: set[str], theirs: set[str]) -> list[str]:
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
-    """A name's possible prefixes, with what is left of it."""
+    """Yield a name's possible prefixes, with the rest of it."""
     parts = name.split(".")
     for cut in range(min(3, len(parts))):
         yield ".".join(parts[:cut]), ".".join(parts[cut:])
 
 
 def _by_order(reference: Side, candidate: Side) -> Iterator[list[str]]:
-    """Modules that run in the same order with the same output shape, under other names: by the words that differ, and
-    should those mean several things, by whole names."""
+    """Suggest renames for modules that run in the same order with the same output shapes: by the words that differ,
+    and, if those are ambiguous, by whole names."""
     ours, theirs = _outline(reference), _outline(candidate)
     if [shape for _, shape in ours] != [shape for _, shape in theirs]:
         return
     renamed = {old: new for (new, _), (old, _) in zip(ours, theirs, strict=True) if old != new and old and new}
     words = Counter(words for old, new in renamed.items() for words in _other_words(old, new))
-    # Longer ones first: what is left of a name after a shorter one no longer matches.
+    # Longer ones first: after a shorter one was replaced, the rest of a name no longer matches.
     chosen = sorted((two for two, _ in words.most_common(_MOST_RULES)), key=lambda two: -len(two[0]))
     yield [f"\\b{re.escape(old)}\\b={new}" for old, new in chosen]
     whole = list(dict.fromkeys(_numbered(old, new) for old, new in renamed.items()))
@@ -233,7 +232,7 @@ def _outline(side: Side) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _other_words(old: str, new: str) -> Iterator[tuple[str, str]]:
-    """The parts of a name that differ from the other's. What was put in or left out is taken with its neighbour."""
+    """Yield the parts of two names that differ. Insertions and deletions come with their neighbour."""
     left, right = old.split("."), new.split(".")
     for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if what == "replace":
@@ -244,7 +243,7 @@ def _other_words(old: str, new: str) -> Iterator[tuple[str, str]]:
 
 
 def _numbered(old: str, new: str) -> str:
-    """A rule for a name, and for all that differ from it in numbers only."""
+    """Return a rule for a name, and for all names that differ from it in numbers only."""
     left, right = old.split("."), new.split(".")
     if [part for part in left if part.isdecimal()] != [part for part in right if part.isdecimal()]:
         return f"^{re.escape(old)}$={new}"

@@ -1,4 +1,4 @@
-"""Calls of a module that got other plain arguments in the candidate. They are told, and never judged."""
+"""Calls of a module with different plain arguments in the candidate. They are reported, never judged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference, OpaqueV
 from tensortap.core.records import STATE_KINDS, Key, display_name
 from tensortap.store.calls import Calls
 
-__all__ = ["CallDifferences", "remarks"]
+__all__ = ["CallDifferences", "argument_notes"]
 
-Others = tuple[ArgumentDifference, ...]
+ArgumentDifferences = tuple[ArgumentDifference, ...]
 
 _FEW = 3
 
 
-class _Call(NamedTuple):
-    """A call as its own side counts and names it."""
+class _CallSpot(NamedTuple):
+    """Where a call is found on its own side."""
 
     rank: int
     step: int
@@ -34,7 +34,7 @@ class _Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Half:
+class _PairedSide:
     """One side of all pairs."""
 
     side: Side
@@ -51,29 +51,29 @@ class _Half:
 
     @cached_property
     def places(self) -> Ints:
-        """A number for each pair that tells ranks and modules apart."""
+        """A number for each pair that is different for different ranks and modules."""
         return self.side.rank[self.rows] * len(self.modules.words) + self.modules.codes[self.rows]
 
-    def history(self, call: _Call) -> Sequence[Any]:
-        """What the module got from its first call to its last."""
+    def history(self, call: _CallSpot) -> Sequence[Any]:
+        """Return the plain arguments of the module from its first call to its last."""
         return self._calls(call).of_module(call.module)
 
-    def call(self, pair: int) -> _Call:
+    def call(self, pair: int) -> _CallSpot:
         row, side = int(self.rows[pair]), self.side
-        return _Call(
+        return _CallSpot(
             int(side.rank[row]), int(side.step[row]), int(side.micro[row]), self.modules[row], int(side.call[row])
         )
 
-    def arguments(self, call: _Call) -> Mapping[str, Any]:
+    def arguments(self, call: _CallSpot) -> Mapping[str, Any]:
         return self._calls(call).of(*call[1:])
 
-    def _calls(self, call: _Call) -> Calls:
+    def _calls(self, call: _CallSpot) -> Calls:
         calls = self.side.run.calls(call.rank)
         assert calls is not None, "only asked if they are known"
         return calls
 
-    def value(self, call: _Call, path: str, given: Mapping[str, Any]) -> Any:
-        """What stands at a path: a plain argument, a tensor that was recorded, or nothing that is known of."""
+    def value(self, call: _CallSpot, path: str, given: Mapping[str, Any]) -> Any:
+        """Return the argument at a path: a plain value, TENSOR if one was recorded there, else ABSENT."""
         if path in given:
             return given[path]
         key = Key(call.step, call.micro, "forward", call.module, call.number, "input", path)
@@ -81,15 +81,18 @@ class _Half:
 
 
 class CallDifferences:
-    """The plain arguments of the calls that two runs have in common. Where names are `mapped`, those of arguments may
-    differ by design, and only what both sides have counts."""
+    """Differences in the plain arguments of the calls that two runs have in common. If names are `mapped`, those of
+    arguments may differ by design: then only arguments of both sides count."""
 
     def __init__(self, reference: Side, candidate: Side, alignment: Alignment, mapped: bool) -> None:
-        self._left, self._right = _Half(reference, alignment.reference), _Half(candidate, alignment.candidate)
+        self._left, self._right = (
+            _PairedSide(reference, alignment.reference),
+            _PairedSide(candidate, alignment.candidate),
+        )
         self._mapped = mapped
 
-    def of(self, pair: int) -> Others:
-        """In what the calls differ that the records of a pair are of."""
+    def of(self, pair: int) -> ArgumentDifferences:
+        """Return the arguments in which the two calls of a pair differ."""
         if not (self._left.known and self._right.known):
             return ()
         here, there = self._left.call(pair), self._right.call(pair)
@@ -97,10 +100,10 @@ class CallDifferences:
         return () if repr(ours) == repr(theirs) else tuple(self._others(here, there, read(ours), read(theirs)))
 
     @cached_property
-    def first_of_modules(self) -> dict[str, tuple[int, Others]]:
-        """For each module, by the reference's name: the step of the first call that differs, and in what; on the first
-        rank where one does."""
-        found: dict[str, tuple[int, Others]] = {}
+    def first_of_modules(self) -> dict[str, tuple[int, ArgumentDifferences]]:
+        """By module, in the reference's names: the step of the first call that differs, on the first rank where one
+        does, and the differences."""
+        found: dict[str, tuple[int, ArgumentDifferences]] = {}
         for module, pairs in self._suspects() if self._left.known and self._right.known else ():
             differing = ((self._left.call(pair).step, others) for pair in pairs if (others := self.of(pair)))
             if module not in found and (first := next(differing, None)) is not None:
@@ -108,9 +111,9 @@ class CallDifferences:
         return found
 
     def _suspects(self) -> Iterator[tuple[str, list[int]]]:
-        """Modules that did not get the same from their first call to their last, and a pair or some of each call."""
+        """Yield modules whose arguments differ in any call, with at least one pair of each call."""
         left, right = self._left, self._right
-        # Most modules get no plain arguments, and most others the same on both sides: these are settled as a whole.
+        # Most modules get no plain arguments, and most others the same ones: these are skipped as a whole.
         whole = left.places * (int(right.places.max(initial=0)) + 1) + right.places
         _, first, places = np.unique(whole, return_index=True, return_inverse=True)
         in_step = np.array_equal(left.side.step[left.rows], right.side.step[right.rows])
@@ -127,19 +130,19 @@ class CallDifferences:
             yield here.module, pairs[np.any(np.diff(calls, axis=1, prepend=-1), axis=0)].tolist()
 
     def _others(
-        self, here: _Call, there: _Call, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+        self, here: _CallSpot, there: _CallSpot, ours: Mapping[str, Any], theirs: Mapping[str, Any]
     ) -> Iterator[ArgumentDifference]:
-        moved = _moved(ours, theirs)
+        renamed = _given_by_position_and_name(ours, theirs)
         for path in dict.fromkeys([*ours, *theirs]):
             left, right = self._left.value(here, path, ours), self._right.value(there, path, theirs)
-            if repr(left) == repr(right) or path in moved or _means_little(left, right):
+            if repr(left) == repr(right) or path in renamed or _is_insignificant(left, right):
                 continue
             if not (self._mapped and (left is ABSENT or right is ABSENT)):
                 yield ArgumentDifference(path, left, right)
 
 
-def _moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
-    """Paths of what one side was given by position and the other by name."""
+def _given_by_position_and_name(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
+    """Return the paths of arguments that one side was given by position and the other by name."""
     found: set[str] = set()
     for path in [each for each in ours if each not in theirs]:
         alike = (
@@ -155,16 +158,16 @@ def _moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def _means_little(left: Any, right: Any) -> bool:
-    """None where the other side left it to the default; and devices, which are often changed on purpose."""
+def _is_insignificant(left: Any, right: Any) -> bool:
+    """Whether a difference means little: None against the default, or two devices, which often differ on purpose."""
     both = (left, right)
     if any(value is ABSENT for value in both) and any(value is None for value in both):
         return True
     return all(isinstance(value, OpaqueValue) and value.kind == "device" for value in both)
 
 
-def remarks(found: Mapping[str, tuple[int, Others]], said: Collection[str]) -> list[str]:
-    """The modules that were called differently, those alike together, without the ones of which it is said already."""
+def argument_notes(found: Mapping[str, tuple[int, ArgumentDifferences]], said: Collection[str]) -> list[str]:
+    """Return notes about modules that were called differently, grouped by difference, without those `said` already."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for module, (step, others) in found.items():
         if module not in said:

@@ -1,4 +1,4 @@
-"""Ranks that a comparison leaves out, because none of their records has a counterpart."""
+"""Ranks that a comparison skips, because none of their records has a counterpart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class UnpairedRanks:
         return ", and ".join(parts)
 
     def note(self) -> str:
-        """What was not compared, and what to do about it."""
+        """Say what was not compared, and what to do."""
         advice = "select the ranks that both runs have with --rank (ranks= in Python) to judge only these"
         return f"not compared: {self.in_words()}; {advice}"
 
@@ -61,8 +61,8 @@ class UnpairedRanks:
 def unpaired_ranks(matched: Matched, asked: Collection[int] | Mapping[int, int] | None) -> UnpairedRanks:
     """Find the ranks that have records on one side and no pair. `asked` are the ranks that the caller selected.
 
-    Where no record at all has a counterpart, the names differ and not the ranks: then a rank that the other side has
-    under the same number is not unpaired.
+    If no record at all has a counterpart, the names differ and not the ranks: then a rank that both sides have is not
+    unpaired.
     """
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     ours = _without_pair(left, alignment.reference, alignment.only_reference)

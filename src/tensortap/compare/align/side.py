@@ -1,4 +1,4 @@
-"""One of the two runs, as columns: what alignment, measuring and the verdict need, a NumPy array each."""
+"""One side of a comparison as columns: what alignment, measuring and judging need, a NumPy array each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Names:
-    """A column of repeated strings: a code for each row, and what the codes stand for."""
+    """A column of repeated strings: a code for each row, and the word of each code."""
 
     codes: Ints
     words: list[str]
@@ -42,13 +42,13 @@ class Names:
         return [self.words[code] for code in self.codes[rows].tolist()]
 
     def among(self, words: Collection[str]) -> Bools:
-        """Of each row, whether it is one of these."""
+        """Return for each row whether it is one of these."""
         return np.array([word in words for word in self.words], bool)[self.codes]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Which records of a run take part."""
+    """Which records of a run take part in a comparison."""
 
     modules: str | Collection[str] | None = None
     kinds: str | Collection[str] | None = None
@@ -57,12 +57,12 @@ class Scope:
     state_only: bool = False
     """Against a checkpoint: only parameters and buffers as they were before the first step that takes part."""
     rename: Callable[[str], str] | None = None
-    """What the patterns of `modules` mean is a name after this."""
+    """The patterns of `modules` apply to names after this rename."""
 
 
 @dataclass(frozen=True)
-class _Meant:
-    """The names that patterns mean; "(root)" is the root, whose name is empty."""
+class _MatchingNames:
+    """The names that match patterns; "(root)" is the root, whose name is empty."""
 
     patterns: Collection[str]
     rename: Callable[[str], str] | None
@@ -78,9 +78,9 @@ class Side:
     def __init__(self, run: Run, scope: Scope) -> None:
         self.run = run
         patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
-        meant = None if patterns is None else _Meant(patterns, scope.rename)
-        steps = None if run.is_checkpoint else scope.steps  # a checkpoint is of no particular step
-        chosen = Filter(module=meant, kind=scope.kinds, step=steps)
+        matching = None if patterns is None else _MatchingNames(patterns, scope.rename)
+        steps = None if run.is_checkpoint else scope.steps  # a checkpoint belongs to no step
+        chosen = Filter(module=matching, kind=scope.kinds, step=steps)
         everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps))
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
         tables, rows = [], []
@@ -101,7 +101,7 @@ class Side:
         return len(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        """A column of numbers, read when it is first asked for."""
+        """Return a column of numbers, read on first use."""
         if name.startswith("_") or name == "table" or name not in self.table.column_names:
             raise AttributeError(name)
         column = np.asarray(self.table.column(name).to_numpy())
@@ -109,7 +109,7 @@ class Side:
         return column
 
     def _keep_state(self) -> None:
-        """A checkpoint knows neither steps nor which of its tensors are buffers."""
+        """Keep the state before the first step: a checkpoint knows neither steps nor which tensors are buffers."""
         state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
         state &= self.step == (self.step[state].min() if state.any() else 0)
         self.table = self.table.filter(pa.array(state))
@@ -154,12 +154,12 @@ class Side:
 
     @cached_property
     def frozen(self) -> set[str]:
-        """Modules whose parameters get no gradients by right."""
+        """Modules whose parameters are all frozen, so that they get no gradients."""
         return {row.module for rows in self.run.coverage.values() for row in rows if row.reason == ALL_FROZEN}
 
     @cached_property
     def kept(self) -> Bools:
-        """Whether the tensor's bytes are there."""
+        """Whether the tensor's bytes were stored."""
         if not len(self):
             return np.empty(0, bool)
         return np.asarray(self.table.column("file").is_valid().to_numpy())
@@ -204,12 +204,12 @@ class Side:
 
     @cached_property
     def laid(self) -> Bools:
-        """Whether a tensor has to be read in another layout than it lies in; see `translated`."""
+        """Whether a tensor is read in another layout than it is stored in; see `translated`."""
         return np.zeros(len(self), bool)
 
     @cached_property
     def moved(self) -> Bools:
-        """Whether that puts its elements in another order, so that its digest and sketch say nothing."""
+        """Whether that changes the order of its elements, so that its digest and sketch do not apply."""
         return np.zeros(len(self), bool)
 
     def shape(self, row: int) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ class Side:
         )
 
     def sketches(self) -> tuple[npt.NDArray[np.float32], Ints]:
-        """All sketches as rows of a matrix, and for each record which of them is its own; -1 if none is."""
+        """Return all sketches as rows of a matrix, and the row of each record; -1 if it has none."""
         matrices, which, before = [], [], 0
         for rank in self.ranks:
             matrix, rows = self.run.sketches(rank)
@@ -242,19 +242,19 @@ class Side:
         return matrix, np.concatenate(which) if which else np.empty(0, np.int64)
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
-        """(path, offset, bytes) of records whose bytes are there."""
+        """Return (path, offset, bytes) of records whose bytes were stored."""
         taken = self.table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
         ranks = self.rank[rows].tolist()
         files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
         return list(zip(files, taken["offset"], taken["nbytes"], strict=True))
 
     def array(self, row: int) -> npt.NDArray[Any]:
-        """The tensor of one record."""
+        """Load the tensor of one record."""
         return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
 
 
 def hash_of_shape(shape: tuple[int, ...]) -> int:
-    """What `Side.shape_hash` has for a shape."""
+    """Return the number that `Side.shape_hash` has for a shape."""
     found = len(shape)
     for size in shape:
         found = (found * int(_HASH) + size + 1) & 0xFFFFFFFFFFFFFFFF

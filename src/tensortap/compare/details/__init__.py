@@ -1,1 +1,1 @@
-"""Look at single pairs and records element by element."""
+"""Inspect single pairs and records element by element."""

@@ -1,4 +1,4 @@
-"""Pairs looked at closely: for a report those worth it, and for whoever browses two open runs any of them."""
+"""Details of pairs, element by element: of a chosen few for a report, of any pair while two runs are open."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tensortap.kernels.pairs.details import Folded, inspect_pair, map_of
 from tensortap.kernels.pairs.reference import tolerances
 from tensortap.kernels.summary.reference import components
 
-__all__ = ["Closeups", "bounds_of", "damage_in", "facts_of", "folded_values", "worth_a_look"]
+__all__ = ["PairDetails", "bounds_of", "choose_pairs", "facts_of", "folded_values", "unreadable_tensors"]
 
 MOST_ELEMENTS = 1 << 26
-"""Elements that all close looks for one report may take together, about five seconds of work; the first is free."""
+"""Elements that all details of one report may have together, about five seconds of work; the first is free."""
 _NEIGHBOURS = 6
 
 
-class Closeups:
-    """Looks at pairs of two open runs. What one call needs is read for it and let go again."""
+class PairDetails:
+    """Inspects pairs of two open runs. Each call reads the tensors that it needs, and releases them."""
 
     def __init__(
         self, reference: Side, candidate: Side, alignment: Alignment, measures: Measures, given: Tolerances
@@ -44,7 +44,7 @@ class Closeups:
         self._given = given
 
     def detail(self, pair: int, most: int | None = None) -> Detail:
-        """All about one pair; without a look at its elements if these are more than `most`."""
+        """Return all about one pair. Its elements are inspected unless there are more than `most`."""
         left, right = (int(rows[pair]) for rows in self._rows)
         ours, theirs = (facts_of(side, row) for side, row in zip(self._sides, (left, right), strict=True))
         rtol, atol = tolerances(ours.dtype, theirs.dtype)
@@ -67,7 +67,7 @@ class Closeups:
             one, other = self.arrays(pair)
         except RunUnreadable as error:
             return replace(found, why=str(error), damaged=True)
-        if self._sides[1].laid[right]:  # the index tells of it as it lies, or of its parts
+        if self._sides[1].laid[right]:  # the index has the numbers of the stored layout, or of its parts
             theirs = _facts_as_read(theirs.dtype, other)
         near = inspect_pair(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(
@@ -86,14 +86,14 @@ class Closeups:
         return float(np.fmax(difference.rel_l2, difference.row_rel_l2 / gain))
 
     def map(self, pair: int, window: Window) -> TileMap:
-        """The error map of a part of a pair."""
+        """Return the error map of a part of a pair."""
         reference, candidate = self.arrays(pair)
         return map_of(reference, candidate, window)
 
     def values(
         self, pair: int, window: Window, only: str | None = None
     ) -> tuple[tuple[int, int], Window, list[npt.NDArray[np.float64]]]:
-        """How large the folded tensors are, what of the window is there, and the values of both sides, or of one."""
+        """Return the size of the folded tensors, the part of the window within, and the values of both sides or one."""
         parts = [folded_values(array, window) for array in self.arrays(pair, only)]
         return parts[0][0], parts[0][1], [values for _, _, values in parts]
 
@@ -103,7 +103,7 @@ class Closeups:
         return [side.array(int(rows[pair])) for side, rows, name in self._named if only in (None, name)]
 
     def why_not(self, pair: int, only: str | None = None) -> str:
-        """Why a pair's elements cannot be looked at side by side, or those of one side; empty if they can."""
+        """Return why the elements of a pair, or of one side, cannot be inspected; empty if they can."""
         for side, rows, name in self._named:
             if only in (None, name) and not side.kept[rows[pair]]:
                 return f'only the summary of the {name}\'s tensor was kept: capture with keep="tensors"'
@@ -114,7 +114,7 @@ class Closeups:
     def details(
         self, pairs: Sequence[int], most: int, progress: Callable[[int, int], None] | None = None
     ) -> Iterator[Detail]:
-        """The first `most` of them, in their order; pairs that saw the same two tensors count as one."""
+        """Yield the details of the first `most` pairs, in order. Pairs of the same two tensors count as one."""
         ids = [side.tensor_id[rows] for side, rows in zip(self._sides, self._rows, strict=True)]
         chosen: dict[tuple[int, int], int] = {}
         for pair in pairs:
@@ -131,24 +131,24 @@ class Closeups:
                 progress(done, sum(sizes.values()))
 
     def _nbytes(self, pair: int) -> int:
-        """Of both tensors; at least one, since a look at nothing is a look."""
+        """Return the bytes of both tensors, at least 1: an empty pair is progress, too."""
         sides = [(side, int(rows[pair])) for side, rows in zip(self._sides, self._rows, strict=True)]
         return 1 + sum(int(side.elements[row]) * numpy_dtype(side.dtype[row]).itemsize for side, row in sides)
 
 
-def damage_in(details: Sequence[Detail]) -> list[str]:
-    """What kept tensors from being looked at that should be there, each thing once."""
+def unreadable_tensors(details: Sequence[Detail]) -> list[str]:
+    """Return why tensors that should be there could not be read, each reason once."""
     return list(dict.fromkeys(detail.why for detail in details if detail.damaged))
 
 
 def bounds_of(*sides: TensorFacts) -> tuple[float, float, float]:
-    """The least and the greatest finite element of any, and the first one's root mean square."""
+    """Return the least and the greatest finite element of all sides, and the first side's root mean square."""
     ends = np.array([(side.min, side.max) for side in sides if side.min == side.min] or [(0.0, 0.0)])
     return float(ends[:, 0].min()), float(ends[:, 1].max()), sides[0].l2 / max(1, sides[0].elements) ** 0.5
 
 
 def facts_of(side: Side, row: int) -> TensorFacts:
-    """What the index of a run says of one record's tensor."""
+    """Return what the index of a run has about one record's tensor."""
     values = {each.name: each.typed(getattr(side, each.name)[row]) for each in statistics.stored()}
     return TensorFacts(**statistics.fields_of(values), dtype=side.dtype[row], shape=side.shape(row))
 
@@ -160,7 +160,7 @@ def _facts_as_read(dtype: str, array: npt.NDArray[Any]) -> TensorFacts:
 
 
 def folded_values(array: npt.NDArray[Any], window: Window) -> tuple[tuple[int, int], Window, npt.NDArray[np.float64]]:
-    """The size of the folded tensor, what of the window is there, and the elements in it."""
+    """Return the size of the folded tensor, the part of the window within, and the elements in it."""
     values = components(array)
     folded = Folded.of(values.shape)
     part = folded.clipped(window)
@@ -168,11 +168,11 @@ def folded_values(array: npt.NDArray[Any], window: Window) -> tuple[tuple[int, i
     return (folded.rows, folded.columns), part, matrix.astype(np.float64)
 
 
-def worth_a_look(
+def choose_pairs(
     births: Sequence[int], error: npt.NDArray[np.float64], tolerance: npt.NDArray[np.float64], most: int
 ) -> list[int]:
-    """Pairs by how much people will want to see them: births, what is around the first, what is furthest beyond its
-    tolerance, what is furthest off, and a sample of the rest. `error` is 0 where equal, NaN where not known."""
+    """Choose the pairs that readers most likely open: births, the neighbours of the first, pairs furthest beyond their
+    tolerance, pairs with the largest error, and a sample of the rest. `error` is 0 where equal, NaN where unknown."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, error / tolerance, 0.0)
     first = births[0] if births else int(np.argmax(np.nan_to_num(ratio))) if len(error) else 0

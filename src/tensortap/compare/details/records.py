@@ -1,4 +1,4 @@
-"""Single records of an open run looked at closely: what `closeups` is to two runs."""
+"""Details of single records of an open run, element by element."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensortap.core.details import TOO_LARGE, Detail, Window
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels.pairs.details import histogram_of
 
-__all__ = ["RunCloseups"]
+__all__ = ["RecordDetails"]
 
 Floats = npt.NDArray[np.float64]
 
 
-class RunCloseups:
-    """Looks at single records of an open run."""
+class RecordDetails:
+    """Inspects single records of an open run."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -38,20 +38,20 @@ class RunCloseups:
         return replace(found, whole=True, histogram=histogram_of(array, bounds_of(facts)))
 
     def values(self, row: int, window: Window, only: str | None = None) -> tuple[tuple[int, int], Window, list[Floats]]:
-        """How large the folded tensor is, what of the window is there, and the values in it."""
+        """Return the size of the folded tensor, the part of the window within, and the values in it."""
         if why := self.why_not(row, only):
             raise UsageError(why)
         whole, part, values = folded_values(self._side.array(row), window)
         return whole, part, [values]
 
     def why_not(self, row: int, only: str | None = None) -> str:
-        """Why a record's elements cannot be looked at; empty if they can."""
+        """Return why a record's elements cannot be inspected; empty if they can."""
         if only == "candidate":
             return "a single run has no candidate"
         return "" if self._side.kept[row] else 'only the summary of this tensor was kept: capture with keep="tensors"'
 
     def details(self, first: Sequence[int], most: int) -> Iterator[Detail]:
-        """Those rows, and a sample of the others."""
+        """Yield the details of these rows, and of a sample of the others."""
         sample = np.linspace(0, len(self._side) - 1, min(most, len(self._side))).astype(int).tolist()
         left = MOST_ELEMENTS
         for at, row in enumerate(list(dict.fromkeys([*first[: most // 2], *sample]))[:most]):

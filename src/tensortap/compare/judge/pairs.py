@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class IsolatedPairs:
-    """What else is known of pairs if every module ran on the reference's own inputs."""
+    """Further columns over pairs whose modules ran on the reference's own inputs."""
 
     forced: npt.NDArray[np.bool_]
     """Where the reference's values replaced the candidate's, so that no error propagated."""

@@ -1,9 +1,8 @@
-"""How the records of a run hang together: which belong to one call, which call ran inside which, and what a record was
-made from.
+"""How the records of a run are related: which belong to one call, which call ran inside which, and their sources.
 
-Nothing of this is stored. It follows from names, execution order and the numbers of tensors: a call spans its records,
-a module's parent is the nearest one above it whose call spans it too, and a tensor that comes in under the number under
-which it went out is the very same tensor.
+None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records; a
+module's parent is the nearest one above it whose call spans it too; records with the same tensor number are of the very
+same tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["ModuleCall", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
 Spot = tuple[tuple[int, int, int], str, int]
-"""Where a call is found: rank, step and micro step; module; number."""
+"""Identifies a call: (rank, step, micro step), module, number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +48,10 @@ class ModuleCall:
 
 
 class Structure:
-    """The pairs' rows by call. `rows` are the reference's, in its order; a row number here counts pairs. `renamed` are
-    calls whose outputs count as those of another call, because the candidate has both in one."""
+    """The pairs by call. Rows here are numbers of pairs; `rows` are the reference's rows of these, in its order.
+
+    renamed: calls whose outputs count as those of another call, because the candidate has both in one.
+    """
 
     def __init__(
         self, side: Side, rows: Ints, renamed: Mapping[tuple[str, int], tuple[str, int]] | None = None
@@ -60,7 +61,7 @@ class Structure:
         self._rows = rows
         self._call_of: dict[int, ModuleCall] = {}
 
-    # Columns as lists, and only once somebody asks: a comparison in which all is right needs none of them.
+    # Columns are lists, and built on first use: a comparison in which all is right needs none of them.
     @cached_property
     def tensor(self) -> list[int]:
         found: list[int] = self._side.tensor_id[self._rows].tolist()
@@ -133,7 +134,7 @@ class Structure:
             name = call.module
             while name:
                 name = name.rpartition(".")[0]
-                # Calls of one module do not overlap: the first that ends later is the one this ran in.
+                # Calls of one module do not overlap: the first that ends later contains this one.
                 around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
                 if around:
                     call.parent = min(around, key=lambda c: c.end)
@@ -235,9 +236,9 @@ class Structure:
     def frozen(self) -> set[str]:
         return self._side.frozen
 
-    # --- what a record was made from -------------------------------------------------------------------------------
+    # --- sources of a record ---------------------------------------------------------------------------------------
     def sources(self, row: int) -> list[int]:
-        """Rows that a row's value was computed from, as far as they were recorded."""
+        """Return the rows that a row's value was computed from, as far as they were recorded."""
         kind = self.kind[row]
         rank, step, _ = self.scope[row]
         if kind == "param_grad":
@@ -268,7 +269,7 @@ class Structure:
         return self._behind(row, call)
 
     def made_in(self, row: int) -> list[ModuleCall]:
-        """The calls whose backward made a gradient."""
+        """Return the calls whose backward made a gradient."""
         kind, call = self.kind[row], self.call_of(row)
         if kind == "param_grad":
             return self.users_of_own(row)
@@ -281,8 +282,8 @@ class Structure:
         return [] if call is None else [call, *call.children]
 
     def users_of_own(self, row: int) -> list[ModuleCall]:
-        """The calls that used a module's own parameters: its own. A module that only keeps weights, as the `out_proj`
-        of an attention does, is never called itself; then it is whoever is around it."""
+        """Return the calls that used a module's own parameters: its own calls. A module that only holds weights, like
+        the `out_proj` of an attention, is never called; then those of the container that is."""
         name = self.module[row]
         while not (calls := self.calls_of_module.get((self.scope[row], name), [])) and name:
             name = name.rpartition(".")[0]
@@ -294,53 +295,53 @@ class Structure:
         return [] if before is None else [before]
 
     def _before_in(self, call: ModuleCall | None, seq: int) -> list[int]:
-        """What the code of a call had at hand at a moment: its inputs, and what its children had returned."""
+        """Return what the code of a call could use at a moment: its inputs, and what its children had returned."""
         if call is None:
             return []
         returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
         return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
 
     def _backward_of(self, call: ModuleCall) -> list[int]:
-        """What the backward of a call worked with."""
+        """Return the rows that the backward of a call used."""
         parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
         return call.of("grad_output", "input", "output") + parameters
 
     def _behind(self, row: int, call: ModuleCall) -> list[int]:
-        """A gradient at a call's output: made by the backward of whoever used that output."""
+        """Return the sources of a gradient at a call's output: those of the backward of its users."""
         users = self.users(row, call)
         if users:
             return [r for user in users for r in self._backward_of(user)]
         around = self.outermost(row, call).parent
-        if around is None:  # the root's own: the loss made it from what the root returned
+        if around is None:  # the root's own: the loss made it from the root's output
             return self.outermost(row, call).of("output")
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
     def returned(self, row: int, call: ModuleCall) -> set[int]:
-        """The tensors, by number, whose gradient a row is."""
+        """Return the numbers of the tensors whose gradient a row is."""
         path = self.path[row].partition("~")[0]
         return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
     def outermost(self, row: int, call: ModuleCall) -> ModuleCall:
-        """The call around that returns the very same tensor: the gradient there is this one."""
+        """Return the outermost call around that returns the very same tensor: its gradient is this one."""
         tensors = self.returned(row, call)
         while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
     def passes_through(self, call: ModuleCall) -> bool:
-        """Whether a call returns an input as it is: its users are that input's users, and counted there."""
+        """Whether a call returns an input unchanged: its users count as that input's users."""
         given = {self.tensor[row] for row in call.of("input")}
         return any(self.tensor[row] in given for row in call.of("output"))
 
     def at_root(self, row: int) -> int | None:
-        """The row of the root's own output gradient, if this is that very tensor under the name it was met by first."""
+        """Return the row of the root's own output gradient, if this row is the very same tensor; else None."""
         roots = self.calls_of_module.get((self.scope[row], ""), [])
         same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
         return same[0] if same else None
 
     def users(self, row: int, call: ModuleCall) -> list[ModuleCall]:
-        """The calls that were given the output whose gradient this row is; only the innermost of nested ones."""
+        """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
         found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
         found = [
             user for user in found if user is not call and not _inside(call, user) and not self.passes_through(user)

@@ -1,4 +1,4 @@
-"""How far each pair is apart: by digest if that settles it, else from all elements, else from the sketches."""
+"""The difference of each pair: by digest if the tensors are equal, else from all elements, else from sketches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 # With 256 buckets the estimate of a distance has a relative standard error of 1/sqrt(2*256); it was measured within
-# 9.6 % for 95 % of the cases. Sketches are stored as float32, which no distance can be told from below.
+# 9.6 % for 95 % of the cases. Sketches are stored as float32, which bounds the resolution of a distance.
 _ERROR_BAR = 0.1
 _ROUNDING = 2.0**-23
 
@@ -35,7 +35,7 @@ _RANGE_ENDS = "a summary does not tell which elements are at the end of the dtyp
 
 @dataclass
 class Measures:
-    """Columns of all pairs, in the reference's order. What is not known is NaN."""
+    """Columns over all pairs, in the reference's order; NaN where unknown."""
 
     equal: Bools
     reshaped: Bools
@@ -45,17 +45,17 @@ class Measures:
     cosine: Floats
     l2_difference: Floats
     row_rel_l2: Floats
-    """Of the worst row; known only where all elements were measured."""
+    """The worst row's; known only where all elements were measured."""
     sides: dict[str, dict[str, Any]]
     """Per side ("reference", "candidate"): elements, nan, inf, posinf, mean, std, l2."""
     differences: dict[int, Difference] = field(default_factory=dict)
-    """What was measured on all elements, by pair."""
+    """Measurements on all elements, by pair."""
     limits: dict[int, str] = field(default_factory=dict)
-    """Pairs whose summaries tell too little to call them right, and why. Their rel_l2 is a lower bound, or NaN."""
+    """Pairs whose summaries do not suffice to call them right, and why. Their rel_l2 is a lower bound, or NaN."""
 
     @property
     def open(self) -> npt.NDArray[np.int64]:
-        """Pairs that the digest did not settle."""
+        """Pairs that are not known to be equal by their digests."""
         return np.flatnonzero(~self.equal & ~self.reshaped)
 
     @property
@@ -69,7 +69,7 @@ class Measures:
         return found
 
     def take(self, pair: int, measure: PairMeasure) -> None:
-        """Put in what was measured on all elements of a pair."""
+        """Store a measurement on all elements of a pair."""
         found = measure.difference
         self.differences[pair] = found
         self.exact[pair] = True
@@ -83,7 +83,7 @@ class Measures:
             columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
 
     def replace(self, pair: int, found: Difference) -> None:
-        """Put in another measurement of a pair; what was learnt of each side stays."""
+        """Replace the difference of a pair; the numbers of each side stay."""
         self.differences[pair] = found
         self.rel_l2[pair], self.row_rel_l2[pair] = found.rel_l2, found.row_rel_l2
         self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
@@ -93,7 +93,7 @@ class Measures:
             return self.differences[pair]
         if np.isnan(self.rel_l2[pair]):
             return None
-        apart = 0.0 if self.equal[pair] else float("nan")  # only whole tensors tell, unless there is nothing to tell
+        apart = 0.0 if self.equal[pair] else float("nan")  # only whole tensors give these, unless they are equal
         return Difference(
             elements=int(self.sides["reference"]["elements"][pair]),
             equal=bool(self.equal[pair]),
@@ -110,7 +110,7 @@ class Measures:
 
 
 def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
-    """What the indexes alone can say: which pairs are equal, and both sides' own numbers."""
+    """Return what the indexes alone have: which pairs are equal, and both sides' own numbers."""
     left, right = alignment.reference, alignment.candidate
     same_dtype = np.array(_same_words(reference.dtype.words, candidate.dtype.words))
     if len(left):
@@ -139,7 +139,7 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
 def estimate(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]
 ) -> None:
-    """Fill in pairs whose tensors are not on both sides, from their sketches."""
+    """Estimate pairs from their sketches, for tensors that were not stored on both sides."""
     moved = candidate.moved[alignment.candidate[pairs]]
     _bound(measures, pairs[moved], OTHER_LAYOUT)
     pairs = pairs[~moved]
@@ -152,13 +152,13 @@ def estimate(
     overflowed = ~np.isfinite(apart) & ~without
     _bound(measures, pairs[without], _NO_SKETCH)
     _bound(measures, pairs[overflowed], _OVERFLOW)
-    told = np.isfinite(apart)
-    _from_distance(measures, pairs[told], apart[told])
+    known = np.isfinite(apart)
+    _from_distance(measures, pairs[known], apart[known])
     _limit(measures, reference, candidate, alignment, pairs)
 
 
 def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -> None:
-    """Fill in what the distance of two sketches says."""
+    """Set the numbers that follow from the distance of two sketches."""
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
     with np.errstate(divide="ignore", invalid="ignore"):
         # The norms are exact, and the distance is at least their difference.
@@ -168,14 +168,14 @@ def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -
     measures.rel_l2[pairs] = relative
     measures.rel_l2_bar[pairs] = _ERROR_BAR * relative + _ROUNDING
     # Where the norms are far apart, the error of the distance is larger than all that the angle adds to it.
-    told = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
-    measures.cosine[pairs] = np.where(told, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
+    meaningful = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
+    measures.cosine[pairs] = np.where(meaningful, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
     measures.l2_difference[pairs] = apart
 
 
 def _limit(measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]) -> None:
-    """Mark pairs whose summaries hide a difference: elements at the ends of two ranges, and NaN or Inf that may have
-    changed places with zeros, which a sketch does not show."""
+    """Mark pairs whose summaries may hide a difference: elements at the ends of two ranges, and NaN or Inf that may
+    have swapped places with zeros, which a sketch does not show."""
     ends = pairs[at_range_ends(reference, candidate, alignment)[pairs]]
     for column in (measures.rel_l2, measures.rel_l2_bar, measures.cosine, measures.l2_difference):
         column[ends] = np.nan
@@ -189,7 +189,7 @@ def _limit(measures: Measures, reference: Side, candidate: Side, alignment: Alig
 
 
 def _bound(measures: Measures, pairs: npt.NDArray[Any], why: str) -> None:
-    """Fill in what norms alone say: how far apart two tensors are at least."""
+    """Set the lower bound of a difference that norms alone give."""
     if not len(pairs):
         return
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))

@@ -1,4 +1,4 @@
-"""What noise that was measured allows: in further runs of the reference, or in files of `tensortap.noise`."""
+"""The tolerance from measured noise: from further runs of the reference, or from files of `tensortap.noise`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_SHARE = 0.1
 
 
 def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
-    """That a file is of this model: it allows nothing to modules that it does not know."""
+    """Raise UsageError if a noise file is of another model: it allows nothing for modules that it does not know."""
     found, least = len(noise.modules & set(modules)), min(len(noise.modules), len(modules))
     if found < _LEAST_SHARE * least:
         raise UsageError(
@@ -37,7 +37,7 @@ def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
 def noise_of(
     matched: Matched, options: ComparisonOptions, opened: ExitStack, device: PairDevice | None = None
 ) -> NoiseAllowance | None:
-    """For every pair, what measured noise allows: the most among further runs of the reference and noise files."""
+    """Return what measured noise allows for every pair: the most among further runs and noise files."""
     if not options.noise:
         return None
     worst = np.zeros(len(matched.alignment.reference))
@@ -61,7 +61,7 @@ def noise_of(
 
 
 def as_one(noise: NoiseAllowance | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-    """What noise allows of a pair's error, be it of the whole or of the worst row."""
+    """Return what noise allows of a pair's error, whether of the whole or of the worst row."""
     return None if noise is None else np.maximum(noise[0], noise[1] / row_gain)
 
 

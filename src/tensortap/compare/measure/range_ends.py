@@ -1,6 +1,6 @@
-"""Masks that differ by design: hidden elements are the lowest number of a dtype, and each dtype has another one.
+"""Masks that differ by design: masked elements are the lowest number of a dtype, which is another one in each dtype.
 
-Where the two sides are of different dtypes and each reaches the end of its own range, these elements count as equal.
+If the dtypes of the two sides differ and each side reaches the end of its own range, these elements count as equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 def at_range_ends(reference: Side, candidate: Side, alignment: Alignment) -> Bools:
-    """For each pair, whether its dtypes differ and both sides reach the same end of their own range."""
+    """Return for each pair whether its dtypes differ and both sides reach the same end of their own range."""
     left, right = alignment.reference, alignment.candidate
     if not len(left):
         return np.zeros(0, bool)
@@ -38,7 +38,7 @@ def at_range_ends(reference: Side, candidate: Side, alignment: Alignment) -> Boo
 
 
 def _at_ends(side: Side) -> Bools:
-    """Two columns: whether a record's least element is the lowest number of its dtype, and its greatest the highest."""
+    """Return two columns: whether a record's least element is its dtype's lowest number, the greatest its highest."""
     known = [dtypes.range_of(word) or (np.nan, np.nan) for word in side.dtype.words]
     ends = np.array(known).reshape(-1, 2)[side.dtype.codes]
     found: Bools = np.stack([side.min == ends[:, 0], side.max == ends[:, 1]], axis=1)
@@ -49,13 +49,13 @@ def beside_range_ends(
     measured: Difference, reference: Array, candidate: Array, rtol: float | None, atol: float | None
 ) -> Difference:
     """Measure a pair again without the elements at the ends of both ranges. If these are not the same elements on both
-    sides, return what was `measured` before."""
+    sides, return `measured` unchanged."""
     again = difference(_as_infinite(reference), _as_infinite(candidate), rtol=rtol, atol=atol).difference
     return measured if again.max_abs == np.inf else replace(again, equal=False)
 
 
 def _as_infinite(array: Array) -> Array:
-    """The same numbers, with those at an end of the dtype's range made infinite."""
+    """Return the array with numbers at an end of the dtype's range made infinite."""
     low, high = dtypes.range_of(dtypes.name_of(array.dtype)) or (-np.inf, np.inf)
     wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
     wide[array == array.dtype.type(low)] = -np.inf

@@ -1,7 +1,8 @@
-"""Pairs of whole tensors, measured where they lie; the same two tensors once, however many records saw them."""
+"""Measure pairs of whole tensors from their files, the same two tensors once, however many records they have."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,11 +23,12 @@ from tensortap.kernels.pairs.reference import PairMeasure, measure
 __all__ = ["Tolerances", "is_little_work", "measure_tensors"]
 
 Tolerances = tuple[float | None, float | None]
-"""rtol and atol that decide which elements count as mismatched; None is the usual one of the dtypes."""
+"""rtol and atol that decide which elements count as mismatched; None is the default of the dtypes."""
 Progress = Callable[[int, int], None]
 
 # NumPy takes 0.3 ms a pair and 0.4 s a million elements; loading the compiled kernel takes 0.5 s.
 _MOST_IN_NUMPY, _MOST_ELEMENTS_IN_NUMPY = 256, 1 << 18
+_COMPILER = "numba"
 
 
 def measure_tensors(
@@ -60,12 +62,12 @@ def measure_tensors(
         straight[:] = False
     done = 0
     for chosen in (np.flatnonzero(straight), np.flatnonzero(~straight)):
-        told = None if progress is None else partial(_tell, progress, done, int(nbytes.sum()))
+        report_bytes = None if progress is None else partial(_report_progress, progress, done, int(nbytes.sum()))
         spots = left[first[chosen]], right[first[chosen]]
         if straight[chosen].any():
-            measured = _on_disk(reference, candidate, *spots, tolerances, engine, told)
+            measured = _on_disk(reference, candidate, *spots, tolerances, engine, report_bytes)
         else:
-            measured = _in_memory(reference, candidate, *spots, tolerances, told, in_numpy)
+            measured = _in_memory(reference, candidate, *spots, tolerances, report_bytes, in_numpy)
         for number, found in measured:
             for place in groups[chosen[number]]:
                 yield int(pairs[place]), found
@@ -75,13 +77,16 @@ def measure_tensors(
 def is_little_work(reference: Side, alignment: Alignment, pairs: npt.NDArray[Any]) -> bool:
     """Whether NumPy measures these pairs before the compiled kernel would even be loaded.
 
-    The numbers are the same but for the order of summation.
+    A process that has the compiler loaded, because it captures or checks, uses the kernel for all work. The numbers are
+    the same but for the order of summation.
     """
+    if _COMPILER in sys.modules:
+        return False
     elements = reference.elements[alignment.reference[pairs]]
     return len(pairs) <= _MOST_IN_NUMPY and int(elements.sum()) <= _MOST_ELEMENTS_IN_NUMPY
 
 
-def _tell(progress: Progress, before: int, whole: int, done: int) -> None:
+def _report_progress(progress: Progress, before: int, whole: int, done: int) -> None:
     progress(before + done, whole)
 
 
@@ -92,7 +97,7 @@ def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
-    """The one that was asked for."""
+    """Return the engine that the options ask for; None leaves the choice to `engine.choose`."""
     if device is not None:
         return OnDevice(device)
     if workers is None:
@@ -107,14 +112,14 @@ def _on_disk(
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
     engine: Engine | None,
-    told: Callable[[int], None] | None,
+    report_bytes: Callable[[int], None] | None,
 ) -> Iterator[tuple[int, PairMeasure]]:
     sizes = reference.l2[left].tolist()
     tasks = [
         Task(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
         for ours, theirs, size in zip(_spans(reference, left), _spans(candidate, right), sizes, strict=True)
     ]
-    return (engine or choose(tasks)).run(tasks, told)
+    return (engine or choose(tasks)).run(tasks, report_bytes)
 
 
 def _in_memory(
@@ -123,7 +128,7 @@ def _in_memory(
     left: npt.NDArray[np.int64],
     right: npt.NDArray[np.int64],
     tolerances: Tolerances,
-    told: Callable[[int], None] | None,
+    report_bytes: Callable[[int], None] | None,
     in_numpy: bool,
 ) -> Iterator[tuple[int, PairMeasure]]:
     done = 0
@@ -135,8 +140,8 @@ def _in_memory(
         else:
             yield number, difference(*arrays, rtol=tolerances[0], atol=tolerances[1], size=size)
         done += sum(array.nbytes for array in arrays)
-        if told is not None:
-            told(done)
+        if report_bytes is not None:
+            report_bytes(done)
 
 
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:

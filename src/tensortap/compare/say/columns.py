@@ -1,6 +1,6 @@
 """The table of pairs: one row a pair of records with the same identity, in the reference's execution order.
 
-It is what every report reads, so its columns are documented here, where they are defined.
+Every report reads it, so its columns are documented where they are defined.
 """
 
 from __future__ import annotations

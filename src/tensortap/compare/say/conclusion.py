@@ -1,4 +1,4 @@
-"""What a comparison says in the end: verdict, sentence, notes, and what only one side has."""
+"""The result of a comparison: verdict, sentence, notes, table, and the records that only one side has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tensortap.compare.align.alignment import Renames, suggest
-from tensortap.compare.align.calls import remarks
+from tensortap.compare.align.calls import argument_notes
 from tensortap.compare.align.ranks import UnpairedRanks
 from tensortap.compare.align.side import Side
 from tensortap.compare.align.stopped import stopped_recordings
@@ -44,11 +44,12 @@ def conclude(
     isolated: bool = False,
     doubts: Doubts = NO_DOUBTS,
 ) -> Comparison:
-    """The comparison, from what was judged and the births by their pair, the earliest first.
+    """Build the comparison from the judgement and the births.
 
-    `missing` is what the candidate lacks and should not, by the reference's row; `extra` what it has and should not, by
-    step and place in the reference's order. `unpaired` are the ranks that were not compared: without a divergence
-    elsewhere, nobody knows whether the runs match. `isolated` says that every module was fed from the reference.
+    missing: gradients that the candidate lacks, by the reference's row.
+    extra: gradients that only the candidate has, by step and position in the reference's order.
+    unpaired: ranks that were not compared; without a divergence elsewhere, they make the verdict "incomparable".
+    isolated: every module ran on the reference's own inputs.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
@@ -112,7 +113,7 @@ def _sentence(
     first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
     tensors = None if first.row is None else _compared_tensors(matched, first.row)
     if isolated:
-        return sentence.isolated(births, tensors, several) + sentence.called(first)
+        return sentence.isolated(births, tensors, several) + sentence.describe_call(first)
     forward = _forward(matched, judgement, first)
     candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
     steps = _other_steps(matched, first.key.step)
@@ -123,7 +124,7 @@ def _sentence(
         unseen = sentence.unseen_parameters()
     else:
         unseen = sentence.hidden_optimizer(_hidden(matched, judgement, first.key.step))
-    return parted + sentence.called(first) + (steps or unseen)
+    return parted + sentence.describe_call(first) + (steps or unseen)
 
 
 def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
@@ -131,7 +132,7 @@ def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
 
 
 def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], left_out: str, isolated: bool) -> str:
-    """Say that all that was compared matches, and what was `left_out`."""
+    """Say that all compared pairs match, and what was `left_out`."""
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
@@ -151,7 +152,7 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
 
 
 def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
-    """The most that was allowed, up to a step, because parameters were not recorded; None if nothing was."""
+    """Return the largest tolerance up to a step that is due to unrecorded parameters; None if there is none."""
     rows = [row for row, rule in enumerate(judgement.rule) if rule == UNSEEN_PARAMETERS]
     steps = matched.reference.step[matched.alignment.reference[rows]]
     allowed = [
@@ -163,7 +164,7 @@ def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) ->
 
 
 def _other_steps(matched: Matched, until: int | None = None) -> str:
-    """That one side lacks steps up to one, or ran one more often. Where steps are shifted, nobody expects otherwise."""
+    """Say that one side lacks steps, or ran one more often, up to a step. Shifted steps are not mentioned."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if not len(alignment.only_reference) and not len(alignment.only_candidate):
         return ""
@@ -176,7 +177,7 @@ def _other_steps(matched: Matched, until: int | None = None) -> str:
 
 
 def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
-    """How often each step ran, up to one; only with a `backward` if there are any, for others change nothing."""
+    """Count how often each step ran, up to a step. With `backward`, count only passes that have one."""
     ran = side.phase.among(("backward",)) if backward else np.ones(len(side), bool)
     if until is not None:
         ran &= side.step <= until
@@ -185,11 +186,11 @@ def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
 
 
 def _parameters_unseen(side: Side, first: Finding) -> bool:
-    """Whether a module may be wrong only for its parameters, which an earlier step has changed unseen."""
+    """Whether a module may be wrong because of its parameters, which an earlier step changed unrecorded."""
     key = first.key
     if key.kind not in ("input", "output") or not first.inputs_matched or key.step <= side.step.min():
         return False
-    if first.module not in side.module.words:  # the code around, of which nothing was recorded
+    if first.module not in side.module.words:  # a container of which nothing was recorded
         return False
     own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
     kinds = set(side.kind.at(own))
@@ -216,7 +217,7 @@ def _compared_tensors(matched: Matched, pair: int) -> tuple[sentence.ComparedTen
 
 
 def _forward(matched: Matched, judgement: Judgement, first: Finding) -> str:
-    """Say that the forward pass agrees in which nothing was found before a finding; empty if it was not recorded."""
+    """Say that the forward pass of a finding's step agrees; empty if it was not recorded."""
     side, rows = matched.reference, matched.alignment.reference
     passed = rows[(side.phase.among(("forward",)) & (side.step == first.key.step) & (side.rank == first.rank))[rows]]
     if not len(passed):
@@ -255,11 +256,11 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     said = {birth.module for birth in births[:1] if birth.arguments}
-    return notes + remarks(matched.calls.first_of_modules, said)
+    return notes + argument_notes(matched.calls.first_of_modules, said)
 
 
 def _limits(matched: Matched, judgement: Judgement) -> list[str]:
-    """Why pairs could not be judged by their summaries."""
+    """Return notes on why summaries did not suffice to judge pairs."""
     limits = [(pair, why) for pair, why in matched.measures.limits.items() if why != OTHER_LAYOUT]
     reasons = Counter(why for pair, why in limits if judgement.status[pair] == "unjudged")
     return [
@@ -276,7 +277,7 @@ def _fused(found: Sequence[Fusion]) -> list[str]:
 
 
 def _names_alone(matched: Matched) -> str:
-    """A module that only one side has, of each side; nothing if both have the same ones."""
+    """Name a module of each side that the other lacks; empty if both have the same ones."""
     ours, theirs = matched.reference.module.words, matched.candidate.module.words
     only_ours, only_theirs = set(ours) - set(theirs), set(theirs) - set(ours)
     if not only_ours or not only_theirs:

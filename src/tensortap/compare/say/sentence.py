@@ -12,7 +12,7 @@ from tensortap.core.records import Finding, Key, display_name
 
 __all__ = [
     "ComparedTensor",
-    "called",
+    "describe_call",
     "forward_agrees",
     "hidden_optimizer",
     "isolated",
@@ -34,7 +34,7 @@ _PARTS = {"grad_input": "input", "grad_output": "output", "param_grad": "paramet
 
 
 class ComparedTensor(NamedTuple):
-    """What a sentence needs to know about one side's tensor."""
+    """One side's tensor, as far as a sentence describes it."""
 
     shape: tuple[int, ...]
     nonfinite: int
@@ -140,7 +140,7 @@ def _where(first: Finding, several: bool) -> str:
 
 
 def forward_agrees(unjudged: bool) -> str:
-    """Say that nothing is wrong in a forward pass, some of which may not have been judged."""
+    """Say that nothing is wrong in a forward pass, parts of which may be unjudged."""
     return "The forward pass agrees" + " as far as it could be judged" * unjudged
 
 
@@ -166,13 +166,13 @@ def _modules(births: Iterable[Finding]) -> list[str]:
     return list(dict.fromkeys(display_name(birth.module) for birth in births))
 
 
-def called(first: Finding) -> str:
-    """A further sentence, where the module to look at was called differently."""
+def describe_call(first: Finding) -> str:
+    """Return a further sentence if the module to inspect was called with other arguments."""
     return f" It was called with {other_arguments(first.arguments)}." if first.arguments else ""
 
 
 def other_arguments(others: Sequence[ArgumentDifference]) -> str:
-    """In which plain arguments two calls differ.
+    """Name the plain arguments in which two calls differ.
 
     >>> other_arguments([ArgumentDifference("is_causal", True, False), ArgumentDifference("scale", 0.5, 1.0)])
     'is_causal=True in the reference and False in the candidate, scale=0.5 and 1.0'
@@ -190,12 +190,12 @@ def other_arguments(others: Sequence[ArgumentDifference]) -> str:
 
 
 def unseen_parameters() -> str:
-    """A further sentence, where the module to look at may be right, and its parameters not."""
+    """Return a further sentence for a module that may be right while its parameters are wrong."""
     return ' Its parameters were not recorded: it may be the optimizer, too, which kinds=(..., "param") would tell.'
 
 
 def hidden_optimizer(allowed: float | None) -> str:
-    """A further sentence, where so much was allowed because parameters were not recorded."""
+    """Return a further sentence about the tolerance that is due to unrecorded parameters."""
     if allowed is None:
         return ""
     return (
@@ -205,7 +205,7 @@ def hidden_optimizer(allowed: float | None) -> str:
 
 
 def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> str:
-    """A further sentence about steps that one side lacks, or ran more often; from how often each step was run.
+    """Return a further sentence about steps that one side lacks or ran more often, from the runs of each step.
 
     >>> other_steps({0: 2, 1: 2, 2: 2}, {0: 2, 1: 4})
     ' The reference alone has step 2, and in step 1 it ran 2 times and the candidate 4 times.'
@@ -224,7 +224,7 @@ def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> s
 
 
 def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
-    """A few of them.
+    """Join the first words, and say how many more there are.
 
     >>> listed([1, 2, 3, 4, 5, 6])
     '1, 2, 3, 4 and 2 more'
@@ -234,7 +234,7 @@ def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
 
 
 def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
-    """That they do not."""
+    """Say that the runs match, and how closely."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
     if not counts.get("close") and not counts.get("unjudged"):
         all_of_them = f"all {pairs:,} pairs are" if pairs > 1 else "the one pair there is, is"
@@ -254,7 +254,7 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
 
 
 def none_judged(pairs: int) -> str:
-    """Say that the runs have records in common, and that nothing is known of any of them."""
+    """Say that the runs have records in common, none of which could be judged."""
     if pairs == 1:
         return "Too little to judge: the one pair there is could not be judged."
     return f"Too little to judge: none of the {pairs:,} pairs could be judged."
@@ -273,12 +273,12 @@ def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -
 
 
 def undecided(guessed: str) -> str:
-    """That nobody can tell, because all that differs was guessed to belong together."""
+    """Say that the verdict is open, because only pairs that were guessed differ."""
     return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 
 
 def _number(value: float) -> str:
-    """Two digits, and an exponent without padding: 1.5e-5, 0.42."""
+    """Format two digits, and an exponent without padding: 1.5e-5, 0.42."""
     if value == 0 or 0.00995 <= abs(value) < 995:
         return f"{value:.2g}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")

@@ -1,4 +1,4 @@
-"""The table of pairs, put together from the columns of both sides, what was measured and what was judged."""
+"""The table of pairs, built from the columns of both sides, the measures and the judgement."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _nullable(numbers: Any) -> Any:
 
 
 def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What the candidate calls things, where that is something else."""
+    """Return the candidate's own names and layouts, where they differ."""
     if not isinstance(candidate, Translated):
         return dict.fromkeys(("module_candidate", "path_candidate", "layout"), pa.nulls(len(rows), pa.string()))
     own = candidate.own
@@ -114,7 +114,7 @@ def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], s
 
 
 def _measured(count: int, measures: Measures) -> dict[str, Any]:
-    """Numbers that only whole tensors give: known for equal pairs, and for those that were measured."""
+    """Return numbers that only whole tensors have: known for equal pairs, and for measured ones."""
     same = np.where(measures.equal, 0.0, np.nan)
     columns = {name: same.copy() if name in _NOTHING else np.full(count, np.nan) for name in _MEASURED}
     index: list[tuple[int, ...] | None] = [None] * count

@@ -1,4 +1,4 @@
-"""Activation functions by their values: tells whether one tensor is the activation of another."""
+"""Activation functions by their values: whether one tensor is the activation of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEAR = 1e-3
 
 
 def activation_between(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> str | None:
-    """The name of the function that makes one tensor of another, judged by their first elements; None if none does.
+    """Return the name of the function that maps one tensor to another, by their first elements; None if none does.
 
     >>> activation_between(np.array([-1.0, 2.0, 3.0]), np.array([0.0, 2.0, 3.0]))
     'relu'

@@ -1,7 +1,7 @@
-"""How certain it is that two records belong together, where modules were paired by the structure of the trees.
+"""How certain a pair is, if modules were paired by the structure of the module trees.
 
-A divergence between two records that need not be the same is none. So a pair that was guessed carries no verdict: it
-counts if values or names confirm it, or if the same two tensors meet in a pair that is certain.
+Two records that need not be the same may differ without a mistake. So a guessed pair carries no verdict: it counts if
+values or names confirm it, or if the same two tensors are a pair that is certain.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _FLOWING = ("input", "output")
 
 
 def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Levels:
-    """For each pair, whether it is certain, plausible or doubtful that its records belong together."""
-    known = _Modules(reference, alignment, measures, plan)
+    """Return for each pair whether it is certain, plausible or doubtful."""
+    known = _ModuleCertainty(reference, alignment, measures, plan)
     rows = alignment.reference
     words = np.array([known.level(word) for word in reference.module.words], np.int8)
     found: Levels = words[reference.module.codes[rows]] if len(rows) else np.empty(0, np.int8)
@@ -62,12 +62,12 @@ def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Mea
 
 
 def certain_modules(reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Callable[[str], bool]:
-    """Return a function that says whether it is certain which module of the candidate one of the reference is."""
-    return _Modules(reference, alignment, measures, plan).is_certain
+    """Return a function that says whether the counterpart of a module of the reference is certain."""
+    return _ModuleCertainty(reference, alignment, measures, plan).is_certain
 
 
-class _Modules:
-    """What confirms the pairs of modules."""
+class _ModuleCertainty:
+    """Finds what confirms the pairs of modules."""
 
     def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> None:
         self._side, self._rows, self._measures = reference, alignment.reference, measures
@@ -86,7 +86,7 @@ class _Modules:
         own = bool(places.made.modules[made].tensors)
         if own and named_alike:
             return CERTAIN
-        # Without weights only order speaks for it; with weights, unless others like it are given the same tensor.
+        # Without weights, only the order confirms it; with weights, unless similar modules are given the same tensor.
         return CERTAIN if (own or not self._any_tensors) and self._in_order(made) else DOUBTFUL
 
     def is_certain(self, made: str) -> bool:
@@ -94,7 +94,7 @@ class _Modules:
         return self.level(made) == CERTAIN or made in self._with_same_output
 
     def _in_order(self, made: str) -> bool:
-        """Whether both sides have as many modules of this look, one after the other, so that their order decides."""
+        """Whether both sides have equally many such modules, one after the other, so that their order decides."""
         group = self._places.alike.get(made)
         if group is None:
             return False
@@ -107,20 +107,20 @@ class _Modules:
 
     @cached_property
     def _with_same_state(self) -> set[str]:
-        """Modules of which a parameter or buffer agrees that is not one number throughout, as in a new norm."""
+        """Modules with a parameter or buffer that agrees and is not constant, as that of a new norm is."""
         found = self._agreeing("param", "buffer") & (self._side.call[self._rows] == 0)
         return set(self._side.module.at(self._rows[found]))
 
     @cached_property
     def _with_same_output(self) -> set[str]:
-        """Modules all of whose outputs agree in what is not one number throughout."""
+        """Modules whose outputs all agree and are not constant."""
         side, rows = self._side, self._rows
         outputs = side.kind.among(("output",))[rows] if len(rows) else np.empty(0, bool)
         agreeing = self._agreeing("output")
         return set(side.module.at(rows[agreeing])) - set(side.module.at(rows[outputs & ~agreeing]))
 
     def _agreeing(self, *kinds: str) -> npt.NDArray[np.bool_]:
-        """Of each pair, whether it is of one of these kinds, agrees, and has several numbers."""
+        """Return, for each pair, whether it has one of these kinds, agrees, and is not constant."""
         rows, measures = self._rows, self._measures
         if not len(rows):
             return np.empty(0, bool)
@@ -131,7 +131,7 @@ class _Modules:
 
     @cached_property
     def _inputs(self) -> dict[str, set[int]]:
-        """The tensors that modules were given, by number."""
+        """Numbers of the tensors that modules were given."""
         side, rows = self._side, self._rows
         inputs = rows[side.kind.among(("input",))[rows]] if len(rows) else rows
         found: dict[str, set[int]] = {}
@@ -142,15 +142,15 @@ class _Modules:
 
 @dataclass(frozen=True)
 class Doubts:
-    """What was paired by structure alone and differs."""
+    """Modules that were paired by structure alone and differ."""
 
     modules: Sequence[str] = ()
-    """Of the reference."""
+    """The reference's names."""
     undecided: bool = False
-    """Whether nothing else differs, and nothing that is certain confirms that all is right."""
+    """Whether nothing else differs, and no certain pair confirms that all is right."""
 
     def words(self, plan: Plan) -> str:
-        """Which modules these are, and what to do."""
+        """Name these modules, and say what to do."""
         pairs = [f"{display_name(name)} and {display_name(plan.places.of_made[name])}" for name in self.modules]
         few = "; ".join(pairs[:_FEW]) + (f"; and {len(pairs) - _FEW} more" if len(pairs) > _FEW else "")
         return f"paired by structure alone, and different: {few}. If they belong together, say so with --map"
@@ -162,10 +162,10 @@ NO_DOUBTS = Doubts()
 def judge_certain(
     pairs: Pairs, structure: Structure, found: Callable[[], Levels], judge: Callable[[Pairs], Judgement]
 ) -> tuple[Judgement, Doubts]:
-    """Judge, so that no pair that was guessed carries the verdict alone. `found` tells how certain each pair is.
+    """Judge so that no guessed pair carries the verdict alone. `found` returns how certain each pair is.
 
-    If certain pairs diverge too, plausible ones may lead, as a container whose own code is wrong. If none does, pairs
-    that were guessed are left unjudged.
+    If certain pairs diverge too, a plausible one may be the first, such as a container whose own code is wrong. If none
+    does, guessed pairs are left unjudged.
     """
     judgement = judge(pairs)
     if not judgement.born or (known := found()).min(initial=CERTAIN) == CERTAIN:
@@ -183,11 +183,14 @@ def judge_certain(
 
 
 def paired_by_state(reference: Side, candidate: Side, plan: Plan, modules: Sequence[str]) -> dict[str, str]:
-    """Other pairs of these modules of the reference and their counterparts, whose parameters agree: the candidate's
-    names and the reference's. Empty unless it is so with all that have any. Norms and sums do not depend on layout."""
+    """Pair these modules of the reference and their counterparts anew, by parameters that agree.
+
+    Return the reference's name by the candidate's; empty unless all modules with parameters are paired so. Norms and
+    sums do not depend on the layout.
+    """
     of_made = plan.places.of_made
-    ours = {name: marks for name in modules if (marks := _marks(reference, name))}
-    theirs = {of_made[name]: _marks(candidate, of_made[name]) for name in ours}
+    ours = {name: marks for name in modules if (marks := _fingerprint(reference, name))}
+    theirs = {of_made[name]: _fingerprint(candidate, of_made[name]) for name in ours}
     found: dict[str, str] = {}
     for name, marks in ours.items():
         same = [other for other, others in theirs.items() if _agree(marks, others)]
@@ -197,8 +200,8 @@ def paired_by_state(reference: Side, candidate: Side, plan: Plan, modules: Seque
     return found if any(of_made[made] != given for given, made in found.items()) else {}
 
 
-def _marks(side: Side, module: str) -> list[tuple[int, float, float]]:
-    """What is known of a module's parameters before the first step, whatever their layout: size, norm and mean."""
+def _fingerprint(side: Side, module: str) -> list[tuple[int, float, float]]:
+    """Return size, norm and mean of a module's parameters before the first step: they do not depend on the layout."""
     if module not in side.module.words:
         return []
     own = np.flatnonzero(side.module.codes == side.module.words.index(module))
@@ -220,7 +223,7 @@ def _agree(ours: Sequence[tuple[int, float, float]], theirs: Sequence[tuple[int,
 def _without(
     pairs: Pairs, judgement: Judgement, guessed: npt.NDArray[np.bool_], judge: Callable[[Pairs], Judgement]
 ) -> Judgement:
-    """Judge without those guessed pairs that differ. What they were made from may then count for others, so repeat."""
+    """Judge without the guessed pairs that differ. Other pairs may differ then, so repeat."""
     left = np.zeros(len(guessed), bool)
     while (wrong := guessed & ~left & np.array([status in WRONG_STATUSES for status in judgement.status], bool)).any():
         left |= wrong
@@ -233,7 +236,7 @@ def _without(
 
 
 def _confirmed(judgement: Judgement, structure: Structure, known: Levels, doubtful: Sequence[int]) -> bool:
-    """Whether after each doubtful pair that differs comes a certain one that agrees: a mistake would have moved it."""
+    """Whether a certain pair that agrees follows each doubtful one that differs: a mistake would have changed it."""
     last: dict[bool, tuple[int, int]] = {}
     for row in np.flatnonzero(known == CERTAIN).tolist():
         kind = structure.kind[row]

@@ -1,9 +1,9 @@
 """Modules that do in one what the other side does in two: paddle's `BatchNorm(act="relu")` is a norm and a ReLU.
 
-Nothing in a run says so, but values do. Where the outputs of two modules that belong together differ, and one is what
-comes out of the activation behind the other, the two are compared there. If that activation is a function and no
-module, its result is what the next module is given, and that is compared anyway; if there is no next module either, the
-values have to be those of a known activation.
+A run does not record that, but its values show it. If the outputs of two paired modules differ, and one equals the
+output of the activation after the other, the two are compared there. If that activation is a function, its result is an
+input of the next module, which is compared anyway. Without a next module, the values must be those of a known
+activation.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _NEARER = 0.25
 _WITH_WEIGHTS = ("norm", "conv", "linear")
 _OUTPUTS = ("output", "grad_output")
 _ROLES = ("reference", "candidate")
-Call = tuple[str, int]
+CallSpot = tuple[str, int]
 """A module and the number of its call."""
 
 
 class Fusion(NamedTuple):
-    """A pair of modules of which one includes more."""
+    """A pair of modules of which one includes an activation."""
 
     side: int
     """The side that does both in one: 0 the reference, 1 the candidate."""
-    reference: Call
-    candidate: Call
-    activation: Call | None
+    reference: CallSpot
+    candidate: CallSpot
+    activation: CallSpot | None
     """The other side's own module for what is included; None if that is a function."""
-    handed: tuple[str, int, str] | None = None
+    used_by: tuple[str, int, str] | None = None
     """Then the reference's module, call and argument that is given the result."""
 
     def words(self) -> str:
@@ -54,39 +54,39 @@ class Fusion(NamedTuple):
         text = f"{one} of the {_ROLES[self.side]} includes {what} of the {_ROLES[1 - self.side]}"
         if self.activation is not None:
             return f"{text}: compared there"
-        return text + ("" if self.handed is None else ": compared where the next module is given it")
+        return text + ("" if self.used_by is None else ": compared where the next module is given it")
 
 
 @dataclass
 class Fusions:
-    """Where the candidate's records belong because of modules that include others."""
+    """How the candidate's records are paired because of modules that include others."""
 
     found: list[Fusion] = field(default_factory=list)
-    routes: dict[tuple[str, str, int], Call | None] = field(default_factory=dict)
+    routes: dict[tuple[str, str, int], CallSpot | None] = field(default_factory=dict)
     """(candidate's module, "input" or "output", call) → the reference's module and call; None if there is none."""
-    renamed: dict[Call, Call] = field(default_factory=dict)
+    renamed: dict[CallSpot, CallSpot] = field(default_factory=dict)
     """Activations of the reference whose outputs stand for the module before them, as that module's call."""
 
     @cached_property
     def modules(self) -> set[str]:
-        """The candidate's modules whose calls go different ways."""
+        """The candidate's modules whose calls are paired differently."""
         return {module for module, _, _ in self.routes}
 
     def key(self, key: Key) -> Key:
-        """A record's identity, with the module that it is a result of."""
+        """Return a record's identity, with the module that computed it."""
         known = self.renamed.get((key.module, key.call)) if key.kind in _OUTPUTS else None
         return key if known is None else key._replace(module=known[0], call=known[1])
 
     def maker(self, key: Key) -> str | None:
-        """The module whose result an argument is, if the candidate makes it in that module and the reference behind it,
-        or the other way round."""
+        """Return the module that computed an argument, if one side computes it in that module and the other side after
+        it; else None."""
         if key.kind != "input":
             return None
         spot = (key.module, key.call, key.path)
-        return next((fusion.reference[0] for fusion in self.found if fusion.handed == spot), None)
+        return next((fusion.reference[0] for fusion in self.found if fusion.used_by == spot), None)
 
     def why(self, side: int, key: Key) -> str:
-        """Why a record of a side has no counterpart, if that is because of a fusion; else nothing."""
+        """Return why a record of a side has no counterpart, if a fusion is the reason; else an empty string."""
         for fusion in self.found:
             own = (fusion.reference, fusion.candidate)[side]
             if side != fusion.side and key.kind in _OUTPUTS and (key.module, key.call) == own:
@@ -97,7 +97,7 @@ class Fusions:
 
 
 def find_fusions(plan: Plan, reference: Side, candidate: Side) -> Fusions:
-    """Compare the outputs of modules that belong together, and look behind those that differ."""
+    """Compare the outputs of paired modules, and search for an activation after those that differ."""
     finder = _Finder(plan, reference, candidate)
     found = Fusions([fusion for made, given in plan.places.of_made.items() for fusion in finder.of(made, given)])
     for fusion in found.found:
@@ -120,7 +120,7 @@ def _route(fusions: Fusions, fusion: Fusion) -> None:
 
 
 def _renumber(fusions: Fusions, finder: _Finder, plan: Plan) -> None:
-    """Other calls of an activation that is used in several places keep their order, without those that are included."""
+    """Keep the order of an activation's other calls, without those that are included in a module."""
     for side in (0, 1):
         used: dict[str, set[int]] = defaultdict(set)
         for fusion in fusions.found:
@@ -140,7 +140,7 @@ def _renumber(fusions: Fusions, finder: _Finder, plan: Plan) -> None:
 
 
 class _Flow:
-    """What flowed through the modules of a side in its first forward pass."""
+    """Inputs and outputs of a side's modules in its first forward pass."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -181,27 +181,27 @@ class _Finder:
         self.flows = _Flow(reference), _Flow(candidate)
 
     def of(self, made: str, given: str) -> Iterator[Fusion]:
-        if not self._works(made):  # an activation itself, of which there may be others nearby
+        if not self._has_weights(made):  # an activation itself, which may have others nearby
             return
         ours, theirs = self.flows[0].outputs.get(made, {}), self.flows[1].outputs.get(given, {})
         for call in sorted(ours.keys() & theirs.keys()):
             if (apart := self._apart(ours[call], theirs[call])) is None:
                 continue
             for side in (1, 0):
-                found = self._behind if apart > _APART else self._passed_by
+                found = self._find_after if apart > _APART else self._find_identity
                 if (fusion := found(side, (made, given), call, apart)) is not None:
                     yield fusion
                     break
 
-    def _works(self, made: str) -> bool:
-        """Whether a module has weights; by its class, where a run has recorded none at all."""
+    def _has_weights(self, made: str) -> bool:
+        """Whether a module has weights; by its class, if the run has recorded no weights at all."""
         modules = self._plan.places.made.modules
         if not any(module.tensors for module in modules.values()):
             return any(word in modules[made].cls.lower() for word in _WITH_WEIGHTS)
         return any(modules[name].tensors for name in (made, *self._plan.places.made.leaves(made)))
 
-    def _behind(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
-        """The fusion, if a side's output is what the other side has behind its own."""
+    def _find_after(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
+        """Return the fusion, if a side's output is what the other side has after its own."""
         whole, other = self.flows[side], self.flows[1 - side]
         rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
         for activation, after in self._activations(1 - side, rows[1]):
@@ -217,9 +217,9 @@ class _Finder:
             return Fusion(side, (names[0], call), (names[1], call), None)
         return None
 
-    def _passed_by(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
-        """The same where an activation changes nothing, as a ReLU of what is positive: then it shows in what the next
-        module is given, a tensor of the module itself on one side and of the activation on the other."""
+    def _find_identity(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
+        """Return the fusion with an activation that changes nothing, like a ReLU of positive numbers. It shows in the
+        input of the next module: a tensor of the module itself on one side, of the activation on the other."""
         whole, other = self.flows[side], self.flows[1 - side]
         rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
         placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
@@ -232,8 +232,8 @@ class _Finder:
                 return Fusion(side, (names[0], call), (names[1], call), activation)
         return None
 
-    def _activations(self, side: int, row: int) -> Iterator[tuple[Call, int]]:
-        """Modules without weights that a side gives an output to, with the rows of what they return."""
+    def _activations(self, side: int, row: int) -> Iterator[tuple[CallSpot, int]]:
+        """Yield modules without weights that use an output, with the rows of their own outputs."""
         flow, outline = self.flows[side], (self._plan.places.made, self._plan.places.given)[side]
         for module, number, _ in flow.users.get(int(flow.side.tensor_id[row]), ()):
             plain = not outline.children(module) and not outline.modules[module].tensors
@@ -242,8 +242,8 @@ class _Finder:
                 yield (module, number), after
 
     def _is_activation(self, side: int, row: int, other: int) -> bool:
-        """Whether a side's output is the activation of the other's. It must go to no module with weights, whose input
-        would have shown that."""
+        """Whether a side's output is the activation of the other's. No module with weights may use it: its input would
+        have shown that."""
         whole, apart = self.flows[side], self.flows[1 - side]
         outline = (self._plan.places.made, self._plan.places.given)[side]
         users = [name for name, _, _ in whole.users.get(int(whole.side.tensor_id[row]), ())]
@@ -258,7 +258,7 @@ class _Finder:
         return found is not None and found <= _NEARER * apart
 
     def _apart(self, ours: int, theirs: int) -> float | None:
-        """The relative distance of two records, as their sketches tell it; None if they cannot be compared."""
+        """Return the relative distance of two records by their sketches; None if they cannot be compared."""
         left, right = self.flows[0].side, self.flows[1].side
         if left.shape_hash[ours] != right.shape_hash[theirs]:
             return None

@@ -1,4 +1,4 @@
-"""What a comparison asks of the mapping between two runs."""
+"""The mapping between two runs, as a comparison uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FEW = 3
 
 
 def frameworks_differ(reference: Run, candidate: Run) -> bool:
-    """Whether the two runs are of frameworks that name and lay out things differently."""
+    """Whether the two runs are of frameworks with different names and tensor layouts."""
     frameworks = {run.info.get("framework") for run in (reference, candidate)}
     return frameworks == set(SIDES[0])
 
@@ -68,7 +68,7 @@ def exact_names(rules: Rules) -> dict[str, str] | None:
 
 
 def reference_name(plan: Plan, module: str) -> str:
-    """What the reference calls a module of the candidate; a part of one that is, by that one's name."""
+    """Return the reference's name of a candidate's module, or of the nearest container that has one."""
     if module in plan.modules:
         return plan.modules[module]
     around = next((name for name in plan.places.given.above(module) if name in plan.modules), "")
@@ -76,12 +76,12 @@ def reference_name(plan: Plan, module: str) -> str:
 
 
 def other_names(plan: Plan) -> dict[str, str]:
-    """The reference's modules that the candidate calls something else."""
+    """Return the candidate's names of the reference's modules, where they differ."""
     return {ours: display_name(theirs) for ours, theirs in plan.places.of_made.items() if ours != theirs}
 
 
 def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignment:
-    """What a rule says has no counterpart is not missing."""
+    """Drop records that a rule declares to have no counterpart."""
     rows = alignment.only_reference
     spots = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
     kept = [not plan.ignored(0, module, kind, path.partition("~")[0]) for module, kind, path in spots]
@@ -89,7 +89,7 @@ def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignm
 
 
 def words_of(plan: Plan) -> list[str]:
-    """How it was mapped and what could not be, a line each."""
+    """Return notes on what was mapped how, and what could not be."""
     report = plan.report()
     how = Counter(placed.how for placed in report.modules if placed.how != "root")
     found = [f"{times:,} by {'name' if word == 'same name' else word}" for word, times in how.most_common()]

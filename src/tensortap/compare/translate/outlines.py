@@ -1,4 +1,4 @@
-"""What mapping needs to know of a run: its modules, their tensors, and what went in and out of them."""
+"""The outline of a run that mapping uses: its modules, their tensors, their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tensortap.store import Run
 
 __all__ = ["outline_of"]
 
-_TIED = re.compile(r"(\S+) is tied to (\S+) and recorded there")  # as capture remarks it
+_TIED = re.compile(r"(\S+) is tied to (\S+) and recorded there")  # as capture writes it
 _STATE = {"param": "param", "param_grad": "param", "buffer": "buffer"}
 
 
 def outline_of(run: Run) -> tuple[Outline, Values]:
-    """The outline of a run, over all ranks, and the values that its modules took and returned."""
+    """Return the outline of a run, over all ranks, and the inputs and outputs of its modules."""
     classes: dict[str, str] = {}
     bases: dict[str, str] = {}
     for rank in run.ranks:
@@ -50,7 +50,7 @@ def outline_of(run: Run) -> tuple[Outline, Values]:
 
 
 def _tie(run: Run, tensors: dict[str, dict[str, Own]]) -> None:
-    """Second names of tensors, which have no records of their own."""
+    """Add further names of tied tensors, which have no records of their own."""
     for row in (row for rank in run.ranks for row in run.coverage.get(rank, ())):
         for own, first in _TIED.findall(row.reason):
             module, _, name = first.rpartition(".")
@@ -60,7 +60,7 @@ def _tie(run: Run, tensors: dict[str, dict[str, Own]]) -> None:
 
 
 def _sightings(table: Any) -> Iterator[tuple[str, str, str, str, int, tuple[int, ...]]]:
-    """The first record of each module, kind and path: (module, kind, path, class, when, shape)."""
+    """Yield the first record of each module, kind and path: (module, kind, path, class, seq, shape)."""
     if not table.num_rows:
         return
     whole = np.zeros(table.num_rows, np.int64)

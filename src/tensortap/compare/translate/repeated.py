@@ -1,7 +1,7 @@
 """Values that one side repeats along an axis and the other holds once: position ids of a batch, a mask of all heads.
 
-Frameworks broadcast such a value where it is used, so a difference of shape alone is none. Pairs like that are measured
-at their common shape. A gradient is the sum over all repetitions, so there the larger one is summed.
+Frameworks broadcast such a value where it is used, so a shape that differs only in this is right. Such pairs are
+measured at their common shape. A gradient is the sum over all repetitions, so the larger one is summed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEATED = "its shape alone differs, and its elements were not kept"
 
 
 def repeated_pairs(reference: Side, candidate: Side, alignment: Alignment, measures: Measures) -> list[int]:
-    """Pairs whose shapes differ in axes of size one alone. They no longer count as reshaped."""
+    """Return pairs whose shapes differ only in axes of size one, and no longer count them as reshaped."""
     found = []
     for pair in np.flatnonzero(measures.reshaped).tolist():
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
@@ -43,7 +43,7 @@ def repeated_pairs(reference: Side, candidate: Side, alignment: Alignment, measu
 def measure_repeated(
     reference: Side, candidate: Side, alignment: Alignment, pairs: list[int], tolerances: Tolerances
 ) -> Iterator[tuple[int, PairMeasure]]:
-    """(pair, how far it is apart) of those whose elements both sides kept. The same two tensors are measured once."""
+    """Yield (pair, measure) of pairs whose elements both sides stored. The same two tensors are measured once."""
     known: dict[tuple[int, int], PairMeasure] = {}
     for pair in pairs:
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
@@ -59,7 +59,7 @@ def measure_repeated(
 
 
 def _fitted(ours: Array, theirs: Array, backward: bool) -> tuple[Array, Array]:
-    """Both at one shape: forward at the larger one, backward at the smaller one."""
+    """Return both at one shape: forward at the larger one, backward at the smaller one."""
     common = common_shape(ours.shape, theirs.shape)
     assert common is not None, "only pairs that have one are measured"
     if same_elements(ours.shape, theirs.shape):

@@ -1,7 +1,7 @@
-"""The candidate in the reference's terms: its names where they differ, and its tensors in the reference's layout.
+"""The candidate in the reference's terms: with its names, and its tensors in the reference's layout.
 
-Built only where a mapping is in effect. Rows refer to rows of the candidate's own side; a tensor that the reference has
-in several gives as many rows, and several that the reference has in one give one.
+Only a mapping needs it. Rows refer to rows of the candidate's own side. A tensor that the reference has in several
+parts has as many rows; several that the reference has in one have one row.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tensortap.mapping.plan import Plan
 __all__ = ["Translated"]
 
 _UNPLACED = "\0"
-"""Before the name of a module that has no counterpart, so that no module of the reference is taken for it."""
+"""Prefix of a module without a counterpart, so that it matches no module of the reference."""
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the records of one module, kind and path belong."""
+    """The reference's module, kind and path for records of the candidate."""
 
     module: str
     kind: str
     path: str
     reading: Reading | None = None
     added: tuple[tuple[str, Reading], ...] = ()
-    """What the reference ties to it and the candidate has apart: the reference's gradient is the sum."""
+    """Tensors that the reference ties to it and the candidate has separately: the reference's gradient is the sum."""
     call: int = -1
     """The reference's call, if it has another number there."""
 
@@ -84,7 +84,7 @@ class Translated(Side):
         return [_Target(_UNPLACED + module, kind, path)]
 
     def _routed(self, plan: Plan, spot: tuple[str, str, str], call: int) -> list[_Target]:
-        """Where records belong, after what modules include that the reference has apart, or the other way round."""
+        """Return the targets of records, with modules that include what the other side has separately."""
         module, kind, _ = spot
         found = self._targets(plan, *spot)
         key = (module, kind.removeprefix("grad_"), call)
@@ -115,7 +115,7 @@ class Translated(Side):
         if kind == "param_grad" and name in plan.ties[0]:
             return []  # it is added to what the reference ties it to
         if kind == "param_grad" and name in plan.ties[1].values():
-            return self._unplaced(module, kind, path)  # a sum, of which nobody can tell the parts
+            return self._unplaced(module, kind, path)  # a sum, whose parts are unknown
         found = []
         for made, reading in self._made_by.get(name, ()):
             if reading.parts[0] != name:
@@ -130,7 +130,7 @@ class Translated(Side):
         return found if name in self._made_by else self._unplaced(module, kind, path)
 
     def _join(self, spots: list[tuple[str, str, str]], codes: Ints) -> dict[int, list[int]]:
-        """For rows made of several, the own rows that they are made of. A row that lacks one of them has no place."""
+        """Return the own rows of each row that consists of several. A row that lacks one of them is unplaced."""
         joined = [at for at in range(len(self._readings)) if len(self._part_names(at)) > 1]
         rows = np.flatnonzero(np.isin(self._which, joined)).tolist()
         if not rows:
@@ -154,7 +154,7 @@ class Translated(Side):
         return found
 
     def _part_names(self, at: int) -> tuple[str, ...]:
-        """What a target is made of, the parts that are added to it last."""
+        """Return the names of a target's parts; those that are added to it come last."""
         reading = self._readings[at]
         return () if reading is None else reading.parts + tuple(name for name, _ in self._added[at])
 
@@ -184,7 +184,7 @@ class Translated(Side):
             elif moment:
                 column[row] = np.sqrt(np.square(numbers).sum()) if name == "l2" and not summed else np.nan
         if moment:
-            column[self.cut] = np.nan  # of a part nothing is known but what its elements say
+            column[self.cut] = np.nan  # a part has no statistics but those of its elements
         setattr(self, name, column)
         return column
 
@@ -231,13 +231,13 @@ class Translated(Side):
 
     # --- rows --------------------------------------------------------------------------------------------------------
     def reading(self, row: int) -> Reading:
-        """How the tensor of a row that is `laid` is read."""
+        """Return how the tensor of a row that is `laid` is read."""
         found: Reading | None = self._readings[self._which[row]]
         assert found is not None
         return found
 
     def read_shape(self, row: int) -> Shape | None:
-        """The shape in the reference's layout; None if the tensor cannot be read in it."""
+        """Return the shape in the reference's layout; None if the tensor cannot be read in it."""
         reading = self.reading(row)
         shapes = [self.own.shape(part) for part in self._own_rows(row)[: len(reading.parts) or 1]]
         found = reading.result(shapes)
@@ -267,8 +267,8 @@ class Translated(Side):
 
 
 def _spots(side: Side, by_call: Collection[str] = ()) -> tuple[list[tuple[str, str, str]], list[int], Ints]:
-    """Every (module, kind, path) of a side, with the call of modules that are told apart `by_call`, and for each row
-    which of them it has."""
+    """Return every (module, kind, path) of a side, separately for each call of the modules `by_call`, and for each row
+    the number of its own."""
     columns = [side.module, side.kind, side.path]
     if not len(side):
         return [], [], np.empty(0, np.int64)

@@ -19,13 +19,13 @@ __all__ = ["Allowance", "find_allowances", "name_rules", "raise_rounding"]
 
 
 class Allowance(NamedTuple):
-    """What one pair is allowed in place of the rounding of its dtype."""
+    """The tolerance of one pair, in place of the rounding of its dtype."""
 
     at_least: float
     times: float
     """How many times the usual rounding."""
     name: str
-    """Of the rule, as reports show it."""
+    """The rule, as reports show it."""
 
 
 def find_allowances(reference: Side, candidate: Translated, alignment: Alignment, plan: Plan) -> dict[int, Allowance]:

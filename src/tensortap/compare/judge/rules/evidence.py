@@ -1,4 +1,4 @@
-"""What tolerance rules know about a pair: its numbers, its sources, and how the pairs before it were judged."""
+"""The evidence behind a tolerance: a pair's numbers, its sources, and how the pairs before it were judged."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ NoiseAllowance = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user asked for, and the arithmetic of relative L2 errors that rules use.
+    """The tolerance that the user asked for, and the arithmetic of relative L2 errors that rules use.
 
     rtol, atol: the user's own, for all pairs alike: |candidate - reference| <= atol * sqrt(elements) + rtol *
         |reference|.

@@ -21,7 +21,7 @@ __all__ = ["SummedGradients"]
 
 
 class SummedGradients:
-    """What is known about the gradients that a module's bias sums. All columns are the reference's, by pair."""
+    """Sizes and errors of the gradients that a module's bias sums. All columns are the reference's, by pair."""
 
     def __init__(
         self,

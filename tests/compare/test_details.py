@@ -12,14 +12,14 @@ from made_runs import Seen, chain, values, write
 
 import tensortap as tt
 from tensortap.compare.comparing import open_comparison
-from tensortap.compare.details import pairs as closeups_module
-from tensortap.compare.details.pairs import Closeups, worth_a_look
+from tensortap.compare.details import pairs as pair_details
+from tensortap.compare.details.pairs import PairDetails, choose_pairs
 from tensortap.compare.options import ComparisonOptions
 from tensortap.core.details import Window
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
 
-Opened = tuple[Comparison, Closeups]
+Opened = tuple[Comparison, PairDetails]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     def never(*_: object) -> None:
         raise AssertionError("somebody looked")
 
-    monkeypatch.setattr(closeups_module, "inspect_pair", never)
+    monkeypatch.setattr(pair_details, "inspect_pair", never)
     assert tt.compare(tmp_path / "a", tmp_path / "b").details == ()
 
 
@@ -95,7 +95,7 @@ def test_what_is_equal_is_off_by_nothing(opened: Opened) -> None:
     assert (found.max_abs, found.max_ulp, found.mismatched, found.row_rel_l2) == (0, 0, 0, 0)
 
 
-def test_a_tensor_that_cannot_be_read_is_told_by_its_summary(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, [Seen("fc", values(1)), Seen("fc", values(2), step=1)])
     lost = sorted((tmp_path / "b").rglob("*.safetensors"))[0]
@@ -121,7 +121,7 @@ def test_shapes_that_differ_are_not_looked_at_side_by_side(tmp_path: Path) -> No
 def test_all_looks_together_take_so_many_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc1": 0.5, "fc2": 0.5}))
-    monkeypatch.setattr(closeups_module, "MOST_ELEMENTS", 30)
+    monkeypatch.setattr(pair_details, "MOST_ELEMENTS", 30)
     found = tt.compare(tmp_path / "a", tmp_path / "b", details=4).details
     assert [detail.whole for detail in found] == [True, False, False, False]
     assert all("too large" in detail.why for detail in found[1:])
@@ -137,7 +137,7 @@ def test_any_pair_can_be_asked_for_while_the_runs_are_open(opened: Opened) -> No
     assert looks.map(3, Window(0, 2, 0, 2)).tiles == pytest.approx(0.5)
 
 
-def test_the_users_own_tolerance_is_told(tmp_path: Path) -> None:
+def test_the_users_own_tolerance_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc2": 0.5}))
     found = tt.compare(tmp_path / "a", tmp_path / "b", details=1, rtol=0.25).details[0]
@@ -150,19 +150,19 @@ def test_a_comparison_knows_the_options_it_was_made_with(tmp_path: Path) -> None
         write(tmp_path / name, chain(steps=(0, 1)))
     assert tt.compare(tmp_path / "a", tmp_path / "b", steps=[0]).options == []
     asked = {"rename": ["x=y"], "rtol": 0.5, "noise": [tmp_path / "a2"], "steps": {0: 1}}
-    told = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
-    assert told == ["--rename", "x=y", "--step", "0:1", "--rtol", "0.5", "--noise", str(tmp_path / "a2")]
+    reported = tt.compare(tmp_path / "a", tmp_path / "b", **asked).options
+    assert reported == ["--rename", "x=y", "--step", "0:1", "--rtol", "0.5", "--noise", str(tmp_path / "a2")]
 
 
-def test_what_is_worth_a_look() -> None:
+def test_choosing_pairs() -> None:
     error = np.zeros(1000)
     error[500:] = 1e-3
     error[700], error[800], error[900] = 0.5, np.inf, np.nan
-    chosen = worth_a_look([500, 650], error, np.full(1000, 1e-6), 40)
+    chosen = choose_pairs([500, 650], error, np.full(1000, 1e-6), 40)
     assert chosen[:2] == [500, 650]
     assert {499, 501} <= set(chosen[:14])
     assert {700, 800} <= set(chosen)
     assert len(chosen) == len(set(chosen)) >= 40
-    assert worth_a_look([], np.empty(0), np.empty(0), 10) == []
-    equal = worth_a_look([], np.zeros(100), np.ones(100), 10)
+    assert choose_pairs([], np.empty(0), np.empty(0), 10) == []
+    equal = choose_pairs([], np.zeros(100), np.ones(100), 10)
     assert max(equal) == 99
