@@ -130,7 +130,7 @@ def tapped(keep: str) -> Callable[[Trainer, Path, int], dict[str, float]]:
 
 
 def saved(trainer: Trainer, folder: Path, steps: int) -> dict[str, float]:
-    """The habit to compare with: np.save of each leaf module's output in a forward hook."""
+    """Run steps with np.save of each leaf module's output in a forward hook."""
     folder.mkdir()
     handles = [
         module.register_forward_hook(lambda m, a, out, n=name: np.save(folder / f"{n}.npy", out.detach().numpy()))

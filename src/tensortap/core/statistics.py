@@ -79,12 +79,12 @@ class Statistic:
     values, in any order. "pooled" needs other statistics, too: see `kernels.summary.reference.merge`. None if it is
     derived."""
     unit: str = ""
-    """What is counted; empty if its unit is that of the tensor."""
+    """Unit of the value; empty if it is that of the elements."""
     show: Display = field(default_factory=Display)
     compute: Callable[[npt.NDArray[np.float64]], float] | None = None
-    """Of an added statistic: the value of a block of elements, flat and in float64. Blocks are merged."""
+    """For an added statistic: returns the value of a block of elements, flat and in float64. Blocks are merged."""
     derive: Callable[[Getter], Any] | None = None
-    """Of a derived statistic: its value, or column of values, from others."""
+    """For a derived statistic: returns its value, or column of values, from others."""
 
     @property
     def label(self) -> str:
@@ -157,7 +157,7 @@ STORED: tuple[Statistic, ...] = (
         show=Display(form="digest"),
     ),
 )
-"""What every kernel computes, in the order of the index's columns and of the fields of `core.records.Statistics`."""
+"""Computed by every kernel, in the order of the index's columns and of the fields of `core.records.Statistics`."""
 
 
 def _rms(get: Getter) -> Any:
@@ -204,7 +204,7 @@ DERIVED: tuple[Statistic, ...] = (
         derive=lambda get: get("std") ** 2,
     ),
 )
-"""What follows from the stored statistics by a formula."""
+"""Computed from the stored statistics by a formula."""
 
 _RECORD = ("step", "micro", "phase", "module", "call", "kind", "path", "rank", "seq", "cls", "class", "dtype", "shape")
 _PLACE = ("tensor", "sketch", "file", "offset", "nbytes", "location", "arguments", "row", "title", "more")
@@ -237,7 +237,7 @@ class Registration:
 def register(statistic: Statistic) -> Registration:
     """Add a statistic to all summaries, indexes, comparisons and reports that this process makes from now on.
 
-    Runs that were opened or begun before keep their columns. A tensor on a device is brought to the host to compute it.
+    Runs that were opened or begun before keep their columns. A tensor on a device is copied to the host to compute it.
     Raise UsageError if the name is taken or the entry is incomplete.
     """
     global _added
