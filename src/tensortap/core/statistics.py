@@ -4,9 +4,10 @@ The store, comparisons, exports, JSON and the page list statistics by reading th
 kernel in its one pass and are columns of every index. `DERIVED` follow from them and are not stored. `register` adds a
 statistic from outside the package; it takes a second pass in NumPy and a column of its own that may be null.
 
->>> negatives = Statistic("negatives", "int64", "number of elements below zero", merge="sum", compute=count_negatives)
->>> with register(negatives):                                                       # doctest: +SKIP
-...     tensortap.capture(model, "runs/a")
+>>> about = "number of elements below zero"
+>>> negatives = Statistic("negatives", "int64", about, merge="sum", compute=lambda values: (values < 0).sum())
+>>> with register(negatives), tensortap.capture(model, "runs/a") as tap:             # doctest: +SKIP
+...     train(model, tap)
 """
 
 from __future__ import annotations
