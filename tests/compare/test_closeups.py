@@ -37,7 +37,7 @@ def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     def never(*_: object) -> None:
         raise AssertionError("somebody looked")
 
-    monkeypatch.setattr(closeups_module, "look", never)
+    monkeypatch.setattr(closeups_module, "inspect_pair", never)
     assert tt.compare(tmp_path / "a", tmp_path / "b").details == ()
 
 
