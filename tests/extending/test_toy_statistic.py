@@ -303,6 +303,7 @@ def test_derived_statistics_are_what_they_say() -> None:
         ({"dtype": "uint64"}, "int64 or float64"),
         ({"compute": None}, "compute"),
         ({"merge": "pooled"}, "merge must be"),
+        ({"merge": "wrap"}, "merge must be"),
         ({"merge": None}, "merge must be"),
     ],
 )

@@ -252,9 +252,10 @@ def register(statistic: Statistic) -> Registration:
         raise UsageError(f"statistic {name!r}: dtype must be int64 or float64, not {statistic.dtype}")
     if statistic.compute is None:
         raise UsageError(f"statistic {name!r}: compute, a function of an array, is missing")
-    if not callable(statistic.merge) and statistic.merge not in _RULES:
-        rules = ", ".join(rule for rule in _RULES if rule != "wrap")
-        raise UsageError(f"statistic {name!r}: merge must be one of {rules}, or a function of the parts' values")
+    rules = [rule for rule in _RULES if rule != "wrap"]  # digests alone wrap around
+    if not callable(statistic.merge) and statistic.merge not in rules:
+        known = ", ".join(rules)
+        raise UsageError(f"statistic {name!r}: merge must be one of {known}, or a function of the parts' values")
     _added = (*_added, statistic)
     return Registration(statistic)
 
