@@ -398,7 +398,7 @@ def test_names_are_text_wherever_they_stand(name: str) -> None:
     ]
     assert page.words("module") == [name, name]
     assert page.words("path") == [clean(name), clean(name)]
-    assert clean(name) in page.head["modules"]["display_name"]
+    assert clean(name) in page.head["modules"]["shown"]
     for letter in "\x00\x1b\r\u2028\u2029\u202e":
         assert letter not in page.html
 

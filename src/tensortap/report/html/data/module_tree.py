@@ -46,7 +46,7 @@ class Modules:
     def object(self) -> dict[str, Any]:
         return {
             "name": self.names,
-            "display_name": [clean(display_name(name)) for name in self.names],
+            "shown": [clean(display_name(name)) for name in self.names],
             "label": [clean(self._label(code)) for code in range(len(self.names))],
             "parent": self.parents,
             "cls": [clean(name) for name in self.classes],
