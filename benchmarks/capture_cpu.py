@@ -1,9 +1,9 @@
-"""What a tap costs on a CPU: a transformer's training step plain, tapped, and with np.save in a hook.
+"""Cost of a tap on a CPU: a transformer's training step plain, tapped, and with np.save in a hook.
 
     python benchmarks/capture_cpu.py [--rounds 7] [--threads 2]
 
-All ways take turns in one process, so that a busy machine disturbs them alike; medians and ratios are printed. The time
-of a tapped step includes everything until its last byte is handed to the operating system.
+All ways take turns in one process, so that other load disturbs them equally; medians and ratios are printed. A tapped
+step is timed until its last byte is with the operating system.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Trainer:
 
 
 def peak_memory(reset: bool = False) -> int:
-    """This process's peak resident bytes since the last reset."""
+    """Return the peak resident bytes of this process since the last reset. Linux only."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -91,7 +91,7 @@ def peak_memory(reset: bool = False) -> int:
 
 def warm_page_cache(folder: Path, gigabytes: int = 4) -> None:
     """Write and delete a file: a virtual machine gets memory from its host at the first touch, ten times slower than
-    ever after, and whoever writes first would pay for it."""
+    later, which would count against the first way."""
     block = np.random.default_rng(0).bytes(16 << 20)
     with (folder / "warm").open("wb") as file:
         for _ in range(64 * gigabytes):
@@ -118,16 +118,19 @@ def tapped(keep: str) -> Callable[[Trainer, Path, int], dict[str, float]]:
             stats = tap.stats()
         run = tt.open(folder)
         seen = sum(r.summary.elements * (r.dtype == "float32") * 4 for r in run) / steps
-        looked = sum({r.tensor: r.summary.elements * 4 for r in run if r.dtype == "float32"}.values()) / steps
-        return {"seconds": seconds, "seen": seen, "looked": looked, "hooks": stats["seconds_in_hooks"] / steps} | kept(
-            folder, steps
-        )
+        read_bytes = sum({r.tensor: r.summary.elements * 4 for r in run if r.dtype == "float32"}.values()) / steps
+        return {
+            "seconds": seconds,
+            "seen": seen,
+            "read_bytes": read_bytes,
+            "hooks": stats["seconds_in_hooks"] / steps,
+        } | kept(folder, steps)
 
     return measure
 
 
 def saved(trainer: Trainer, folder: Path, steps: int) -> dict[str, float]:
-    """The habit to compare with: np.save of each leaf module's output in a forward hook."""
+    """Run steps with np.save of each leaf module's output in a forward hook."""
     folder.mkdir()
     handles = [
         module.register_forward_hook(lambda m, a, out, n=name: np.save(folder / f"{n}.npy", out.detach().numpy()))
@@ -178,7 +181,7 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
     def median(name: str, what: str) -> float:
         return statistics.median(result.get(what, 0.0) for result in found[name])
 
-    # Each round's ways ran one after the other: their ratio is taken within the round.
+    # The ways of a round run one after the other, so ratios are taken within a round.
     base = [result["seconds"] for result in found["plain"]]
     memory = median("plain", "memory")
     line = "{:10}{:>9}{:>8}{:>9}{:>7}{:>15}{:>18}".format
@@ -196,11 +199,11 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
             f"{over / gigabytes:.2f}" if gigabytes > 0.1 else "-",
         )
         print(line(name, *numbers))
-    looked, seen = median("summary", "looked"), median("summary", "seen")
+    read_bytes, seen = median("summary", "read_bytes"), median("summary", "seen")
     print(
-        f"summary: {seen / 1e9:.2f} GB of tensors seen a step, {looked / 1e9:.2f} GB of them looked at "
-        f"({1 - looked / seen:.0%} met before), {median('summary', 'hooks'):.3f} s in hooks "
-        f"= {looked / 1e9 / median('summary', 'hooks'):.1f} GB/s"
+        f"summary: {seen / 1e9:.2f} GB of tensors seen a step, {read_bytes / 1e9:.2f} GB of them read "
+        f"({1 - read_bytes / seen:.0%} seen before), {median('summary', 'hooks'):.3f} s in hooks "
+        f"= {read_bytes / 1e9 / median('summary', 'hooks'):.1f} GB/s"
     )
 
 

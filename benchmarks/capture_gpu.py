@@ -1,9 +1,9 @@
-"""What a tap costs on a GPU: a Llama's training step plain, tapped, and with np.save in hooks. On a CPU, too.
+"""Cost of a tap on a GPU, or on a CPU: a Llama's training step plain, tapped, and with np.save in hooks.
 
     python benchmarks/capture_gpu.py [--quick] [--device auto] [--out DIR] [--json FILE]
 
-All ways take turns in one process; medians and ratios are printed beside what is aimed for, and what the machine can do
-at most is measured in the same run. `tensortap bench` is the same for a user's own machine, without leak and habit.
+All ways take turns in one process; medians and ratios are printed with their targets, and the same run measures the
+limits of the machine. `tensortap bench` does the same on a user's machine, without the leak test and np.save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tensortap.bench import Options, measure
+from tensortap.bench import BenchOptions, measure
 from tensortap.report.terminal import table
 from tensortap.report.terminal.bench import bench_page, rate, signed
 from tensortap.report.terminal.times import duration
@@ -32,12 +32,12 @@ def main() -> None:
     parser.add_argument("--tensor-steps", type=int, default=2, help="the same with keep=tensors")
     parser.add_argument("--leak-steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=240, help="no further round begins after this time")
-    parser.add_argument("--no-habit", action="store_true", help="leave np.save out")
-    parser.add_argument("--quick", action="store_true", help="two rounds, no habit, 40 steps for the leak")
+    parser.add_argument("--no-np-save", action="store_true", help="skip np.save")
+    parser.add_argument("--quick", action="store_true", help="two rounds, no np.save, 40 steps for the leak")
     parser.add_argument("--out", type=Path, help="where runs are written and removed again")
     parser.add_argument("--json", type=Path, help="all figures")
     given = parser.parse_args()
-    options = Options(
+    options = BenchOptions(
         device=given.device,
         model=given.model,
         keep=tuple(given.keep.split(",")),
@@ -45,13 +45,13 @@ def main() -> None:
         steps=given.steps,
         tensor_steps=given.tensor_steps,
         out=given.out,
-        habit=not (given.no_habit or given.quick),
+        np_save=not (given.no_np_save or given.quick),
         leak_steps=min(given.leak_steps, 40) if given.quick else given.leak_steps,
         kernel=True,
         seconds=min(given.seconds, 90) if given.quick else given.seconds,
     )
     facts = measure(options, lambda doing, share: print(f"{share:4.0%}  {doing}", file=sys.stderr, flush=True))
-    lines = [*bench_page(facts, None), Text(), *aims(facts)]
+    lines = [*bench_page(facts, None), Text(), *targets(facts)]
     for name, way in facts["ways"].items():
         if way["stats"]:
             lines.append(Text(f"tap.stats() of {name}, {way['steps']} steps: {way['stats']}"))
@@ -60,12 +60,12 @@ def main() -> None:
         given.json.write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def aims(facts: dict[str, Any]) -> list[Text]:
-    """Figures beside what is asked of one H200 with llama-0.95b in bf16; elsewhere the figures alone."""
+def targets(facts: dict[str, Any]) -> list[Text]:
+    """Return figures with the targets for one H200 and llama-0.95b in bf16; elsewhere the figures alone."""
     ways, limits, cuda = facts["ways"], facts["limits"], facts["machine"]["device"] == "cuda"
     rows: list[tuple[str, str, str]] = []
     if summary := ways.get("summary"):
-        rows.append(("summary: ratio to the plain step", f"{summary['ratio']:.3f}×", "at most 1.06×, aim 1.035×"))
+        rows.append(("summary: ratio to the plain step", f"{summary['ratio']:.3f}×", "at most 1.06×, better 1.035×"))
         if cuda:
             rows.append(("summary: the same, each step waited for", f"{summary['ratio_waited']:.3f}×", ""))
             share = summary["memory"]["allocated"] / ways["plain"]["memory_peak"]["allocated"]
@@ -73,7 +73,7 @@ def aims(facts: dict[str, Any]) -> list[Text]:
     if kernel := facts["kernel"]:
         share = kernel["bytes_per_second"] / limits["device_read"]
         said = f"{rate(kernel['bytes_per_second'])}, {share:.0%} of a read-only pass"
-        rows.append(("summary: kernel alone", said, "aim 85 %"))
+        rows.append(("summary: kernel alone", said, "85 %"))
         rows.append(("summary: a small tensor", duration(kernel["seconds_a_small_tensor"] * 1e6), ""))
     if tensors := ways.get("tensors"):
         rows.append(("tensors: ratio to the plain step", f"{tensors['ratio']:.2f}×", "at most 8×"))
@@ -84,12 +84,12 @@ def aims(facts: dict[str, Any]) -> list[Text]:
                 rows.append((f"tensors: of {name}", f"{speed / limits[key]:.0%} of {rate(limits[key])}", ""))
         if cuda:
             rows.append(("tensors: GPU memory over plain", signed(tensors["memory"]["allocated"]), "under 2 GiB"))
-    if habit := ways.get("np.save"):
-        done, all_of_it = habit["stats"]["bytes"], habit["stats"]["bytes_of_all"]
-        source = f", projected from {signed(done)} of {signed(all_of_it)}" if done < all_of_it else ""
-        rows.append(("np.save in hooks: ratio to the plain step", f"{habit['ratio']:.1f}×{source}", ""))
+    if saving := ways.get("np.save"):
+        done, all_of_it = saving["stats"]["bytes"], saving["stats"]["bytes_of_all"]
+        source = f", extrapolated from {signed(done)} of {signed(all_of_it)}" if done < all_of_it else ""
+        rows.append(("np.save in hooks: ratio to the plain step", f"{saving['ratio']:.1f}×{source}", ""))
         if tensors:
-            times = habit["seconds"] / tensors["seconds"]
+            times = saving["seconds"] / tensors["seconds"]
             rows.append(("np.save in hooks: ratio to tensors", f"{times:.1f}×", ""))
     if leak := facts["leak"]:
         span = f"steps {leak['from_step']}–{leak['steps']}"
@@ -101,7 +101,7 @@ def aims(facts: dict[str, Any]) -> list[Text]:
         table.Column("measured", [row[1] for row in rows], left=True),
     ]
     if cuda and facts["model"]["name"] == "llama-0.95b":
-        columns.append(table.Column("asked for", [row[2] for row in rows], left=True))
+        columns.append(table.Column("target", [row[2] for row in rows], left=True))
     return [*table.lines(columns, None), Text()]
 
 

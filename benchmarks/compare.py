@@ -1,11 +1,11 @@
-"""What it costs to measure how far two runs are apart, with all bytes in the page cache.
+"""Cost of measuring the difference of two runs, with all bytes in the page cache.
 
     python benchmarks/compare.py [--gb 4] [--rounds 5] [--folder /tmp] [--row 4096] [--device cuda]
 
-Two runs of kept tensors that differ slightly in every element, the worst case: our pass, NumPy's dot, norms, mean, std
-and var one after the other, and a loop that only reads the bytes; with --device, the pass on the GPU too. All ways take
-turns over the same files, so that a busy machine disturbs them alike; medians and ratios are printed, and the memory of
-the process at its highest above what it was before.
+The runs hold tensors that differ slightly in every element, the worst case. The ways are our pass, NumPy's dot,
+norms, mean, std and var one after the other, a loop that only reads the bytes and, with --device, the pass on the
+GPU. All ways take turns over the same files, so that other load disturbs them equally. Medians, ratios and the growth
+of the process's peak memory are printed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Array = npt.NDArray[Any]
 
 
 def write(path: Path, dtype: str, count: int, error: float, row: int) -> None:
-    """A run of `count` tensors; two runs with different errors have the same tensors but for these."""
+    """Write a run of `count` tensors; runs with different errors differ by these alone."""
     n = TENSOR // dtypes.numpy_dtype(dtype).itemsize
     rng = np.random.default_rng(0)
     values, noise = rng.standard_normal(n, np.float32), rng.standard_normal(n, np.float32)
@@ -76,7 +76,7 @@ def read(words: Array) -> Any:
 
 
 def mapped(span: Span, dtype: Any) -> Array:
-    """A map that nobody keeps, so that each way pays for its own pages."""
+    """Return a new map, so that each way pays for its own page faults."""
     count = span.nbytes // np.dtype(dtype).itemsize
     return np.memmap(span.path, dtype, "r", span.offset, (count,))
 
@@ -98,7 +98,7 @@ def on(device: PairDevice, tasks: list[Task]) -> None:
 
 
 def with_numpy(tasks: list[Task]) -> None:
-    """What is usually written: sums in float32, and nothing of where, how many, or how many units apart."""
+    """Compute the usual NumPy measures: sums in float32, without positions, counts or ULPs."""
     for task in tasks:
         r, c = (mapped(span, dtypes.numpy_dtype(span.dtype)) for span in (task.reference, task.candidate))
         if task.reference.dtype != "float32":
@@ -110,7 +110,7 @@ def with_numpy(tasks: list[Task]) -> None:
 
 
 class Memory:
-    """How much more of the process's memory is in use than at the start, at most, pages of files included."""
+    """Growth of the process's resident memory at its peak, mapped files included. Linux only."""
 
     def __enter__(self) -> Memory:
         self._before, self.peak = self._now(), 0
@@ -133,7 +133,7 @@ class Memory:
 
 
 def in_turn(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each. The first round is not counted."""
+    """Return the median seconds of each way. The first round does not count."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(rounds + 1):
         for name, way in ways.items():
@@ -149,9 +149,9 @@ def measure_pairs(folder: Path, dtype: str, gigabytes: float, rounds: int, row: 
     for name, error in (("reference", 0.0), ("candidate", 1e-2)):
         write(folder / name, dtype, count, error, row)
     both = zip(spans(folder / "reference"), spans(folder / "candidate"), strict=True)
-    tasks = [Task(r, c, size=math.sqrt(math.prod(r.shape))) for r, c in both]  # normal numbers: that is their l2
+    tasks = [Task(r, c, size=math.sqrt(math.prod(r.shape))) for r, c in both]  # the l2 of standard normal numbers
     size = sum(task.nbytes for task in tasks) / 1e9
-    only_read(tasks)  # the first touch of a page of the cache is far slower than any later one
+    only_read(tasks)  # the first touch of a cached page is far slower than later ones
     ours(tasks[:1])
     with Memory() as memory:
         ours(tasks)
@@ -176,7 +176,7 @@ def measure_pairs(folder: Path, dtype: str, gigabytes: float, rounds: int, row: 
 
 
 def measure_sketches(rounds: int) -> None:
-    """The distances of 100,000 pairs of sketches, and no more than that."""
+    """Time the distances of 100,000 pairs of sketches alone."""
     n = 100_000
     rng = np.random.default_rng(0)
     r = rng.standard_normal((n, 256), np.float32)
@@ -186,7 +186,7 @@ def measure_sketches(rounds: int) -> None:
 
 
 def measure_summaries(folder: Path, rounds: int, records: int = 100_000) -> None:
-    """Comparing two runs of many records of which only summaries were kept, against only loading their two indexes."""
+    """Time the comparison of two runs of summaries, and loading their two indexes alone."""
     paths = [folder / name for name in ("reference", "candidate")]
     for path, off in zip(paths, (0.0, 1e-6), strict=True):
         write_summaries(path, records, off)
@@ -214,7 +214,7 @@ def measure_summaries(folder: Path, rounds: int, records: int = 100_000) -> None
 
 
 def write_summaries(path: Path, records: int, off: float) -> None:
-    """A run of a 100-layer model, every tensor off by a little; inputs are the outputs before them."""
+    """Write a run of a 100-layer model with every tensor slightly off; inputs are the previous outputs."""
     dice = np.random.default_rng(0)
     sketches = dice.standard_normal((512, 256)).astype(np.float32)
     noise = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
@@ -246,10 +246,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--gb", type=float, default=4.0, help="of both runs together; must fit in the page cache")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--row", type=int, default=4096, help="elements to a row, along the last dimension")
-    arguments.add_argument("--device", default=None, help="cuda: measure there too")
+    arguments.add_argument("--row", type=int, default=4096, help="elements in a row, along the last dimension")
+    arguments.add_argument("--device", default=None, help="cuda: measure on the GPU, too")
     arguments.add_argument("--only-summaries", action="store_true")
-    arguments.add_argument("--folder", type=Path, default=None, help="where the runs are written, and removed again")
+    arguments.add_argument("--folder", type=Path, default=None, help="folder for the runs, which are removed again")
     options = arguments.parse_args()
     device = None if options.device is None else pair_device(options.device)
     folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=options.folder))

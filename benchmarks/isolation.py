@@ -1,11 +1,11 @@
-"""What a check that feeds each module from the reference finds, beside what a free-running comparison finds.
+"""Mistakes found by a check with isolation, and by a free-running comparison.
 
     python benchmarks/isolation.py                 # ZOO_SEED=1 for other weights and data
     python benchmarks/isolation.py --pairs 100 -v
 
 The mistakes and the right pairs are those of tests/mistakes, in bfloat16 under autocast, with a noise floor by
-perturbation. The model with a mistake also takes all sums of its linear layers in two parts, as another kernel would.
-"named" is: all planted places are among the named ones; "exact": and nothing else is.
+perturbation. The model with a mistake also computes the sums of its linear layers in two parts, as another kernel
+would. "named": all planted modules are among the named ones. "exact": no others are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mistakes.zoo import Mistake
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=30, help="how many pairs of mistakes, of each sort")
+    parser.add_argument("--pairs", type=int, default=30, help="number of pairs of mistakes of each kind")
     parser.add_argument("-v", "--verbose", action="store_true", help="name what was missed")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def row(title: str, cases: Sequence[tuple[Mistake, ...]], references: References, verbose: bool) -> list[Named]:
-    """Print the figures of some cases; returns the isolated outcomes."""
+    """Print the figures of some cases; return the isolated outcomes."""
     started = time.perf_counter()
     isolated = [references.named(*case) for case in cases]
     spent = time.perf_counter() - started

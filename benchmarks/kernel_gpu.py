@@ -1,8 +1,8 @@
-"""The GPU's summary kernel alone: TB/s over tensors of several sizes, beside a pass that only reads, in one run.
+"""Speed of the GPU's summary kernel alone on tensors of several sizes, compared with a pass that only reads.
 
     python benchmarks/kernel_gpu.py
 
-Times are of the kernels themselves, as the profiler sees them; what a launch costs the host is measured apart.
+Times are those of the kernels in the profiler; the host's cost of a launch is measured separately.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
 
 
 def measure(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, float, float]:
-    """Bytes, and median seconds of the kernel and of a reduction that reads the same memory."""
+    """Return bytes, and median seconds of the kernel and of a reduction that reads the same memory."""
     elements = torch.Size(shape).numel()
-    count = max(1, min(8, (1 << 30) // (2 * elements)))  # several, so that none lies in the cache still
+    count = max(1, min(8, (1 << 30) // (2 * elements)))  # several, so that none is still in the cache
     tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype) for _ in range(count)]
     device_reader = CudaReader()
     device_reader.submit(tensors[0])
@@ -59,7 +59,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, float, flo
 
 
 def submission() -> float:
-    """What the host does for one tensor, the launch included."""
+    """Return the host's time for one tensor, including the launch."""
     device_reader, small = CudaReader(), torch.ones(64, 2048, device="cuda", dtype=torch.bfloat16)
     spans = []
     for _ in range(6):

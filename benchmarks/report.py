@@ -1,9 +1,9 @@
-"""What the report page costs: its size, when it is drawn, and how fast it filters and sorts, in a real browser.
+"""Cost of the report page: its size, time to draw, and time to filter and sort, in a real browser.
 
     python benchmarks/report.py --pairs 100000 1000000 --siblings 50000
 
-The comparisons are made by hand: a decoder of 80 layers on four ranks, and a model of so many modules side by side on
-one. Errors and statistics are random, so that they compress as badly as measured ones. Needs Debian's chromium (or
+The comparisons are synthetic: a decoder of 80 layers on four ranks, and a model with many sibling modules on one
+rank. Errors and statistics are random, so that they compress as badly as measured ones. Needs Debian's chromium (or
 --browser) and Playwright.
 """
 
@@ -90,7 +90,7 @@ def written(path: Path, what: str, comparison: Comparison) -> Path:
 
 
 def measured(playwright: Any, given: argparse.Namespace, path: Path, more: Callable[[Page], dict[str, float]]) -> None:
-    """Prints medians over all rounds."""
+    """Print medians over all rounds."""
     browser = playwright.chromium.launch(executable_path=given.browser, args=SWITCHES.split())
     rounds = [opened(browser, path, more) for _ in range(given.rounds)]
     browser.close()
@@ -99,7 +99,7 @@ def measured(playwright: Any, given: argparse.Namespace, path: Path, more: Calla
 
 
 def opened(browser: Browser, path: Path, more: Callable[[Page], dict[str, float]]) -> dict[str, float]:
-    """The page in a fresh profile: milliseconds from the start of the navigation, or of the key."""
+    """Open the page in a new profile; return milliseconds from the start of the navigation, or from the key press."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     page = context.new_page()
     page.goto(f"{path.resolve().as_uri()}#step=all&rank=all")
@@ -132,7 +132,7 @@ def in_tree(page: Page) -> dict[str, float]:
 
 
 def made(pairs: int, modules: Sequence[str]) -> Comparison:
-    """As many pairs, one of them a birth half-way through the modules, on rank 2 if there are as many."""
+    """Return a comparison of `pairs` pairs, one of them a birth half-way through the modules, on rank 2 if possible."""
     random = np.random.default_rng(0)
     identities, place = list(_identities(modules)), modules[len(modules) // 2]
     cls = place.rpartition(".")[2].capitalize()
@@ -195,7 +195,7 @@ def _arrow(values: Any, kind: Any) -> Any:
 
 
 def _identities(modules: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(module, class, kind, phase) of a step, in execution order."""
+    """Yield (module, class, kind, phase) of a step, in execution order."""
     for module in modules:
         cls = module.rpartition(".")[2].capitalize()
         yield module, cls, "input", "forward"

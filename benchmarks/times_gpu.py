@@ -1,11 +1,11 @@
-"""Device time by module on a real GPU: do the device times of all rows add up to the time of all kernels?
+"""Check on a GPU that the device times of all modules add up to the time of all kernels.
 
     python benchmarks/times_gpu.py
     python benchmarks/times_gpu.py --model llama-small --checkpoint --html times.html
 
-Trains the Llama of `tensortap bench` for a few steps under torch's profiler, and with it transformers' Llama if that
-is installed. It reads the profile twice: live, and from the exported trace. Exits with 1 if the sums are off by more
-than a thousandth, if a kernel has no launch, or if modules have no device time in forward or backward.
+Trains the Llama of `tensortap bench` for a few steps under torch's profiler, and transformers' Llama if it is
+installed. Reads the profile twice: live, and from the exported trace. Exits with 1 if the sums differ by more than a
+thousandth, if a kernel has no launch, or if modules have no device time in forward or backward.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def main() -> None:
     try:
         model, step = _transformers_llama(arguments.checkpoint)
     except ImportError:
-        print("transformers is not installed: its Llama is left out")
+        print("transformers is not installed: skipping its Llama")
     else:
         good = check("transformers' LlamaForCausalLM", model, step, None) and good
     sys.exit(0 if good else 1)
 
 
 def check(name: str, model: nn.Module, loss: Step, html: str | None) -> bool:
-    """Profile a few steps; print both sums and what was found."""
+    """Profile a few steps, print both sums, and return whether they agree."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensortap.bench import Options, measure, measuring  # noqa: E402
-from tensortap.bench.habits import _Saver, saved  # noqa: E402
+from tensortap.bench import BenchOptions, measure, measuring  # noqa: E402
 from tensortap.bench.memory import available  # noqa: E402
 from tensortap.bench.model import SIZES, Llama  # noqa: E402
+from tensortap.bench.numpy_saving import _Saver, save_in_hooks  # noqa: E402
 from tensortap.bench.trainer import Trainer, is_leaf  # noqa: E402
 from tensortap.bench.verdict import Floor, floors, limit  # noqa: E402
 from tensortap.bench.writing import warm_page_cache  # noqa: E402
@@ -30,7 +30,7 @@ SHORT = {"device": "cpu", "model": "llama-tiny", "rounds": 2, "steps": 2}
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("bench")
-    found = measure(Options(**SHORT, out=out, habit=True, leak_steps=4, kernel=True))
+    found = measure(BenchOptions(**SHORT, out=out, np_save=True, leak_steps=4, kernel=True))
     assert not list(out.iterdir()), "nothing is left behind"
     return found
 
@@ -86,17 +86,17 @@ def test_what_is_tapped_is_counted(facts: dict[str, Any]) -> None:
     assert tapped["bytes"] < kept < 3 * tapped["bytes"] + (1 << 20)
 
 
-def test_the_habit_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
+def test_np_save_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
     stats = facts["ways"]["np.save"]["stats"]
     assert stats["files"] == 2 * 24  # each leaf's output and its gradient; the rotary has two outputs and no gradient
     assert stats["bytes_of_all"] == stats["bytes"] > 0
 
 
-def test_the_habit_ends_in_time_and_says_so(
+def test_np_save_ends_in_time_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(measuring, "saved", lambda trainer, folder: saved(trainer, folder, bound=0.0))
-    found = measure(Options(**SHORT, keep=("summary",), out=tmp_path, habit=True))
+    monkeypatch.setattr(measuring, "save_in_hooks", lambda trainer, folder: save_in_hooks(trainer, folder, bound=0.0))
+    found = measure(BenchOptions(**SHORT, keep=("summary",), out=tmp_path, np_save=True))
     stats = found["ways"]["np.save"]["stats"]
     assert stats["files"] == 1
     assert 0 < stats["bytes"] < stats["bytes_of_all"] == facts["ways"]["np.save"]["stats"]["bytes"]
@@ -107,7 +107,7 @@ def test_the_habit_ends_in_time_and_says_so(
 
 def test_a_part_stands_for_all_by_its_bytes(tmp_path: Path) -> None:
     saver = _Saver(tmp_path, bound=20.0)
-    saver.saving, saver.removing, saver.written, saver.met = 20.0, 1.0, 10, 40
+    saver.saving, saver.removing, saver.written, saver.seen = 20.0, 1.0, 10, 40
     assert saver.projected(25.0) == 4.0 + 4 * 20.0
 
 
@@ -129,10 +129,10 @@ def test_so_much_memory_is_warmed_as_a_block_needs(
     warmed, said = [], []
     monkeypatch.setattr(measuring, "warm_page_cache", lambda folder, nbytes: warmed.append(nbytes))
     trainer = Trainer(SIZES["llama-tiny"], "cpu")
-    bench = measuring._Bench(Options(**SHORT), trainer, tmp_path, lambda doing, share: said.append(doing))
+    bench = measuring._Bench(BenchOptions(**SHORT), trainer, tmp_path, lambda doing, share: said.append(doing))
     bench._warm(1000 << 20, steps=2)
     assert warmed == [expected]
-    assert said == [f"writing and removing {expected / 1e9:.1f} GB, so that memory is at hand"]
+    assert said == [f"writing and removing {expected / 1e9:.1f} GB to warm up the page cache"]
 
 
 def test_warming_leaves_nothing(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_limits_and_leak(facts: dict[str, Any]) -> None:
 
 
 def test_time_that_runs_out_is_told() -> None:
-    found = measure(Options(**SHORT, keep=("summary",), habit=True, leak_steps=30, seconds=1e-9))
+    found = measure(BenchOptions(**SHORT, keep=("summary",), np_save=True, leak_steps=30, seconds=1e-9))
     assert list(found["ways"]) == ["plain", "summary"]
     assert found["ways"]["summary"]["rounds"] == 1
     assert [line.partition(",")[0] for line in found["left_out"]] == [
@@ -167,7 +167,7 @@ def test_too_small_a_disk_is_told_before_the_rounds(tmp_path: Path, monkeypatch:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2 << 30, 1 << 30, (1 << 30) + 1000))
     with pytest.raises(UsageError, match="--out"):
-        measure(Options(**SHORT, out=tmp_path))
+        measure(BenchOptions(**SHORT, out=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -176,18 +176,18 @@ def test_too_small_a_disk_is_told_before_the_rounds(tmp_path: Path, monkeypatch:
 )
 def test_options_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Options(**wrong)
+        BenchOptions(**wrong)
 
 
 def test_an_unknown_model_is_told_with_the_known() -> None:
     with pytest.raises(UsageError, match=r"llama-0\.95b"):
-        measure(Options(device="cpu", model="gpt"))
+        measure(BenchOptions(device="cpu", model="gpt"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
 def test_no_cuda_is_told() -> None:
     with pytest.raises(UsageError, match="no CUDA"):
-        measure(Options(device="cuda"))
+        measure(BenchOptions(device="cuda"))
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", importing)
     with pytest.raises(MissingDependency, match=r"pip install"):
-        measure(Options(device="cpu"))
+        measure(BenchOptions(device="cpu"))
 
 
 # --- what limits it ------------------------------------------------------------------------------------------------
@@ -236,14 +236,14 @@ def test_the_faster_way_to_the_disk_counts() -> None:
     assert floors("tensors", "cpu", 1 << 30, 5, none)[0].name == "the page cache"
 
 
-def test_what_runs_beside_the_step_is_held_against_all_of_it() -> None:
-    beside = limit(1.0, 0.2, Floor("PCIe", 0.7, beside=True))
-    assert beside["said"] == "PCIe: 70% of the step is that alone"
+def test_what_runs_concurrently_is_compared_with_the_whole_step() -> None:
+    found = limit(1.0, 0.2, Floor("PCIe", 0.7, concurrent=True))
+    assert found["said"] == "PCIe: 70% of the step is spent there"
     on_top = limit(1.0, 0.2, Floor("reading memory", 0.4))
-    assert on_top["said"] == "reading memory: 50% of the time over the plain step is that alone"
+    assert on_top["said"] == "reading memory: 50% of the time over the plain step is spent there"
     own = limit(1.0, 0.2, Floor("launches", 0.04), launching=0.6)
     assert own["said"].startswith("tensortap's own work: even launches, the slowest part, needs only 5%")
-    assert limit(1.001, 1.0, Floor("launches", 0.04))["said"].startswith("nothing to speak of")
+    assert limit(1.001, 1.0, Floor("launches", 0.04))["said"].startswith("nothing: it is within")
 
 
 def test_a_host_that_is_busy_all_the_time_is_named() -> None:

@@ -219,6 +219,15 @@ def test_a_tap_keeps_the_columns_that_it_began_with(tmp_path: Path) -> None:
     assert len(tt.open(tmp_path / "a")) > 0
 
 
+def test_a_run_that_was_opened_before_the_registration_has_null(tmp_path: Path) -> None:
+    train(tmp_path / "a")
+    with tt.open(tmp_path / "a") as run:
+        assert NAME not in run.to_arrow().column_names
+        with register(negatives()):
+            table = tt.compare(run, run).table
+    assert set(table.column(f"{NAME}_reference").to_pylist()) == {None}
+
+
 # --- compare and report --------------------------------------------------------------------------------------------
 def test_comparison_csv_and_json_have_both_sides(runs: tuple[Path, Path]) -> None:
     comparison = tt.compare(*runs)
@@ -294,6 +303,7 @@ def test_derived_statistics_are_what_they_say() -> None:
         ({"dtype": "uint64"}, "int64 or float64"),
         ({"compute": None}, "compute"),
         ({"merge": "pooled"}, "merge must be"),
+        ({"merge": "wrap"}, "merge must be"),
         ({"merge": None}, "merge must be"),
     ],
 )

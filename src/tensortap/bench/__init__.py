@@ -1,22 +1,24 @@
-"""What a tap costs on this machine, and what limits it: a standard model's step plain and tapped, in turns."""
+"""Measure what a tap costs on this machine and what limits it: a training step, plain and tapped, in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.bench.options import Options
+from tensortap.bench.options import BenchOptions
 from tensortap.errors import MissingDependency
 
-__all__ = ["Options", "measure"]
+__all__ = ["BenchOptions", "measure"]
 
 
-def measure(options: Options, on_progress: Callable[[str, float], None] = lambda doing, share: None) -> dict[str, Any]:
-    """All figures as plain data, described in `bench/measuring.py`. Needs torch.
+def measure(
+    options: BenchOptions, on_progress: Callable[[str, float], None] = lambda doing, share: None
+) -> dict[str, Any]:
+    """Return all figures as plain data, described in `bench/measuring.py`. Needs torch.
 
-    on_progress: called with what is done next and the share of the whole that is done.
+    on_progress: called with a description of the next part and the share that is done.
 
-    >>> measure(Options(device="cpu", model="llama-small"))["ways"]["summary"]["ratio"]      # doctest: +SKIP
+    >>> measure(BenchOptions(device="cpu", model="llama-small"))["ways"]["summary"]["ratio"]      # doctest: +SKIP
     1.07
     """
     try:

@@ -1,4 +1,4 @@
-"""The device's summary kernel alone: bytes a second over a great tensor, and what a small one costs."""
+"""The speed of the device's summary kernel alone, on a large tensor and on small ones."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from tensortap.kernels.cuda.driver import CudaError
 
 __all__ = ["summary_kernel_speed"]
 
-_GREAT = 1 << 30
+_LARGE = 1 << 30
 _OFTEN = 8
 _SMALL = 1000
 
 
 def summary_kernel_speed() -> dict[str, float] | None:
-    """Bytes a second over one great tensor, and seconds a tensor over many small ones; None without a kernel."""
+    """Return bytes per second for a large tensor and seconds for a small one; None without a kernel."""
     summarize = _enqueue()
     if summarize is None:
         return None
-    great = torch.randn(_GREAT // 2, device="cuda", dtype=torch.bfloat16)
+    large = torch.randn(_LARGE // 2, device="cuda", dtype=torch.bfloat16)
     small = [torch.randn(64, device="cuda", dtype=torch.bfloat16) for _ in range(_SMALL)]
-    often = device_seconds(lambda: summarize([great] * _OFTEN))
+    often = device_seconds(lambda: summarize([large] * _OFTEN))
     many = device_seconds(lambda: summarize(small))
-    return {"bytes_per_second": _OFTEN * _GREAT / often, "seconds_a_small_tensor": many / _SMALL}
+    return {"bytes_per_second": _OFTEN * _LARGE / often, "seconds_a_small_tensor": many / _SMALL}
 
 
 def _enqueue() -> Callable[[list[Any]], object] | None:
-    """A function that summarises CUDA tensors without waiting for the results; None where there is no kernel."""
+    """Return a function that summarises CUDA tensors asynchronously; None if there is no kernel."""
     if torch.version.hip is not None:
         return None
     device_reader = CudaReader()
@@ -45,7 +45,7 @@ def _enqueue() -> Callable[[list[Any]], object] | None:
     def summarize(tensors: list[Any]) -> None:
         tickets = [device_reader.submit(tensor) for tensor in tensors]
         device_reader.end_step()
-        if under_way:  # it has arrived long ago; collecting it gives its memory back, while the device is busy
+        if under_way:  # arrived long ago; collecting frees its memory while the device is busy
             device_reader.collect(under_way)
         under_way[:] = tickets
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in the same run as what the tap does."""
+"""Limits of this machine, measured in the same run as the tap."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _REPEATS = 7
 
 
 def device_read(nbytes: int = 4 << 30) -> float:
-    """Bytes a second of a pass that only reads the GPU's memory: the fastest of some reductions."""
+    """Return bytes per second of a pass that only reads the GPU's memory: the fastest of several reductions."""
     words = torch.ones(_fitting(nbytes) // 4, dtype=torch.int32, device="cuda")
     size = words.numel() * 4
     floats, halves, doubles = (words.view(kind) for kind in (torch.float32, torch.bfloat16, torch.int64))
@@ -31,14 +31,14 @@ def device_read(nbytes: int = 4 << 30) -> float:
 
 
 def device_to_host(nbytes: int = 1 << 30) -> float:
-    """Bytes a second from the GPU into pinned host memory."""
+    """Return bytes per second from the GPU into pinned host memory."""
     source = torch.ones(_fitting(nbytes), dtype=torch.uint8, device="cuda")
     target = torch.empty(source.shape, dtype=torch.uint8, pin_memory=True)
     return float(source.numel() / device_seconds(lambda: target.copy_(source, non_blocking=True)))
 
 
 def device_launch(count: int = 2000) -> float:
-    """Seconds that one small operation takes if nothing but launches is asked for."""
+    """Return the seconds of one small operation in a series of launches."""
     tiny = torch.zeros(32, device="cuda")
 
     def launches() -> None:
@@ -49,14 +49,14 @@ def device_launch(count: int = 2000) -> float:
 
 
 def memory_read(nbytes: int = 1 << 30) -> float:
-    """Bytes a second of a pass that only reads host memory, with all threads of torch."""
+    """Return bytes per second of a pass that only reads host memory, with all threads of torch."""
     floats = torch.ones(nbytes // 4)
     passes: tuple[Callable[[], object], ...] = (lambda: floats.sum(), lambda: floats.amax())
     return nbytes / min(_host_seconds(each) for each in passes)
 
 
 def device_seconds(work: Callable[[], object]) -> float:
-    """Of the GPU's own clock, the median of some runs after one that warms up."""
+    """Return the median time of several runs by the GPU's clock, after a warm-up."""
     work()
     spans = []
     for _ in range(_REPEATS):
@@ -71,7 +71,7 @@ def device_seconds(work: Callable[[], object]) -> float:
 
 
 def _host_seconds(work: Callable[[], object]) -> float:
-    """The quickest of some runs: what else the machine does is not its limit."""
+    """Return the time of the fastest of several runs: other load does not count as a limit."""
     spans = []
     for _ in range(_REPEATS + 1):
         started = time.perf_counter()
@@ -81,6 +81,6 @@ def _host_seconds(work: Callable[[], object]) -> float:
 
 
 def _fitting(nbytes: int) -> int:
-    """Not more than a quarter of what is free."""
+    """Return at most a quarter of the free memory."""
     free, _ = torch.cuda.mem_get_info()
     return int(min(nbytes, free // 4)) // 16 * 16

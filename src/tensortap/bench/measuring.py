@@ -2,15 +2,14 @@
 
 machine   device, its name, cores, versions
 model     name, parameters, leaf modules, batch, length, dtype
-tapped    a step's records, tensors among them that are different ones, and their bytes
-limits    bytes a second (None: not here), files of page_cache_write_many, seconds of device_launch
-ways      plain, summary, tensors, np.save, each with: seconds a step to the last byte; the same without the wait
-          at the end (each); the host's seconds for a step (launching), which a GPU may outlast; medians of their
-          ratios to plain, taken within a round; rounds, steps in a row; memory over plain and peaks; the tap's stats
-          over the last block; what limits it
-kernel    of the summary alone, see bench/kernel.py; None without one
-leak      what host and device held more at the end of many steps than after the first few
-left_out  what there was no time or no space for, in words
+tapped    records of a step, distinct tensors among them, and their bytes
+limits    bytes per second (None: not measured), files of page_cache_write_many, seconds of device_launch
+ways      plain, summary, tensors, np.save, each with: seconds per step until the last byte is written; the same without
+          the wait at the end (each); the host's seconds per step (launching); medians of their ratios to plain within a
+          round; rounds and steps in a row; memory over plain and peaks; the tap's stats over the last block; the limit
+kernel    the summary kernel alone, see bench/kernel.py; None without one
+leak      growth of host and device memory from the first steps to the last
+left_out  descriptions of parts that were skipped for lack of time or space
 """
 # mypy: allow-untyped-calls
 
@@ -31,12 +30,12 @@ import torch
 
 import tensortap
 from tensortap.bench import limits
-from tensortap.bench.habits import PATIENCE, saved
 from tensortap.bench.kernel import summary_kernel_speed
 from tensortap.bench.memory import available, device_held, resident
 from tensortap.bench.model import size_of
-from tensortap.bench.options import Options
-from tensortap.bench.steps import KINDS, Block, plain, tapped
+from tensortap.bench.numpy_saving import TIME_LIMIT, save_in_hooks
+from tensortap.bench.options import BenchOptions
+from tensortap.bench.steps import KINDS, TimedBlock, plain, tapped
 from tensortap.bench.trainer import Trainer, device_of, is_leaf
 from tensortap.bench.verdict import floors, limit
 from tensortap.bench.writing import BLOCK, direct_write, page_cache_write, warm_page_cache
@@ -48,12 +47,12 @@ __all__ = ["measured"]
 
 _SPARE = 1 << 30
 _BUFFERS = 4 << 30
-"""Host memory that a tap takes at most for tensors of a device."""
+"""Maximum host memory of a tap for tensors of a device."""
 _LONGEST = 6.0
-"""Seconds that a block may take: a way that is very slow gets fewer steps in a row."""
+"""Maximum seconds of a block: a very slow way gets fewer steps in a row."""
 
 
-def measured(options: Options, on_progress: Callable[[str, float], None]) -> dict[str, Any]:
+def measured(options: BenchOptions, on_progress: Callable[[str, float], None]) -> dict[str, Any]:
     """See `bench.measure`."""
     device = device_of(options.device)
     name, size = size_of(options.model, device)
@@ -71,7 +70,7 @@ class _Bench:
     """One run of the benchmark."""
 
     def __init__(
-        self, options: Options, trainer: Trainer, folder: Path, on_progress: Callable[[str, float], None]
+        self, options: BenchOptions, trainer: Trainer, folder: Path, on_progress: Callable[[str, float], None]
     ) -> None:
         self._options = options
         self._trainer = trainer
@@ -79,22 +78,22 @@ class _Bench:
         self._on_progress = on_progress
         self._started = time.perf_counter()
         self._left_out: list[str] = []
-        self._ahead = options.rounds + 3 + ("tensors" in options.keep) + options.habit + bool(options.leak_steps)
-        self._behind = 0
+        self._parts = options.rounds + 3 + ("tensors" in options.keep) + options.np_save + bool(options.leak_steps)
+        self._parts_done = 0
 
     def figures(self) -> dict[str, Any]:
-        self._doing("looking at what a step has")
+        self._announce("counting the tensors of a step")
         content = self._content()
         fitting = self._fitting_steps(content["bytes"]) if "tensors" in self._options.keep else 0
         if fitting:
             self._warm(content["bytes"], fitting)
-        self._doing("measuring the machine")
+        self._announce("measuring the machine")
         found = self._limits(content["bytes"])
         kernel = summary_kernel_speed() if self._options.kernel and self._trainer.device == "cuda" else None
         blocks = self._rounds(fitting)
         leak = self._leak()
-        if self._options.habit:
-            blocks |= self._habit()
+        if self._options.np_save:
+            blocks |= self._np_save()
         return {
             "tapped": content,
             "limits": found,
@@ -106,7 +105,7 @@ class _Bench:
         }
 
     def _content(self) -> dict[str, int]:
-        """From one step with summaries: the same tensors as those that are kept whole."""
+        """Count records, tensors and bytes of one step; summaries see the same tensors as whole ones."""
         folder = self._folder / "content"
         with tensortap.capture(self._trainer.model, folder, kinds=KINDS, modules=is_leaf) as tap:
             self._trainer.step()
@@ -117,11 +116,13 @@ class _Bench:
         return {"records": len(records), "tensors": len(once), "bytes": sum(once.values())}
 
     def _warm(self, nbytes: int, steps: int) -> None:
-        """Have the memory handed out that a block of whole tensors will need: for the timed steps, one more that may be
-        on its way out, and what waits to be written. A good share of what is free stays so."""
+        """Touch the memory that a block of whole tensors needs: timed steps, one that is still written, and buffers.
+
+        A quarter of the free memory stays untouched.
+        """
         needed = (1 + steps) * nbytes + (_BUFFERS if self._trainer.device == "cuda" else 0)
         size = min(needed, self._room(), available() * 3 // 4)
-        self._doing(f"writing and removing {size / 1e9:.1f} GB, so that memory is at hand")
+        self._announce(f"writing and removing {size / 1e9:.1f} GB to warm up the page cache")
         warm_page_cache(self._folder, size)
 
     def _room(self) -> int:
@@ -142,37 +143,36 @@ class _Bench:
             "direct_write": direct_write(self._folder, size // 2),
         }
 
-    def _rounds(self, fitting: int) -> dict[str, list[Block]]:
-        """All ways in turns, so that a busy machine disturbs them alike; before them a step of each, to warm up and to
-        know its pace."""
+    def _rounds(self, fitting: int) -> dict[str, list[TimedBlock]]:
+        """Run all ways in turns, so that other load disturbs them equally, after one step of each to warm up."""
         options, trainer, folder = self._options, self._trainer, self._folder
-        ways: dict[str, Callable[[int], Block]] = {"plain": lambda steps: plain(trainer, steps)}
+        ways: dict[str, Callable[[int], TimedBlock]] = {"plain": lambda steps: plain(trainer, steps)}
         most = {"plain": options.steps, "summary": options.steps}
         if "summary" in options.keep:
             ways["summary"] = lambda steps: tapped(trainer, steps, folder / "run", "summary")
         if "tensors" in options.keep:
             ways["tensors"] = lambda steps: tapped(trainer, steps, folder / "run", "tensors")
             most["tensors"] = fitting
-        self._doing("warming up")
+        self._announce("warming up")
         paces = {name: way(1).seconds for name, way in ways.items()}
         steps = {name: max(1, min(most[name], int(_LONGEST / pace))) for name, pace in paces.items()}
-        blocks: dict[str, list[Block]] = {name: [] for name in ways}
+        blocks: dict[str, list[TimedBlock]] = {name: [] for name in ways}
         for turn in range(options.rounds):
-            if turn and self._late():
-                self._left_out.append(f"{options.rounds - turn} of {options.rounds} rounds, for want of time")
+            if turn and self._is_late():
+                self._left_out.append(f"{options.rounds - turn} of {options.rounds} rounds, for lack of time")
                 break
-            self._doing(f"round {turn + 1} of {options.rounds}")
+            self._announce(f"round {turn + 1} of {options.rounds}")
             for name, way in ways.items():
                 blocks[name].append(way(steps[name]))
         return blocks
 
     def _fitting_steps(self, nbytes: int) -> int:
-        """How many steps' tensors have room at once, as many as asked for at most."""
+        """Return the number of steps whose tensors fit on the disk, up to the requested number."""
         free = self._room()
         steps = min(self._options.tensor_steps, int(free / (1.05 * nbytes)))
         if steps < 1:
             raise UsageError(
-                f"{self._folder.parent} has {free / 1e9:.1f} GB to spare, and the tensors of one step are "
+                f"{self._folder.parent} has {free / 1e9:.1f} GB of free space, and the tensors of one step take "
                 f"{nbytes / 1e9:.1f} GB: choose another place with --out, or measure with --keep summary"
             )
         return steps
@@ -181,12 +181,12 @@ class _Bench:
         wanted = self._options.leak_steps
         if not wanted:
             return None
-        self._doing(f"{wanted} steps with summaries")
+        self._announce(f"{wanted} steps with summaries")
         trainer, settled, done = self._trainer, max(1, min(10, wanted // 10)), 0
         folder = self._folder / "leak"
         with tensortap.capture(trainer.model, folder, kinds=KINDS, modules=is_leaf) as tap:
             before = self._held()
-            while done < wanted and (done <= settled or not self._late(1.25)):
+            while done < wanted and (done <= settled or not self._is_late(1.25)):
                 trainer.step()
                 tap.step()
                 done += 1
@@ -197,17 +197,17 @@ class _Bench:
             after = self._held()
         shutil.rmtree(folder)
         if done < wanted:
-            self._left_out.append(f"{wanted - done} of {wanted} steps of the leak, for want of time")
+            self._left_out.append(f"{wanted - done} of {wanted} steps of the leak, for lack of time")
         grown = {name: after[name] - before[name] for name in after}
         return {"steps": done, "from_step": settled} | grown
 
-    def _habit(self) -> dict[str, list[Block]]:
-        """It is slow but ends in time, so it may begin later than all else."""
-        if self._late(1.5):
-            self._left_out.append("np.save in hooks, for want of time")
+    def _np_save(self) -> dict[str, list[TimedBlock]]:
+        """Measure np.save in hooks. It is slow but has a time limit, so it may begin later than the rest."""
+        if self._is_late(1.5):
+            self._left_out.append("np.save in hooks, for lack of time")
             return {}
-        self._doing(f"np.save in hooks, {PATIENCE:.0f} s at most")
-        block = saved(self._trainer, self._folder / "habit")
+        self._announce(f"np.save in hooks, {TIME_LIMIT:.0f} s at most")
+        block = save_in_hooks(self._trainer, self._folder / "np_save")
         done, all_of_it = block.stats["bytes"] / 1e9, block.stats["bytes_of_all"] / 1e9
         if done < all_of_it:
             self._left_out.append(
@@ -221,7 +221,7 @@ class _Bench:
         return {"host": resident(), "device_allocated": allocated, "device_used": device_held(self._trainer.device)}
 
     def _ways(
-        self, blocks: dict[str, list[Block]], content: dict[str, int], found: dict[str, Any]
+        self, blocks: dict[str, list[TimedBlock]], content: dict[str, int], found: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
         base = blocks["plain"]
         ways: dict[str, dict[str, Any]] = {}
@@ -239,16 +239,16 @@ class _Bench:
             ways[name] = way
         return ways
 
-    def _late(self, bound: float = 1.0) -> bool:
+    def _is_late(self, bound: float = 1.0) -> bool:
         return time.perf_counter() - self._started > bound * self._options.seconds
 
-    def _doing(self, what: str) -> None:
-        self._on_progress(what, self._behind / self._ahead)
-        self._behind += 1
+    def _announce(self, what: str) -> None:
+        self._on_progress(what, self._parts_done / self._parts)
+        self._parts_done += 1
 
 
-def _way(blocks: Sequence[Block], base: Sequence[Block]) -> dict[str, Any]:
-    """Medians over the rounds; a ratio is taken within its round, where there is a plain block for each."""
+def _way(blocks: Sequence[TimedBlock], base: Sequence[TimedBlock]) -> dict[str, Any]:
+    """Return medians over the rounds; ratios are taken within a round if each has a plain block."""
     others = base if len(blocks) == len(base) else [_middle(base)] * len(blocks)
     paired = list(zip(blocks, others, strict=True))
     last = blocks[-1]
@@ -274,7 +274,7 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _middle(blocks: Sequence[Block]) -> Block:
+def _middle(blocks: Sequence[TimedBlock]) -> TimedBlock:
     return sorted(blocks, key=lambda block: block.seconds)[len(blocks) // 2]
 
 
@@ -291,14 +291,14 @@ def _machine(device: str) -> dict[str, Any]:
 
 @contextmanager
 def _scratch(out: Path | None) -> Iterator[Path]:
-    """A folder of its own that is removed again."""
+    """Provide a temporary folder and remove it afterwards."""
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="tensortap-bench-", dir=out))
     except OSError as error:
         place = f"--out {out}" if out is not None else "the folder for temporary files"
-        raise UsageError(f"{place}: {error.strerror or error}; name a folder to write to with --out") from error
+        raise UsageError(f"{place}: {error.strerror or error}; choose a writable folder with --out") from error
     try:
         yield folder
     finally:

@@ -1,4 +1,4 @@
-"""What a block of steps needs in memory, on the device and on the host."""
+"""The memory that a block of steps needs, on the device and on the host."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import torch
 
 from tensortap.core.machine import PORTABLE, memory, read_system_file
 
-__all__ = ["Memory", "Meter", "available", "device_held", "resident"]
+__all__ = ["MemoryMeter", "PeakMemory", "available", "device_held", "resident"]
 
 _STATUS = Path("/proc/self/status")
 _MACHINE = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Peaks in bytes. The device's are zero on a CPU."""
+class PeakMemory:
+    """Peaks in bytes; those of the device are zero on a CPU."""
 
     allocated: int
-    """By torch's allocator, in tensors."""
+    """Allocated by torch for tensors."""
     reserved: int
-    """By torch's allocator, from the driver."""
+    """Reserved by torch's allocator."""
     used: int
-    """On the device by everyone, as the driver says, at the end: what other allocators took is in it, too."""
+    """In use on the device at the end, according to the driver, including other allocators."""
     host: int
-    """Resident, above what there was when the block began."""
+    """Resident memory above that at the start of the block."""
 
 
-class Meter:
-    """Begun before a block of steps, read after it."""
+class MemoryMeter:
+    """Measures the memory of a block of steps: made before it, read after it."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -45,33 +45,33 @@ class Meter:
                 Path("/proc/self/clear_refs").write_text("5")
         self._before = resident()
 
-    def read(self) -> Memory:
-        """While the tap is still open: what it holds counts."""
-        host = max(0, _said(_STATUS, "VmHWM") - self._before)
+    def read(self) -> PeakMemory:
+        """Return the peaks. Call it while the tap is open, so that its memory counts."""
+        host = max(0, _reported(_STATUS, "VmHWM") - self._before)
         if self._device != "cuda":
-            return Memory(0, 0, 0, host)
+            return PeakMemory(0, 0, 0, host)
         free, total = torch.cuda.mem_get_info()
-        return Memory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free, host)
+        return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free, host)
 
 
 def resident() -> int:
-    """This process's bytes in host memory now."""
-    return _said(_STATUS, "VmRSS")
+    """Return the resident bytes of this process; 0 if the platform does not report them."""
+    return _reported(_STATUS, "VmRSS")
 
 
 def available() -> int:
-    """Bytes that this machine could still hand out without swapping; 0 where it does not say."""
-    return min(_said(_MACHINE, "MemAvailable"), max(0, memory() - resident()))
+    """Return the bytes that are available without swapping; 0 if the platform does not report them."""
+    return min(_reported(_MACHINE, "MemAvailable"), max(0, memory() - resident()))
 
 
 def device_held(device: str) -> int:
-    """Bytes of the device's memory that are in use now, as the driver says."""
+    """Return the bytes of device memory in use, according to the driver."""
     if device != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
 
 
-def _said(file: Path, word: str) -> int:
+def _reported(file: Path, word: str) -> int:
     lines = read_system_file(file).splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(word)), 0)

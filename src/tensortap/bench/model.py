@@ -1,4 +1,4 @@
-"""A plain Llama: what many people train, in a size for a GPU and one for a CPU."""
+"""A plain Llama, in a size for a GPU and one for a CPU."""
 # mypy: allow-subclassing-any, allow-untyped-calls
 # (torch's types change with its version, so they are not followed: nn.Module is Any here.)
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from tensortap.errors import UsageError
 
-__all__ = ["SIZES", "Llama", "Size", "size_of"]
+__all__ = ["SIZES", "Llama", "ModelSize", "size_of"]
 
 
 @dataclass(frozen=True)
-class Size:
-    """A model and its batch."""
+class ModelSize:
+    """The dimensions of a model and of its batch."""
 
     layers: int
     width: int
@@ -30,22 +30,22 @@ class Size:
 
 
 SIZES = {
-    "llama-0.95b": Size(16, 2048, 5632, 16, 32_000, 4, 2048, "bfloat16"),
-    "llama-small": Size(4, 256, 704, 4, 2000, 8, 128, "float32"),
-    "llama-tiny": Size(2, 32, 88, 2, 64, 2, 16, "float32"),
+    "llama-0.95b": ModelSize(16, 2048, 5632, 16, 32_000, 4, 2048, "bfloat16"),
+    "llama-small": ModelSize(4, 256, 704, 4, 2000, 8, 128, "float32"),
+    "llama-tiny": ModelSize(2, 32, 88, 2, 64, 2, 16, "float32"),
 }
 
 
-def size_of(name: str | None, device: str) -> tuple[str, Size]:
-    """The model of that name, or the one made for the device."""
+def size_of(name: str | None, device: str) -> tuple[str, ModelSize]:
+    """Return the size of a name, or the default of the device."""
     name = name or ("llama-0.95b" if device == "cuda" else "llama-small")
     if name not in SIZES:
-        raise UsageError(f"model: {name!r} is none of {', '.join(SIZES)}")
+        raise UsageError(f"model: {name!r} is not one of {', '.join(SIZES)}")
     return name, SIZES[name]
 
 
 class Norm(nn.Module):
-    """Scales to a root mean square of one in float32, then feature by feature."""
+    """RMSNorm, computed in float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Norm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The angles by which pairs of features turn, as cosine and sine; they grow with the position."""
+    """Rotary position embedding: cosines and sines of the angles by position."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class Attention(nn.Module):
         def split(y: Tensor) -> Tensor:
             return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def turned(y: Tensor) -> Tensor:
+        def rotate(y: Tensor) -> Tensor:
             left, right = y.chunk(2, -1)
             return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
-        q, k, v = turned(split(self.q_proj(x))), turned(split(self.k_proj(x))), split(self.v_proj(x))
+        q, k, v = rotate(split(self.q_proj(x))), rotate(split(self.k_proj(x))), split(self.v_proj(x))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -100,7 +100,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.input_layernorm = Norm(size.width)
         self.self_attn = Attention(size.width, size.heads)
@@ -113,9 +113,9 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Predicts each next word from those before it; embedding and head have weights of their own."""
+    """A decoder that predicts the next token; embedding and head have separate weights."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.words, size.width)
         self.rotary_emb = Rotary(size.width // size.heads)

@@ -1,7 +1,7 @@
-"""The ways a step can run: plain, tapped, and with np.save in hooks. Each runs a block of steps and says what it took.
+"""Blocks of steps, plain and tapped, with their times and memory.
 
-A block begins with one or two steps that are not timed, in which buffers are made. Then the clock runs from an idle
-device until the last step's last byte is with the operating system: nothing that was put off is left out.
+A block begins with a few untimed steps, in which buffers are allocated. The clock then runs from an idle device until
+the last byte of the last step is with the operating system: deferred work is included.
 """
 # mypy: allow-untyped-calls
 
@@ -19,49 +19,48 @@ from typing import Any
 import torch
 
 import tensortap
-from tensortap.bench.memory import Memory, Meter
+from tensortap.bench.memory import MemoryMeter, PeakMemory
 from tensortap.bench.trainer import Trainer, is_leaf
 
-__all__ = ["KINDS", "Block", "plain", "tapped", "timed"]
+__all__ = ["KINDS", "TimedBlock", "plain", "tapped", "timed"]
 
 KINDS = ("input", "output", "grad_output", "param_grad")
 _WAITED = 15
 
 
 @dataclass(frozen=True)
-class Block:
-    """What some steps in a row took."""
+class TimedBlock:
+    """Times and memory of several steps in a row."""
 
     steps: int
     seconds: float
-    """A step, with its share of what was waited for at the end."""
+    """Seconds per step, including the wait at the end."""
     each: float
-    """The median of the single steps, from one's end to the next one's, without the wait at the end."""
+    """Median of the single steps, without the wait at the end."""
     launching: float
-    """How long the host was busy with the first one; on a GPU, which it does not wait for, less than the step takes."""
-    memory: Memory
+    """Seconds that the host was busy with the first step; a GPU may take longer."""
+    memory: PeakMemory
     waited: float | None = None
-    """The median of further steps, each waited for until its device has done it, as by `loss.item()`; None where it was
-    not measured."""
+    """Median of further steps with a synchronisation after each, as by `loss.item()`; None if not measured."""
     stats: Mapping[str, Any] = field(default_factory=dict)
-    """Of the tap, for the timed steps: counts are differences."""
+    """Statistics of the tap for the timed steps; counts are differences."""
 
 
-def plain(trainer: Trainer, steps: int) -> Block:
-    """Nothing but training."""
-    meter = Meter(trainer.device)
+def plain(trainer: Trainer, steps: int) -> TimedBlock:
+    """Run plain training steps."""
+    meter = MemoryMeter(trainer.device)
     trainer.step()
     times = timed(trainer, steps)
-    return Block(steps, *times, meter.read(), _step_by_step(trainer, steps))
+    return TimedBlock(steps, *times, meter.read(), _step_by_step(trainer, steps))
 
 
-def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
-    """All leaf modules tapped. The run is removed afterwards."""
-    meter = Meter(trainer.device)
+def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> TimedBlock:
+    """Run steps with all leaf modules tapped. The run is removed afterwards."""
+    meter = MemoryMeter(trainer.device)
     try:
         with tensortap.capture(trainer.model, folder, keep=keep, kinds=KINDS, modules=is_leaf) as tap:
-            # The memory that tensors wait in grows while it is short; a tap learns which may be read together, and does
-            # so from the third step on.
+            # Buffers grow during the first steps, and a tap learns which reads it can defer: it does so from the third
+            # step on.
             for _ in range(3 if keep == "summary" else 2):
                 trainer.step()
                 tap.step()
@@ -73,7 +72,7 @@ def tapped(trainer: Trainer, steps: int, folder: Path, keep: str) -> Block:
             waited = _step_by_step(trainer, steps, tap.step) if keep == "summary" else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Block(steps, *times, memory, waited, _between(before, after))
+    return TimedBlock(steps, *times, memory, waited, _between(before, after))
 
 
 def timed(
@@ -82,7 +81,7 @@ def timed(
     after_each: Callable[[], None] = lambda: None,
     at_end: Callable[[], None] = lambda: None,
 ) -> tuple[float, float, float]:
-    """Seconds a step, with and without the wait at the end, and those of launching the first."""
+    """Return seconds per step with and without the wait at the end, and the seconds to launch the first step."""
     marks = [_Mark(trainer.device) for _ in range(steps + 1)]
     trainer.synchronize()
     started = time.perf_counter()
@@ -101,7 +100,7 @@ def timed(
 
 
 def _step_by_step(trainer: Trainer, steps: int, after_each: Callable[[], None] = lambda: None) -> float | None:
-    """On a device that nobody waits for, the host is far ahead, and what it does is hidden. Here little is."""
+    """Return the median of steps with a synchronisation after each, which exposes the host's work; None on a CPU."""
     if trainer.device == "cpu":
         return None
     taken = []
@@ -115,13 +114,13 @@ def _step_by_step(trainer: Trainer, steps: int, after_each: Callable[[], None] =
 
 
 def remove_tensors(folder: Path) -> None:
-    """Make room: the finished files of past steps. The index stays, for the tap writes to it."""
+    """Remove the finished tensor files of past steps, but not the index, which the tap still writes."""
     for path in folder.glob("rank_*/step_*.safetensors"):
         path.unlink()
 
 
 class _Mark:
-    """A moment: on a GPU one of its stream's, not of the host that runs ahead of it."""
+    """A point in time: on a GPU that of its stream, not of the host."""
 
     def __init__(self, device: str) -> None:
         self._event: Any = torch.cuda.Event(enable_timing=True) if device == "cuda" else None
@@ -139,7 +138,7 @@ class _Mark:
 
 
 def _between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What grew, as a difference; what is a state, such as a queue's depth or a peak, as it is."""
+    """Return counters as differences, and states such as a queue's depth or a peak unchanged."""
     states = ("queued", "peak_buffer_bytes")
     return {
         name: value - before.get(name, 0) if isinstance(value, (int, float)) and name not in states else value

@@ -1,4 +1,4 @@
-"""The training step that everything is measured against."""
+"""The training step that is measured."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-from tensortap.bench.model import Llama, Size
+from tensortap.bench.model import Llama, ModelSize
 from tensortap.errors import UsageError
 
 __all__ = ["Trainer", "device_of", "is_leaf"]
 
 
 def device_of(wanted: str) -> str:
-    """cpu or cuda."""
+    """Return cpu or cuda. Raise UsageError if cuda is wanted and missing."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -24,14 +24,14 @@ def device_of(wanted: str) -> str:
 
 
 def is_leaf(name: str, module: Any) -> bool:
-    """Whether a module computes without parts of its own; for the `modules` of a capture."""
+    """Return whether a module has no children; for the `modules` of a capture."""
     return not any(True for _ in module.children())
 
 
 class Trainer:
-    """A model, its optimizer and one batch; the same every time."""
+    """A model, its optimizer and one batch, always from the same seed."""
 
-    def __init__(self, size: Size, device: str) -> None:
+    def __init__(self, size: ModelSize, device: str) -> None:
         self.device = device
         with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []), torch.device(device):
             torch.manual_seed(0)
@@ -40,14 +40,14 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
 
     def step(self) -> None:
-        """Forward, backward, optimizer; on a GPU it is only launched."""
+        """Run forward, backward and optimizer; on a GPU, only launch them."""
         logits = self.model(self._tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1).float(), self._tokens[:, 1:].flatten()).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was told."""
+        """Wait until the device has finished."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 

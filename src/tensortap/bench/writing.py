@@ -1,4 +1,4 @@
-"""How fast this machine writes files: into the page cache, and past it to the disk."""
+"""The speed at which this machine writes files: into the page cache, and directly to the disk."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from tensortap.core.machine import PORTABLE, cores
 __all__ = ["BLOCK", "direct_write", "page_cache_write", "warm_page_cache"]
 
 BLOCK = 16 << 20
-_PATIENCE = 4.0
-_PATIENCE_TO_WARM = 30.0
+_TIME_LIMIT = 4.0
+_WARM_UP_LIMIT = 30.0
 
 
 def warm_page_cache(folder: Path, nbytes: int) -> None:
-    """Write and remove files: a virtual machine gets memory from its host at the first touch, many times slower than
-    ever after, and whoever writes first would pay for it. What was touched once stays with the machine when the files
-    are gone, so `nbytes` should be all that will be in use at a time. Each core has its memory handed out beside the
-    others, hence a file for each."""
+    """Write and remove files, so that later writes find memory that was touched before.
+
+    A virtual machine gets memory from its host at the first touch, many times slower than later. The memory stays with
+    the machine when the files are gone, so `nbytes` should cover all that is in use at a time. One file for each core
+    makes it faster.
+    """
     if files := min(cores(), nbytes // BLOCK):
-        _write(folder, nbytes, files, flags=0, bound=_PATIENCE_TO_WARM)
+        _write(folder, nbytes, files, flags=0, bound=_WARM_UP_LIMIT)
 
 
 def page_cache_write(folder: Path, nbytes: int, files: int) -> float:
-    """Bytes a second of `files` threads, each with a file of its own."""
+    """Return bytes per second of `files` threads, each with its own file."""
     return max(_write(folder, nbytes, files, flags=0) for _ in range(2))
 
 
 def direct_write(folder: Path, nbytes: int) -> float | None:
-    """Bytes a second past the page cache, with as many files as it takes; None where the file system cannot."""
+    """Return bytes per second with direct I/O; None if the platform or the file system does not support it."""
     flags = getattr(os, "O_DIRECT", 0)
     if PORTABLE or not flags:
         return None
@@ -46,8 +48,8 @@ def direct_write(folder: Path, nbytes: int) -> float | None:
         return None
 
 
-def _write(folder: Path, nbytes: int, files: int, flags: int, bound: float = _PATIENCE) -> float:
-    """Stops when all is written or bound ends, whichever comes first."""
+def _write(folder: Path, nbytes: int, files: int, flags: int, bound: float = _TIME_LIMIT) -> float:
+    """Write until all bytes are written or `bound` seconds have passed; return bytes per second."""
     place = folder / "writing"
     place.mkdir(parents=True)
     rounds = max(1, nbytes // files // BLOCK)
@@ -79,7 +81,7 @@ def _repeated(write: Callable[[], int], rounds: int, deadline: float) -> int:
 
 
 class _aligned:  # noqa: N801 - used like a function
-    """A block at a page's beginning, with bytes that no file system takes for a hole."""
+    """A page-aligned block of random bytes, which no file system stores as a hole."""
 
     def __enter__(self) -> mmap.mmap:
         self._map = mmap.mmap(-1, BLOCK)

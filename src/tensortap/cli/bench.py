@@ -37,7 +37,7 @@ def bench(
       tensortap bench --device cpu --keep summary
       tensortap bench --out /data/scratch --json bench.json
     """
-    from tensortap.bench import Options, measure
+    from tensortap.bench import BenchOptions, measure
     from tensortap.cli import screen
     from tensortap.report.files import output
     from tensortap.report.terminal.bench import bench_page
@@ -45,7 +45,7 @@ def bench(
     if json is not None:
         output.check(json)
     words = tuple(word.strip() for word in keep.split(",") if word.strip())
-    options = Options(device=device, model=model, keep=words, rounds=rounds, out=out)
+    options = BenchOptions(device=device, model=model, keep=words, rounds=rounds, out=out)
     with _bar() as on_progress:
         facts = measure(options, on_progress)
     if json != output.STDOUT:

@@ -1,4 +1,4 @@
-"""What this machine offers the process, and which platform-specific paths may be taken.
+"""The resources of this machine, and the switch that disables platform-specific paths.
 
 Every path that only some platforms have (direct I/O, positioned reads, borrowed OpenMP threads, huge pages, /proc) has
 a portable counterpart, which is taken where the platform lacks the first. TENSORTAP_PORTABLE=1 in the environment takes

@@ -189,7 +189,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the tap saw of one module, and why not more."""
+    """One module as the tap saw it, with the reason if it saw less than everything."""
 
     module: str
     cls: str

@@ -4,9 +4,10 @@ The store, comparisons, exports, JSON and the page list statistics by reading th
 kernel in its one pass and are columns of every index. `DERIVED` follow from them and are not stored. `register` adds a
 statistic from outside the package; it takes a second pass in NumPy and a column of its own that may be null.
 
->>> negatives = Statistic("negatives", "int64", "number of elements below zero", merge="sum", compute=count_negatives)
->>> with register(negatives):                                                       # doctest: +SKIP
-...     tensortap.capture(model, "runs/a")
+>>> about = "number of elements below zero"
+>>> negatives = Statistic("negatives", "int64", about, merge="sum", compute=lambda values: (values < 0).sum())
+>>> with register(negatives), tensortap.capture(model, "runs/a") as tap:             # doctest: +SKIP
+...     train(model, tap)
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class Statistic:
     values, in any order. "pooled" needs other statistics, too: see `kernels.summary.reference.merge`. None if it is
     derived."""
     unit: str = ""
-    """What is counted; empty if its unit is that of the tensor."""
+    """Unit of the value; empty if it is that of the elements."""
     show: Display = field(default_factory=Display)
     compute: Callable[[npt.NDArray[np.float64]], float] | None = None
-    """Of an added statistic: the value of a block of elements, flat and in float64. Blocks are merged."""
+    """For an added statistic: returns the value of a block of elements, flat and in float64. Blocks are merged."""
     derive: Callable[[Getter], Any] | None = None
-    """Of a derived statistic: its value, or column of values, from others."""
+    """For a derived statistic: returns its value, or column of values, from others."""
 
     @property
     def label(self) -> str:
@@ -157,7 +158,7 @@ STORED: tuple[Statistic, ...] = (
         show=Display(form="digest"),
     ),
 )
-"""What every kernel computes, in the order of the index's columns and of the fields of `core.records.Statistics`."""
+"""Computed by every kernel, in the order of the index's columns and of the fields of `core.records.Statistics`."""
 
 
 def _rms(get: Getter) -> Any:
@@ -204,7 +205,7 @@ DERIVED: tuple[Statistic, ...] = (
         derive=lambda get: get("std") ** 2,
     ),
 )
-"""What follows from the stored statistics by a formula."""
+"""Computed from the stored statistics by a formula."""
 
 _RECORD = ("step", "micro", "phase", "module", "call", "kind", "path", "rank", "seq", "cls", "class", "dtype", "shape")
 _PLACE = ("tensor", "sketch", "file", "offset", "nbytes", "location", "arguments", "row", "title", "more")
@@ -237,7 +238,7 @@ class Registration:
 def register(statistic: Statistic) -> Registration:
     """Add a statistic to all summaries, indexes, comparisons and reports that this process makes from now on.
 
-    Runs that were opened or begun before keep their columns. A tensor on a device is brought to the host to compute it.
+    Runs that were opened or begun before keep their columns. A tensor on a device is copied to the host to compute it.
     Raise UsageError if the name is taken or the entry is incomplete.
     """
     global _added
@@ -251,9 +252,10 @@ def register(statistic: Statistic) -> Registration:
         raise UsageError(f"statistic {name!r}: dtype must be int64 or float64, not {statistic.dtype}")
     if statistic.compute is None:
         raise UsageError(f"statistic {name!r}: compute, a function of an array, is missing")
-    if not callable(statistic.merge) and statistic.merge not in _RULES:
-        rules = ", ".join(rule for rule in _RULES if rule != "wrap")
-        raise UsageError(f"statistic {name!r}: merge must be one of {rules}, or a function of the parts' values")
+    rules = [rule for rule in _RULES if rule != "wrap"]  # digests alone wrap around
+    if not callable(statistic.merge) and statistic.merge not in rules:
+        known = ", ".join(rules)
+        raise UsageError(f"statistic {name!r}: merge must be one of {known}, or a function of the parts' values")
     _added = (*_added, statistic)
     return Registration(statistic)
 

@@ -1,4 +1,4 @@
-"""A small real training run, for those who want to see tensortap before they put it into their own script."""
+"""The demo: a small training run that shows tensortap at work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["trainer"]
 
 
 def trainer() -> Callable[..., Any]:
-    """`demo.model.train`, which needs torch."""
+    """Return `demo.model.train`. Raise MissingDependency without torch."""
     try:
         from tensortap.demo.model import train
     except ModuleNotFoundError as error:

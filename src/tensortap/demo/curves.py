@@ -1,4 +1,4 @@
-"""Two loss curves side by side, drawn with bars, and a sentence about how far they are apart."""
+"""Two loss curves side by side as bars, and a sentence that compares them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDEST = 3  # cells a step
 
 
 def draw(reference: Sequence[float], candidate: Sequence[float], width: int) -> list[Text]:
-    """Lines of at most `width` cells, both curves on one scale. A step without a finite loss is a cross."""
+    """Return lines of at most `width` cells, with both curves on one scale. A non-finite loss is a cross."""
     room = max(8, (width - _LABEL - _GAP) // 2)
     curves = [_thinned(losses, room) for losses in (reference, candidate)]
     cells = max(1, min(_WIDEST, room // max(map(len, curves))))
@@ -39,7 +39,7 @@ def draw(reference: Sequence[float], candidate: Sequence[float], width: int) -> 
 
 
 def apart(reference: Sequence[float], candidate: Sequence[float]) -> str:
-    """How far two loss curves are apart, in words.
+    """Return a sentence about the difference of two loss curves.
 
     >>> apart([3.0, 2.0], [3.0, 2.0])
     'The losses are equal to the last bit.'
@@ -61,14 +61,14 @@ def apart(reference: Sequence[float], candidate: Sequence[float]) -> str:
 
 
 def _thinned(losses: Sequence[float], most: int) -> list[float]:
-    """At most so many numbers: means of neighbours where there are more."""
+    """Return at most `most` numbers: means of neighbours if there are more."""
     share = math.ceil(len(losses) / most)
     groups = [losses[at : at + share] for at in range(0, len(losses), share)]
     return [sum(group) / len(group) for group in groups]
 
 
 def _bars(losses: Sequence[float], row: int, low: float, high: float, cells: int) -> Text:
-    """One row of the bars, counted from below; the lowest loss still has a bar to see."""
+    """Return one row of the bars, counted from below; the lowest loss still has a visible bar."""
     said = Text()
     for loss in losses:
         if not math.isfinite(loss):

@@ -1,10 +1,10 @@
-"""The mistakes that the demo can hide in its candidate: each as people really make it, in one place of the model.
+"""The mistakes that the demo can plant in its candidate, each in one module, as they occur in practice.
 
-Each function gets the module that it spoils, and the optimizer. None takes a random number or changes the module's name
-or class, so that all the rest of the two runs is the same. `tensortap demo --list` prints them.
+Each function gets the module that it changes, and the optimizer. None draws a random number or changes the module's
+name or class, so that the rest of the two runs is the same. `tensortap demo --list` prints them.
 """
 # mypy: disable-error-code=method-assign
-# (to replace a method of one module is how most of them are planted)
+# (most mistakes replace a method of one module)
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # nothing here needs torch before a model is there
+if TYPE_CHECKING:  # this module does not import torch
     from torch import Tensor
     from torch.nn import Dropout, Linear
     from torch.optim import Optimizer
@@ -21,34 +21,34 @@ if TYPE_CHECKING:  # nothing here needs torch before a model is there
 
 __all__ = ["MISTAKES", "Mistake"]
 
-Spoil = Callable[[Any, Any], None]
+Change = Callable[[Any, Any], None]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong in the candidate."""
+    """One mistake in the candidate."""
 
     name: str
     where: str
-    """The module that is to blame, and that a comparison should name."""
+    """The module with the mistake, which a comparison should name."""
     what: str
-    """What is wrong with it, in a few words."""
-    spoil: Spoil
+    """A short description."""
+    apply: Change
 
     def plant(self, model: Any, optimizer: Any) -> None:
-        """Into a model that has not been trained yet."""
-        self.spoil(model.get_submodule(self.where), optimizer)
+        """Plant the mistake in a model before its training."""
+        self.apply(model.get_submodule(self.where), optimizer)
 
 
 MISTAKES: dict[str, Mistake] = {}
-"""All of them by name."""
+"""All mistakes by name."""
 
 
-def mistake(where: str, what: str) -> Callable[[Spoil], Spoil]:
-    def add(spoil: Spoil) -> Spoil:
-        name = spoil.__name__.replace("_", "-")
-        MISTAKES[name] = Mistake(name, where, what, spoil)
-        return spoil
+def mistake(where: str, what: str) -> Callable[[Change], Change]:
+    def add(change: Change) -> Change:
+        name = change.__name__.replace("_", "-")
+        MISTAKES[name] = Mistake(name, where, what, change)
+        return change
 
     return add
 
@@ -89,12 +89,12 @@ def causal_off_by_one(core: Core, _: Optimizer) -> None:
     core.hidden = 2
 
 
-@mistake("layers.3.attention.core", "the mask leaves the first letter nothing to look at")
+@mistake("layers.3.attention.core", "the mask leaves the first letter nothing to attend to")
 def nan(core: Core, _: Optimizer) -> None:
     core.hidden = 0
 
 
-@mistake("layers.1.attention", "queries and keys are taken for each other")
+@mistake("layers.1.attention", "queries and keys are swapped")
 def packed_order(attention: Attention, _: Optimizer) -> None:
     right = attention.unpack
 
@@ -105,7 +105,7 @@ def packed_order(attention: Attention, _: Optimizer) -> None:
     attention.unpack = unpack
 
 
-@mistake("layers.2", "what goes past the attention is added twice")
+@mistake("layers.2", "the residual around the attention is added twice")
 def residual_twice(block: Block, _: Optimizer) -> None:
     def forward(x: Tensor) -> Tensor:
         x = x + (x + block.attention(block.norm1(x)))
@@ -139,7 +139,7 @@ def bf16_gradient(linear: Linear, _: Optimizer) -> None:
 # --- right gradients, wrong state -----------------------------------------------------------------------------------
 
 
-@mistake("norm", "the last norm is in the optimizer's group that decays")
+@mistake("norm", "the last norm is in the group with weight decay")
 def weight_decay_group(norm: Norm, optimizer: Optimizer) -> None:
     decaying, spared = optimizer.param_groups
     spared["params"] = [parameter for parameter in spared["params"] if parameter is not norm.weight]

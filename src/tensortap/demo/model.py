@@ -1,6 +1,6 @@
-"""A four-layer decoder that learns to spell, trained for a few steps with a tap on it.
+"""A four-layer character decoder, trained for a few steps under a tap.
 
-All there is to tensortap is the `with` line in `train`; the rest would be there anyway.
+Tensortap needs only the `with` line in `train`.
 """
 # mypy: allow-subclassing-any, allow-untyped-calls
 # (torch's types change with its version, so they are not followed: nn.Module is Any here.)
@@ -31,7 +31,7 @@ ALPHABET = sorted(set(TEXT))
 
 
 class Norm(nn.Module):
-    """Scales to a root mean square of one, then feature by feature."""
+    """RMSNorm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Norm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns pairs of features by angles that grow with the position."""
+    """Rotary position embedding: rotates pairs of features by angles that grow with the position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class Rotary(nn.Module):
 
 
 class Core(nn.Module):
-    """Attention proper: scores, mask, softmax, the weighted sum."""
+    """The core of attention: scores, mask, softmax, weighted sum."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale = width**-0.5
-        self.hidden = 1  # the first diagonal that is hidden: nothing sees what comes after it
+        self.hidden = 1  # the first masked diagonal: no position attends to later ones
 
     def softmax(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (batch, head, position, feature)."""
+        """Return queries, keys and values, each of shape (batch, head, position, feature)."""
         q, k, v = packed.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts each next letter from those before it."""
+    """A decoder that predicts the next letter."""
 
     def __init__(self, letters: int, width: int = 64, heads: int = 4, layers: int = 4) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam with two groups: matrices decay, vectors do not."""
+    """Return AdamW with two groups: weight decay for matrices, none for vectors."""
     matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is many] for many in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=3e-3)
@@ -156,16 +156,17 @@ def train(
     length: int = 32,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a fresh model, tapped into the run `out`; the loss of each step. The same seed gives the same run.
+    """Train a new model under a tap that writes the run `out`; return the loss of each step.
 
-    plant: gets the model and its optimizer before the first step, and may do harm: `demo.mistakes` has some.
+    The same seed gives the same run. `plant` gets the model and its optimizer before the first step, to plant one of
+    `demo.mistakes`.
 
     >>> train("runs/a", steps=3, on_step=lambda step, loss: print(step, loss))      # doctest: +SKIP
     """
     text = torch.tensor([ALPHABET.index(letter) for letter in TEXT])
     data = torch.Generator().manual_seed(seed)
     losses: list[float] = []
-    with _alone(seed):
+    with _reproducible(seed):
         model = Decoder(len(ALPHABET))
         optimizer = optimizer_of(model)
         if plant is not None:
@@ -185,8 +186,8 @@ def train(
 
 
 @contextmanager
-def _alone(seed: int) -> Iterator[None]:
-    """Random numbers from `seed`, and one thread, which is fastest for so small a model; all is undone after it."""
+def _reproducible(seed: int) -> Iterator[None]:
+    """Seed random numbers and use one thread, which is fastest for a small model; restore both afterwards."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tensortap.core.records import ALL_FROZEN, Key, display_name
 from tensortap.store import Run
-from tensortap.store.format import index_schema
+from tensortap.store.format import index_schema, with_known_columns
 from tensortap.store.query import Filter
 
 __all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
@@ -85,7 +85,7 @@ class Side:
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
         tables, rows = [], []
         for rank in self.ranks:
-            table = run.index(rank).drop_columns("sketch")
+            table = with_known_columns(run.index(rank)).drop_columns("sketch")
             places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))

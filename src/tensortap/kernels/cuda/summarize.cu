@@ -13,7 +13,7 @@
 //   slow    element by element in float64. Handles everything.
 
 // Hash of a few scattered elements: shows whether a tensor has changed since it was last read.
-__device__ __forceinline__ u32 look(const Work &work) {
+__device__ __forceinline__ u32 probe_of(const Work &work) {
     u32 lane = threadIdx.x & 31;
     u64 step = work.elements / 32;
     u64 index = step ? lane * step + u64(lane) * 0x9E3779B1u % step : lane;  // not all of the same channel
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
     if (thread == 0) turns.begin();
     if (blockIdx.x == gridDim.x - 1) {  // has nothing to read unless there are more pieces than other blocks
         for (u32 k = warp; k < count; k += WARPS) {
-            u32 seen = look(works.list[k]);
+            u32 seen = probe_of(works.list[k]);
             if (lane == 0) *works.list[k].probe = seen;
         }
         if (thread == 0) *works.next = 0;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
     if (list->expected) {
         __shared__ u32 same;
         if (warp == 0) {
-            u32 seen = look(*list);
+            u32 seen = probe_of(*list);
             if (lane == 0) same = *list->expected == seen;
         }
         __syncthreads();
