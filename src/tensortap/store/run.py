@@ -35,6 +35,7 @@ _CHUNK = 1024
 _SHOWN = 8
 """Values that a message lists before it only counts."""
 _MOST_STEPS = 8
+_LONGEST_REASON = 800
 
 Self = TypeVar("Self", bound="Run")
 
@@ -372,7 +373,7 @@ def reason_of(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = shorten(" ".join(str(error).split())).rstrip(".")
+    text = shorten(" ".join(str(error).split()), _LONGEST_REASON).rstrip(".")
     if isinstance(error, (TensortapError, OSError)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,14 +8,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
 from tensortap.core.records import KINDS, PHASES, Key, Record
-from tensortap.errors import RunUnreadable
+from tensortap.errors import RunUnreadable, shorten
 from tensortap.store.format import utf8
 from tensortap.store.run import Run
+from tensortap.store.source import SingleFile
 
 __all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Manifest", "ManifestRow", "about", "is_manifest", "read_manifest"]
 
@@ -66,19 +68,23 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> Iterator[ManifestRow]:
-    """The rows of a manifest. Raise RunUnreadable at one that cannot be true."""
-    with path.open(encoding="utf-8", newline="") as file:
+    """Yield the rows of a manifest. Raise RunUnreadable at one that cannot be true."""
+    with _opened(path) as file:
         rows = csv.reader(file)
         try:
             next(rows, None)
             for row in rows:
-                yield _listed(row)
+                yield _parse(row)
         except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = shorten(" ".join(str(error).split()))
             raise RunUnreadable(f"{path}, line {rows.line_num}, is damaged: {reason}.") from error
 
 
-def _listed(row: list[str]) -> ManifestRow:
+def _opened(path: Path, errors: str = "strict") -> TextIOWrapper:
+    return TextIOWrapper(SingleFile(path).stream(path.name), encoding="utf-8", errors=errors, newline="")
+
+
+def _parse(row: list[str]) -> ManifestRow:
     if len(row) != len(COLUMNS):
         raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
     said = dict(zip(COLUMNS, row, strict=True))
@@ -88,7 +94,7 @@ def _listed(row: list[str]) -> ManifestRow:
         if word not in known:
             raise ValueError(f"{word[:40]!r} is none of {', '.join(known)}")
     shape = json.loads(said["shape"])
-    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+    if not isinstance(shape, list) or not all(type(length) is int and 0 <= length < _LARGEST for length in shape):
         raise ValueError(f"{said['shape'][:40]!r} is no shape")
     rank, seq = _number(said["rank"], least=0), _number(said["seq"])
     names = said["class"], said["dtype"], said["stored_dtype"]
@@ -103,9 +109,9 @@ def _number(text: str, least: int = -_LARGEST) -> int:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether an export has left this file."""
+    """Return whether a file is the manifest of an export."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with _opened(path, errors="replace") as file:
             return next(csv.reader(file), None) == list(COLUMNS)
     except (OSError, ValueError, csv.Error):
         return False

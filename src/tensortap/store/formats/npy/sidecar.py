@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
-from tensortap.errors import StoreWriteError
+from tensortap.errors import RunUnreadable, StoreWriteError
+from tensortap.store.source import LocalFiles
 
 __all__ = ["SIDECARS", "Sidecar", "SidecarEntry", "SidecarWriter", "copy_sidecar", "read_sidecar", "sidecar_path"]
 
@@ -105,11 +106,13 @@ def read_sidecar(tree: Path, rank: int) -> Sidecar:
     """Read the sidecar of a rank. Lines that are damaged or incomplete are left out."""
     path = sidecar_path(tree, rank)
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        files, name = LocalFiles(tree), f"{SIDECARS}/{path.name}"
+        data = bytes(files.read(name, 0, files.size(name)))
     except FileNotFoundError:
         return Sidecar()
-    except OSError as error:
-        return Sidecar(notice=f"{SIDECARS}/{path.name} cannot be read, so dtypes may be missing: {error.strerror}")
+    except RunUnreadable as error:
+        return Sidecar(notice=f"{SIDECARS}/{path.name} cannot be read, so dtypes may be missing: {error}")
+    lines = data.decode("utf-8", errors="replace").splitlines()
     header: Mapping[str, Any] = {}
     entries = {}
     for values in map(_parsed, lines):
@@ -122,7 +125,7 @@ def read_sidecar(tree: Path, rank: int) -> Sidecar:
     framework, world = header.get("framework"), header.get("world")
     return Sidecar(
         framework=framework if isinstance(framework, str) else "",
-        world=world if isinstance(world, int) else 0,
+        world=world if isinstance(world, int) and 0 <= world < 1 << 31 else 0,
         entries=entries,
     )
 
