@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
-from storing import write
+from storing import record, write
 
 import tensortap as tt
 from tensortap.errors import RunUnreadable, TensortapError, shorten
@@ -40,10 +40,10 @@ def read_all(path: Path) -> None:
     """Read everything that a run offers."""
     with tt.open(path) as run:
         _ = run.notices, run.coverage, run.finished, run.steps
-        for record in run:
-            run.arguments(record)
-            if record.location is not None:
-                run.load(record)
+        for each in run:
+            run.arguments(each)
+            if each.location is not None:
+                run.load(each)
 
 
 def refused(path: Path, words: str) -> str:
@@ -73,8 +73,8 @@ def test_deep_json(run: Path) -> None:
     for name in ("rank.json", "coverage.json", "calls.jsonl"):
         (run / "rank_0" / name).write_text(DEEP + "\n")
     notices = open_run(run).notices
-    assert [name for name in ("rank.json", "coverage.json", "calls.jsonl") if any(name in text for text in notices)]
     assert len(notices) == 3
+    assert all(any(name in text for text in notices) for name in ("rank.json", "coverage.json", "calls.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,38 @@ def test_links_that_lead_out_of_an_export(run: Path, tmp_path: Path, to: str) ->
 def test_a_shard_that_is_cut_off_while_it_is_mapped(run: Path) -> None:
     found = open_run(run)
     records = list(found)
-    for record in records:
-        found.load(record)
+    for each in records:
+        found.load(each)
     os.truncate(run / "rank_0/step_000000.0.safetensors", 100)
-    for record in records:
+    for each in records:
         with pytest.raises(RunUnreadable, match="is cut off"):
-            found.load(record)
+            found.load(each)
         with pytest.raises(RunUnreadable, match="is cut off"):
-            found.bytes_of(record)
+            found.bytes_of(each)
+
+
+def test_flipped_bits_are_found_by_the_digest(tmp_path: Path) -> None:
+    from tensortap.kernels import summarize
+    from tensortap.store import RunWriter
+
+    array = np.arange(4, dtype=np.float32).reshape(2, 2)
+    with RunWriter(tmp_path / "a", info={}) as writer:
+        for number in range(2):
+            where = writer.put("x", array + number, step=0)
+            writer.append(record(number, array, where, summary=summarize(array + number)))
+    shard = tmp_path / "a/rank_0/step_000000.0.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 4
+    shard.write_bytes(data)
+    found = open_run(tmp_path / "a")
+    first, second = found
+    assert found.load(first, verify=True).tolist() == array.tolist()
+    with pytest.raises(RunUnreadable, match=r"layers\.1 .*its bytes are damaged"):
+        found.load(second, verify=True)
+    result = found.verify()
+    assert not result.ok and result.tensors == 2 and [each.key for each, _ in result.damaged] == [second.key]
+    shard.unlink()
+    assert len(open_run(tmp_path / "a").verify().damaged) == 2
 
 
 # --- safetensors ---------------------------------------------------------------------------------------------------

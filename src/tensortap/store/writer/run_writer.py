@@ -24,7 +24,7 @@ from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
 from tensortap.errors import TensortapError, UsageError
 from tensortap.store.calls import CallsWriter, RecordedCall
-from tensortap.store.folder import claim, write_json
+from tensortap.store.folder import claim, overwrite_json, write_json
 from tensortap.store.format import (
     CALLS,
     COVERAGE_JSON,
@@ -46,6 +46,8 @@ __all__ = ["RunWriter"]
 
 DEFAULT_BUFFER = 256 << 20
 _MOST_PINNED = 4 << 30
+_STATUS_BYTES = 4096
+"""Size of rank.json while the run goes on: room for the reason, should the disk be full in the end."""
 
 
 class RunWriter(RankWriter):
@@ -218,7 +220,15 @@ class RunWriter(RankWriter):
             "files": counts.get("files"),
             "bytes": counts.get("bytes"),
         }
-        write_json(self._folder / RANK_JSON, value)
+        path = self._folder / RANK_JSON
+        if running:
+            write_json(path, value, reserve=_STATUS_BYTES)
+            return
+        try:
+            write_json(path, value)
+        except OSError:
+            # The disk may be full. The file has room for this, so that it need not go on saying "running".
+            overwrite_json(path, value, shortened="reason")
 
 
 def _default_writers(from_device: bool) -> int:
