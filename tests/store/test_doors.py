@@ -354,7 +354,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 import tensortap
 run = tensortap.open(sys.argv[1])
-assert len(run) == 0 and "no tensors that can be read" in run.notices[0], run.notices
+assert len(run) == 0 and "not tensors that can be read" in run.notices[0], run.notices
 """
 
 
@@ -368,7 +368,7 @@ def test_hdf5_that_declares_64_gigabytes(tmp_path: Path, chunks: tuple[int] | No
 @pytest.mark.parametrize("dtype", [h5py.string_dtype(), np.dtype([("a", "f4")]), "S8"])
 def test_hdf5_of_what_is_no_number(tmp_path: Path, dtype: Any) -> None:
     found = tt.open(hdf5(tmp_path / "a.hdf5", shape=(3,), dtype=dtype))
-    assert len(found) == 0 and "no tensors that can be read" in found.notices[0]
+    assert len(found) == 0 and "not tensors that can be read" in found.notices[0]
 
 
 def test_hdf5_with_values_in_other_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, and what may be deleted. Nothing that is not ours ever is."""
+"""The folder of a run: which one a writer may use, and which files it may delete. Only files of a run are deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEAST_TEXT = 16
 
 
 def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite: bool) -> Path:
-    """Make `path` a run, or join the one that another rank has begun. Returns the rank's own folder."""
+    """Make `path` a run, or join the one that another rank began. Return the rank's own folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -45,7 +45,7 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
         ) from error
     except OSError as error:
         raise folder_error(error, path) from error
-    there = (path / RUN_JSON).exists()  # asked before it is read: another rank may write it in between
+    there = (path / RUN_JSON).exists()  # checked before it is read: another rank may write it in between
     found = _run_info(path)
     if found is None and not _is_ours(path):
         raise RunExists(f"{path} is not empty and holds no tensortap run: choose another path for the run.")
@@ -150,7 +150,7 @@ def _of_format(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder without a sound run.json is ours, or empty but for what ranks leave that start now."""
+    """Return whether a folder without a valid run.json is a run, or empty except for files of starting ranks."""
     names = {entry.name for entry in path.iterdir() if not TEMPORARY_NAME.fullmatch(entry.name)}
     if not names or _run_info(path) is not None:
         return True
@@ -168,7 +168,7 @@ def _make_room(path: Path, own: Path, rank: int, world: int) -> None:
             _clear(entry)
             try:
                 entry.rmdir()
-            except OSError as error:  # it holds something that is not ours
+            except OSError as error:  # it holds files that tensortap did not write
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
 

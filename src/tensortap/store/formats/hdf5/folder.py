@@ -51,7 +51,7 @@ def recognizes(path: Path) -> bool:
 
 def open_source(path: Path, summarize: Summarize) -> Hdf5Folder:
     """Open all dumps of a folder as one run. Tensors are summarised when the records are first asked for."""
-    found = sorted((said["prefix"], int(said["rank"] or 0), said[0]) for said in _names(path))
+    found = sorted((match["prefix"], int(match["rank"] or 0), match[0]) for match in _names(path))
     prefixes = sorted({prefix for prefix, _, _ in found})
     if len(prefixes) > 1:
         raise RunUnreadable(
@@ -132,16 +132,16 @@ def _without_file(record: Record) -> Record:
 
 
 def _names(path: Path) -> list[re.Match[str]]:
-    return [said for entry in path.iterdir() if (said := _FILE.fullmatch(entry.name)) is not None]
+    return [match for entry in path.iterdir() if (match := _FILE.fullmatch(entry.name)) is not None]
 
 
 def _opened(path: Path, summarize: Summarize) -> Hdf5File | str:
-    """The dump, or why it cannot be opened."""
+    """Return the dump, or why it cannot be opened."""
     try:
         dump = open_file(path, summarize)
     except (OSError, RunUnreadable) as error:
         return str(error)
-    return dump if len(dump.ranks) == 1 else "it holds several ranks, as an export does: open it by itself"
+    return dump if len(dump.ranks) == 1 else "it holds several ranks, as an export does: open it alone"
 
 
 def _shifted(part: _DumpFile, rows_before: int) -> Any:

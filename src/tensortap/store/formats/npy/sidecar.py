@@ -1,4 +1,4 @@
-"""What the files of an .npy tree cannot say: the dtype of each tensor, and its place in the model.
+"""The sidecar of an .npy tree: the dtype of each tensor, and its place in the model.
 
     PATH/tensortap/rank_0.jsonl
 
@@ -131,7 +131,7 @@ def read_sidecar(tree: Path, rank: int) -> Sidecar:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line has no end, because its writer was killed."""
+    """Return whether the last line has no end, because its writer was killed."""
     try:
         with path.open("rb") as file:
             if not file.seek(0, os.SEEK_END):
