@@ -386,6 +386,18 @@ def test_hdf5_attributes_of_other_types(tmp_path: Path) -> None:
     assert found.ranks == [0] and found.info["framework"] == "hdf5" and len(found) == 0
 
 
+def test_a_folder_of_dumps_with_a_link_and_a_fifo(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir()
+    hdf5(tmp_path / "elsewhere.hdf5", data=np.ones(3, np.float32))
+    hdf5(tmp_path / "dumps/0-epoch_0-step_dump.hdf5", data=np.ones(3, np.float32))
+    (tmp_path / "dumps/0-epoch_1-step_dump.hdf5").symlink_to(tmp_path / "elsewhere.hdf5")
+    os.mkfifo(tmp_path / "dumps/0-epoch_2-step_dump.hdf5")
+    found = tt.open(tmp_path / "dumps")
+    assert found.steps == [0] and len(found) == 1
+    assert "unreadable dumps (2)" in found.notices[0]
+    assert "leads out of" in found.notices[0] and "it is a FIFO" in found.notices[0]
+
+
 # --- checkpoints of torch ------------------------------------------------------------------------------------------
 def test_a_state_dict_that_contains_itself(tmp_path: Path) -> None:
     import torch

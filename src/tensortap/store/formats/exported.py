@@ -116,6 +116,7 @@ def _listed_in_folder(path: Path, files: Bytes) -> list[StoredTensor]:
         pairs = row.dtype == "complex128" and array.dtype == np.float64 and array.shape[-1:] == (2,)
         return LoadedTensor(array.view(np.complex128)[..., 0] if pairs else array)
 
+    files.size(MANIFEST)  # refuses a link that leads out of the folder
     return listed_tensors(read_manifest(path / MANIFEST), load)
 
 
