@@ -16,6 +16,8 @@ from rich.cells import cell_len
 from showing import call, record, write
 
 from tensortap.cli.gather import sorts
+from tensortap.core.records import Key, Record
+from tensortap.kernels import summarize
 from tensortap.store import RunWriter
 
 Capsys = pytest.CaptureFixture[str]
@@ -316,3 +318,20 @@ def test_many_calls_are_cut(capsys: Capsys, tmp_path: Path) -> None:
     said = call(capsys, "show", tmp_path / "many", "--limit", "0")
     assert "m11: n=11" in said.out
     assert said.out.rstrip().endswith("and 18 more: --module chooses")
+
+
+def test_bytes_are_verified(capsys: Capsys, tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "a", info={}) as writer:
+        for number in range(3):
+            array = np.full((2, 2), number, np.float32)
+            where = writer.put(f"tensor {number}", array, step=0)
+            key = Key(0, 0, "forward", f"fc{number}", 0, "output", "0")
+            writer.append(Record(key, 0, number, "Linear", "float32", (2, 2), number, summarize(array), where))
+    said = call(capsys, "show", tmp_path / "a", "--verify")
+    assert said.code == 0 and "verified 3 kept tensors: their bytes match their digests" in said.err
+    shard = next((tmp_path / "a/rank_0").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    said = call(capsys, "show", tmp_path / "a", "--verify")
+    assert said.code == 2 and "1 of 3 kept tensors are damaged" in said.err and said.out == ""

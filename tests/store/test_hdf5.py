@@ -104,7 +104,7 @@ def test_what_lies_elsewhere_is_not_read(tmp_path: Path) -> None:
     run = tt.open(path)
     assert [r.key.path for r in run] == ["0", "4"]
     assert np.array_equal(run.load(list(run)[1]), np.arange(6.0))
-    assert "3 datasets are no tensors" in run.notices[0]
+    assert "3 datasets are not tensors" in run.notices[0]
 
 
 def test_damaged_and_missing(tmp_path: Path) -> None:

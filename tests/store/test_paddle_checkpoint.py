@@ -149,7 +149,7 @@ def test_a_model_beside_other_things(tmp_path: Path) -> None:
     state = {"model": {"fc.weight": np.ones(2)}, "opt": {"m": np.ones(3)}, "epoch": 3}
     path = write(tmp_path / "a.pdparams", state)
     same(arrays(path), {"fc.weight": np.ones(2)})
-    assert notices(path) == "opt, epoch beside 'model' in the checkpoint: not read"
+    assert notices(path) == "opt, epoch next to 'model' in the checkpoint: not read"
 
 
 def test_what_is_no_tensor_is_said(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
 from tensortap.store.calls import CallsWriter, RecordedCall, read_calls
 from tensortap.store.source import LocalFiles
-from tensortap.store.writer.state import State
+from tensortap.store.writer.state import WriterState
 
 CALLS = "rank_0/calls.jsonl"
 
@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_many_threads_lose_no_line(tmp_path):
-    writer = CallsWriter(tmp_path / "calls.jsonl", State())
+    writer = CallsWriter(tmp_path / "calls.jsonl", WriterState())
     writing = threading.Event()
 
     def add(module):
@@ -229,7 +229,7 @@ def test_many_threads_lose_no_line(tmp_path):
 
 
 def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
-    writer = CallsWriter(tmp_path / "calls.jsonl", State())
+    writer = CallsWriter(tmp_path / "calls.jsonl", WriterState())
     writer.add(RecordedCall(0, 0, "a", 0, {"step": 0}))
     assert writer.write()
     real, interrupts = os.pwrite, iter([True, True])

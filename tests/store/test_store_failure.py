@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -355,3 +356,23 @@ def test_a_writer_left_open_lets_the_interpreter_go(tmp_path):
 def test_the_store_is_imported_without_pyarrow():
     code = "import sys, tensortap.store; assert not {'pyarrow', 'torch', 'safetensors'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("reason", ["the disk is full", "x" * 100_000, "é" * 3000])
+def test_a_full_disk_still_takes_the_status(tmp_path, monkeypatch, reason):
+    """No new file can be written, so rank.json is written in place; it does not go on saying that the rank runs."""
+    writer = RunWriter(tmp_path / "a", info={})
+    fill(writer, 0, 3)
+    writer.flush()
+    size = (tmp_path / "a/rank_0/rank.json").stat().st_size
+
+    def full(path, *args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        writer.close("failed", reason)
+    run = open_run(tmp_path / "a")
+    assert (tmp_path / "a/rank_0/rank.json").stat().st_size == size
+    assert run.failure[:5] == reason[:5] and not run.finished and run.notices[0].startswith("rank 0: it failed: ")
+    assert not list((tmp_path / "a/rank_0").glob(".*"))

@@ -16,7 +16,7 @@ from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
 from tensortap.store.writer.pool import SlabPool
 from tensortap.store.writer.run_writer import _default_buffer
-from tensortap.store.writer.state import State
+from tensortap.store.writer.state import WriterState
 
 HUGE = 2 << 20
 
@@ -112,7 +112,7 @@ def until_all_are_taken(writer):
 @pytest.fixture
 def never_waits(monkeypatch):
     """A state where waiting is an error: what a single thread can do, it can do without anybody's help."""
-    state = State()
+    state = WriterState()
 
     def wait(timeout=None):
         raise TimeoutError

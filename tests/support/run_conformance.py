@@ -15,7 +15,7 @@ import pytest
 
 import tensortap as tt
 from tensortap.core.records import KINDS, PHASES, Coverage, Key, Record
-from tensortap.errors import RunNotFound, TensortapError, UsageError
+from tensortap.errors import RunNotFound, RunUnreadable, TensortapError, UsageError
 from tensortap.kernels import summarize
 from tensortap.store.format import SCHEMA
 from tensortap.store.run import Run
@@ -66,6 +66,17 @@ class RunConformance:
             assert loaded.tobytes() == array.tobytes() == bytes(run.bytes_of(record))
             with pytest.raises(ValueError, match="read-only"):
                 loaded[...] = 0
+
+    def test_bytes_match_the_digests(self, example: Example) -> None:
+        run = example.open()
+        kept = list(run.records(kept=True))
+        found = run.verify()
+        assert found.ok and found.tensors <= len(kept) and (found.tensors > 0) == bool(kept)
+        for record in kept:
+            assert run.load(record, verify=True).tobytes() == run.load(record).tobytes()
+            other = replace(record, summary=replace(record.summary, digest=record.summary.digest ^ 1))
+            with pytest.raises(RunUnreadable, match="its bytes are damaged"):
+                run.load(other, verify=True)
 
     def test_order(self, example: Example) -> None:
         run = example.open()

@@ -39,6 +39,7 @@ def show(
     coverage: Annotated[bool, typer.Option("--coverage", help="List all modules with their coverage.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     sketch: Annotated[bool, typer.Option("--sketch", help="With --json: include sketches.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the bytes of kept tensors against digests.")] = False,
 ) -> None:
     """Show what ran, the coverage of the model, and its records.
 
@@ -56,6 +57,8 @@ def show(
         raise UsageError(f"--limit {limit}: use a number of rows, or 0 for all")
     if sketch and not json:
         raise UsageError("--sketch needs --json: sketches are only part of the JSON")
+    if verify:
+        _verify(run)
     choice = Choice(module or (), kind or (), phase or (), step, rank or (), nonfinite, sort)
     if json:
         _print_json(run, choice, limit or 0, sketch)
@@ -79,6 +82,18 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
         )
         lines = run_page.render(run_page.build(gather.facts_of(run), view, coverage), screen.width())
     screen.print_lines(lines)
+
+
+def _verify(path: Path) -> None:
+    """Check all kept tensors, and report the result on the error stream, apart from the page or JSON."""
+    import tensortap
+    from tensortap.cli import screen
+
+    with tensortap.open(path) as run:
+        with screen.progress("verifying") as progress:
+            found = run.verify(progress)
+        found.check(path)
+    screen.console(stderr=True).print(f"verified {found.tensors} kept tensors: their bytes match their digests")
 
 
 def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:

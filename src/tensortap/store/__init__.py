@@ -1,12 +1,14 @@
 """The store: a run on disk, written while it happens, read back lazily, legible without this library.
 
-    format.py   the file format: version, columns, names
-    folder.py   which folder a run may use, and which files there may be deleted
-    run.py      Run, over index.py (the index), query.py (filters) and source.py (the bytes of tensors)
-    memory.py   MemoryWriter and MemoryRun: the same contracts without files
-    writer/     RunWriter, over shard.py (tensors) and index.py (records)
-    formats/    other files that open as a run
-    exports/    runs written in other formats
+    source.py         Bytes: ranges of named objects; LocalFiles implements it
+    run.py            Run, and RunSource, the contract of a reader; over index.py (rows) and query.py (filters)
+    format.py         the format on disk: version, columns, names; metadata.py checks its JSON files
+    run_folder.py     reads a run on disk; folder.py decides which folder a writer may use
+    memory.py         MemoryWriter and MemoryRun: the same contracts without files
+    verification.py   checks bytes against digests
+    writer/           RunWriter, over shard.py (tensors) and index.py (records)
+    formats/          readers: other files that open as a run
+    exports/          runs written in other formats
 
 Importing this package costs nothing: pyarrow is loaded by the first name that is asked for.
 """

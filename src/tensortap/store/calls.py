@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tensortap.core.file_io import BINARY, write_at
 from tensortap.store.format import utf8
 from tensortap.store.source import Bytes
-from tensortap.store.writer.state import State, write_error
+from tensortap.store.writer.state import WriterState, write_error
 
 __all__ = ["Calls", "CallsWriter", "RecordedCall", "read_calls"]
 
@@ -36,7 +36,7 @@ class RecordedCall(NamedTuple):
 class CallsWriter:
     """Writes lines before the index rows that refer to them: a row must not be on disk before its call's line."""
 
-    def __init__(self, path: Path, state: State) -> None:
+    def __init__(self, path: Path, state: WriterState) -> None:
         self._path = path
         self._state = state
         self._waiting: list[str] = []

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, and what may be deleted. Nothing that is not ours ever is."""
+"""The folder of a run: which one a writer may use, and which files it may delete. Only files of a run are deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensortap.errors import RunExists
+from tensortap.errors import RunExists, shorten
 from tensortap.store.format import (
     CALLS,
     COVERAGE_JSON,
@@ -30,11 +30,13 @@ from tensortap.store.format import (
 from tensortap.store.source import LocalFiles, read_json
 from tensortap.store.writer.state import folder_error
 
-__all__ = ["claim", "write_json"]
+__all__ = ["claim", "overwrite_json", "write_json"]
+
+_LEAST_TEXT = 16
 
 
 def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite: bool) -> Path:
-    """Make `path` a run, or join the one that another rank has begun. Returns the rank's own folder."""
+    """Make `path` a run, or join the one that another rank began. Return the rank's own folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -43,7 +45,7 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
         ) from error
     except OSError as error:
         raise folder_error(error, path) from error
-    there = (path / RUN_JSON).exists()  # asked before it is read: another rank may write it in between
+    there = (path / RUN_JSON).exists()  # checked before it is read: another rank may write it in between
     found = _run_info(path)
     if found is None and not _is_ours(path):
         raise RunExists(f"{path} is not empty and holds no tensortap run: choose another path for the run.")
@@ -77,9 +79,9 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
     return own
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file in one go: whoever reads it sees the old or the new one."""
-    temporary = _written_aside(path, value)
+def write_json(path: Path, value: Mapping[str, Any], reserve: int = 0) -> None:
+    """Replace a file atomically: a reader sees the old or the new one. `reserve` is its least size in bytes."""
+    temporary = _written_aside(path, value, reserve)
     try:
         temporary.replace(path)
     except BaseException:
@@ -87,8 +89,26 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         raise
 
 
+def overwrite_json(path: Path, value: Mapping[str, Any], shortened: str) -> None:
+    """Write a file in place, within the size that it has: for a disk that is full.
+
+    The text of the field `shortened` is cut until all of it fits.
+    """
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        room = os.fstat(descriptor).st_size
+        longest = len(str(value[shortened]))
+        while len(text := _as_text({**value, shortened: shorten(str(value[shortened]), longest)}).encode()) > room:
+            if longest < _LEAST_TEXT:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            longest //= 2
+        os.pwrite(descriptor, text.ljust(room), 0)
+    finally:
+        os.close(descriptor)
+
+
 def _create_once(path: Path, value: Mapping[str, Any]) -> None:
-    """As write_json, but whoever comes first wins."""
+    """Write a file unless it exists: the first of several ranks wins."""
     temporary = _written_aside(path, value)
     try:
         os.link(temporary, path)
@@ -101,16 +121,20 @@ def _create_once(path: Path, value: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _written_aside(path: Path, value: Mapping[str, Any]) -> Path:
+def _written_aside(path: Path, value: Mapping[str, Any], reserve: int = 0) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}{threading.get_native_id()}.tmp")
-    # Configuration holds all sorts of objects; their text is what a reader can use.
-    text = json.dumps(value, indent=2, default=str) + "\n"
+    text = _as_text(value)
     try:
-        temporary.write_text(text)
+        temporary.write_text(text.ljust(reserve))
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def _as_text(value: Mapping[str, Any]) -> str:
+    # Configuration holds all sorts of objects; their text is what a reader can use.
+    return json.dumps(value, indent=2, default=str) + "\n"
 
 
 def _run_info(path: Path) -> dict[str, Any] | None:
@@ -126,7 +150,7 @@ def _of_format(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder without a sound run.json is ours, or empty but for what ranks leave that start now."""
+    """Return whether a folder without a valid run.json is a run, or empty except for files of starting ranks."""
     names = {entry.name for entry in path.iterdir() if not TEMPORARY_NAME.fullmatch(entry.name)}
     if not names or _run_info(path) is not None:
         return True
@@ -144,7 +168,7 @@ def _make_room(path: Path, own: Path, rank: int, world: int) -> None:
             _clear(entry)
             try:
                 entry.rmdir()
-            except OSError as error:  # it holds something that is not ours
+            except OSError as error:  # it holds files that tensortap did not write
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
 

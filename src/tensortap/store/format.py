@@ -1,4 +1,4 @@
-"""What a run looks like on disk. Everything that must be known to read one is in this file.
+"""The format of a run on disk.
 
     runs/a/run.json                       format, version, world, started, and what is known of the run
     runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
@@ -8,13 +8,13 @@
     runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
     runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
 
-The index is only ever appended to, a whole batch at a time, after the bytes that the batch refers to. So any
-prefix of it can be trusted. `file` is always the finished name; until the file is finished, the same bytes
-are at the same offset under the `.partial` name. A call's line in calls.jsonl is there before any row of the call is; a
-run without that file was written by a version that did not keep plain arguments.
+The index is only appended to, a whole batch at a time, after the bytes that the batch refers to. So any prefix of it is
+valid. `file` is always the finished name; until the file is finished, the same bytes are at the same offset under the
+`.partial` name. A call's line in calls.jsonl is written before any row of the call. A run without that file was written
+by a version that did not keep plain arguments.
 
-run.json, rank.json and the index (in its schema's metadata) each say of which version they are: ranks are written by
-processes of their own, and not necessarily by the same tensortap.
+run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
+process, and not necessarily by the same tensortap.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def rank_name(rank: int) -> str:
 
 
 def utf8(text: str) -> str:
-    """The text itself, unless it has lone surrogates, which no UTF-8 file can hold: those are spelled out."""
+    """Return the text, with lone surrogates, which UTF-8 cannot encode, as escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -172,7 +172,7 @@ def with_known_columns(table: Any) -> Any:
 
 
 def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None) -> Any:
-    """Records as one Arrow batch. `first` says which rows bring their sketch: the first of each tensor."""
+    """Return records as one Arrow batch. `first` marks the rows that have their sketch: the first of each tensor."""
     schema = index_schema() if schema is None else schema
     columns: dict[str, Any] = {}
     for place, name in enumerate(_KEY):
@@ -190,9 +190,9 @@ def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None)
 
 
 def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: Any = None) -> Any:
-    """The same from columns; that of sketches has one for each row, of which those of `first` rows are taken.
+    """Return columns as one Arrow batch. There is a sketch for each row; those of `first` rows are used.
 
-    A statistic that was added may be missing, as from a device whose kernel does not compute it: it is null then.
+    An added statistic may be missing, as from a device whose kernel does not compute it; it is null then.
     """
     schema = index_schema() if schema is None else schema
     sketches = _sketches(columns["sketch"], first)
@@ -204,7 +204,7 @@ def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: An
 
 
 def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) -> list[Record]:
-    """The records of an Arrow table; `sketches` has one for each row, filled in for the repeated ones."""
+    """Return the records of an Arrow table. `sketches` has one for each row, also for repeated tensors."""
     columns = {name: rows.column(name).to_pylist() for name in rows.column_names if name != "sketch"}
     keys = zip(*(columns[name] for name in _KEY), strict=True)
     scalars: Iterable[Any] = zip(*(columns[name] for name in _SCALARS), strict=True)

@@ -49,7 +49,7 @@ RECORD_BYTES = 1536
 """A row with its sketch takes about 1.3 KiB."""
 _CALL_BYTES = 512
 _FILE = "memory"
-"""What the index names as the file of tensors in memory. The offset is the tensor's place in the list."""
+"""The file name of tensors in memory. The offset is the tensor's place in the list."""
 _numbers = count(1)
 
 
@@ -91,7 +91,7 @@ class MemoryWriter(RankWriter):
         if max_memory is not None and (not isinstance(max_memory, int) or max_memory < 1):
             raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 1 or more")
         if len(_writers):
-            gc.collect()  # an earlier tap that nobody refers to is part of a cycle, and so is all that it holds
+            gc.collect()  # an earlier tap without references is part of a cycle, and so is everything it holds
         model = f" ({info['model']})" if "model" in info else ""
         super().__init__(Path(f"in-memory run {next(_numbers)}{model}"), rank, world, info)
         self._bound = default_bound() if max_memory is None else max_memory
@@ -183,7 +183,7 @@ class MemoryWriter(RankWriter):
         if failure:
             status, reason = "failed", str(write_error(*failure))
         self._status = RankStatus(status, reason)
-        if not self._state.told:
+        if not self._state.reported:
             self._state.check()
 
     def run(self) -> MemoryRun:

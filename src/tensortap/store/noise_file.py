@@ -1,7 +1,7 @@
-"""How far each record moves when nothing but rounding changes: a table in a file of its own.
+"""Noise files: how much each record moves when only rounding changes.
 
-An Arrow IPC file, one row a record, whose schema metadata has the format's name and version, the number of seeds and
-the model's class. Steps and micro steps are not told apart: what rounding does to a module does not depend on them.
+An Arrow IPC file with one row for each record. Its schema metadata has the format's name and version, the number of
+seeds and the model's class. Rows have no steps: the effect of rounding on a module does not depend on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.errors import RunExists, RunUnreadable, StoreWriteError
+from tensortap.errors import RunExists, RunUnreadable, StoreWriteError, TensortapError, shorten
+from tensortap.store.source import LocalFiles, read_head
 
 __all__ = ["Noise", "Spot", "is_noise", "read_noise", "write_noise"]
 
@@ -38,7 +39,7 @@ _MAGIC = b"ARROW1"
 
 
 class Noise:
-    """The spread of each record. A call that was not measured is taken to be as noisy as the module's noisiest."""
+    """The noise of each record. A call that was not measured counts as noisy as the noisiest of its module."""
 
     def __init__(self, spreads: Mapping[Spot, tuple[float, float]]) -> None:
         self._spreads = spreads
@@ -55,7 +56,7 @@ class Noise:
         return {module for module, *_ in self._spreads}
 
     def of(self, spot: Spot) -> tuple[float, float]:
-        """(relative error, that of the worst row); zeros for what is not known."""
+        """Return the relative error, and that of the worst row; zeros for an unknown record."""
         module, _, kind, path = spot
         return self._spreads.get(spot) or self._of_module.get((module, kind, path), (0.0, 0.0))
 
@@ -63,7 +64,7 @@ class Noise:
 def write_noise(
     path: Path, rows: Iterable[tuple[Spot, tuple[float, float]]], about: Mapping[str, str], overwrite: bool
 ) -> None:
-    """Write the table in one go."""
+    """Write the table to a temporary file, and rename it."""
     if path.exists() and not (overwrite and is_noise(path)):
         raise RunExists(f"{path} exists already: pass overwrite=True to replace a noise file, or choose another path.")
     columns = list(zip(*((*spot, *spread) for spot, spread in rows), strict=True)) or [()] * len(_SCHEMA)
@@ -85,26 +86,22 @@ def write_noise(
 
 
 def is_noise(path: str | os.PathLike[str]) -> bool:
-    """Whether a noise file lies there, as against a run."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    """Return whether the path is a noise file, and not a run."""
+    return read_head(Path(path), len(_MAGIC)) == _MAGIC
 
 
 def read_noise(path: str | os.PathLike[str]) -> Noise:
-    """Read a noise file. Raise RunUnreadable if it is damaged, of a newer format, or no noise file."""
+    """Read a noise file. Raise RunUnreadable if it is damaged, of a newer format, or not a noise file."""
+    files, name = LocalFiles(), os.fspath(path)
     try:
-        with pa.memory_map(os.fspath(path)) as file:
-            reader = pa.ipc.open_file(file)
-            _check_schema(reader.schema, path)
-            columns = [column.to_pylist() for column in _checked(reader)]
+        reader = pa.ipc.open_file(pa.py_buffer(files.read(name, 0, files.size(name))))
+        _check_schema(reader.schema, path)
+        columns = [column.to_pylist() for column in _checked(reader)]
+    except TensortapError:
+        raise
     except (OSError, MemoryError, ValueError, pa.ArrowException) as error:
-        if isinstance(error, RunUnreadable):
-            raise
         raise RunUnreadable(
-            f"{path} cannot be read as a noise file: {error}. It is damaged or was not copied whole: "
+            f"{path} cannot be read as a noise file: {shorten(str(error))}. It is damaged or was not copied whole: "
             "measure the noise again with tensortap.noise."
         ) from error
     return Noise({(m, c, k, p): (rel, row) for m, c, k, p, rel, row in zip(*columns, strict=True)})
@@ -123,7 +120,7 @@ def _check_schema(schema: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _checked(reader: Any) -> Iterable[Any]:
-    """The columns, once every offset in them is known to lie within its buffer."""
+    """Return the columns. Check first that every offset in them lies within its buffer."""
     batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     for batch in batches:
         batch.validate(full=True)  # Arrow follows the offsets of a damaged file out of its memory

@@ -1,4 +1,4 @@
-"""Which rows of an index are meant: a filter, applied to whole columns before any record is built."""
+"""Filters of an index, applied to whole columns before any record is built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Filter:
     """Only tensors whose bytes were kept."""
 
     def rows(self, table: Any) -> npt.NDArray[np.int64]:
-        """The numbers of the rows that pass, ascending."""
+        """Return the numbers of the rows that pass, ascending."""
         mask: Any = None
         for field in fields(self):
             wanted = getattr(self, field.name)
@@ -55,7 +55,7 @@ class Filter:
 
 
 def _matching(column: Any, name: str, wanted: Any) -> Any:
-    """Columns hold few different values, so those are asked in Python: any container will do."""
+    """Return which rows match. Columns have few distinct values, so any Python container can be asked."""
     values = pc.unique(column).to_pylist()
     chosen = [value for value in values if _meant(name, value, wanted)]
     return pc.is_in(column, pa.array(chosen, column.type))

@@ -8,7 +8,7 @@ every error of a reader into a TensortapError.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
@@ -29,6 +29,7 @@ from tensortap.store.calls import Calls
 from tensortap.store.index import Index
 from tensortap.store.query import Filter
 from tensortap.store.source import as_array
+from tensortap.store.verification import Verification, check_digest, verify_run
 
 __all__ = ["Run", "RunSource", "first_few", "reading", "reason_of"]
 
@@ -36,6 +37,7 @@ _CHUNK = 1024
 _SHOWN = 8
 """Values that a message lists before it only counts."""
 _MOST_STEPS = 8
+_LONGEST_REASON = 800
 
 Self = TypeVar("Self", bound="Run")
 
@@ -240,10 +242,24 @@ class Run:
         with reading(self.path):
             return Path(self.source.address(rank, name))
 
-    def load(self, record: Record) -> npt.NDArray[Any]:
-        """Return the tensor's values, read-only: a view of the file where its alignment allows, else a copy."""
+    def load(self, record: Record, verify: bool = False) -> npt.NDArray[Any]:
+        """Return the tensor's values, read-only: a view of the file where its alignment allows, else a copy.
+
+        With `verify`, raise RunUnreadable if they do not have the digest that was recorded.
+        """
         with reading(self.path):
-            return as_array(self.source.view(record), record.dtype, record.shape)
+            array = as_array(self.source.view(record), record.dtype, record.shape)
+            if verify:
+                check_digest(record, array)
+            return array
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Verification:
+        """Check the bytes of all kept tensors against their digests, and return which are damaged.
+
+        >>> run.verify().ok                                                    # doctest: +SKIP
+        True
+        """
+        return verify_run(self, progress)
 
     def bytes_of(self, record: Record) -> memoryview:
         """Return the tensor's bytes, as they are in the file."""
@@ -376,7 +392,7 @@ def reason_of(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = shorten(" ".join(str(error).split())).rstrip(".")
+    text = shorten(" ".join(str(error).split()), _LONGEST_REASON).rstrip(".")
     if isinstance(error, (TensortapError, OSError)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -36,8 +36,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def recognizes(path: Path) -> bool:
-    """Return True: the last reader that is asked explains what the path is not."""
-    return True
+    """Return whether a folder has a run.json."""
+    return (path / RUN_JSON).exists()
 
 
 def open_source(path: Path, summarize: Callable[[Any], Any] | None = None) -> RunFolder:

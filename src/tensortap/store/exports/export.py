@@ -1,4 +1,4 @@
-"""Writes the kept tensors of any run in a format that others read: whole, or not at all."""
+"""Writes the kept tensors of any run in a foreign format: completely, or not at all."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     manifest: Path | None
-    """None where the file itself says what each tensor is."""
+    """None if the file itself identifies each tensor."""
     tensors: int
     nbytes: int
     skipped: int
-    """Records that were meant but have a summary only."""
+    """Records that pass the filters but have only a summary."""
 
 
 def export(
@@ -53,7 +53,7 @@ def export(
     >>> export(tensortap.open("runs/a"), "npz", "a.npz", filters={"kind": "output"})          # doctest: +SKIP
     """
     if to not in WRITERS:
-        raise UsageError(f"{to!r} is no format to export to; there are {', '.join(FORMATS)}")
+        raise UsageError(f"{to!r} is not a format to export to; there are {', '.join(FORMATS)}")
     target = Path(out)
     _check_room(target, overwrite)
     chosen = {name: value for name, value in (filters or {}).items() if name != "kept"}
@@ -61,8 +61,8 @@ def export(
     found, total, whole = _counted(run, wanted, chosen)
     if total and not found:
         raise UsageError(
-            f"{run.path} kept no tensor of what is meant, only {total} summaries: there is nothing to export. Capture "
-            'with keep="tensors", or with keep={"layers.0.*": "tensors"} for some modules. The summaries are in '
+            f"{run.path} kept no tensor that passes the filters, only {total} summaries: there is nothing to export. "
+            'Capture with keep="tensors", or with keep={"layers.0.*": "tensors"} for some modules. Summaries are in '
             "`tensortap show`, and in tensortap.open(...).to_pandas()"
         )
     done, written = 0, 0
@@ -84,7 +84,7 @@ def export(
                         writer.step(run, records, advance)
         finally:
             writer.close()
-    manifest = {"npz": _beside(target), "hdf5": None}.get(to, target / MANIFEST)
+    manifest = {"npz": _manifest_of(target), "hdf5": None}.get(to, target / MANIFEST)
     return Exported(target, manifest, written, done, total - found)
 
 
@@ -96,7 +96,7 @@ def _steps(run: Run, filters: Mapping[str, Any]) -> list[int]:
 
 
 def _counted(run: Run, ranks: Sequence[int], filters: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Records with tensors, all records, and the tensors' bytes."""
+    """Return the numbers of records with tensors, of all records, and of the tensors' bytes."""
     kept = total = nbytes = 0
     for rank in ranks:
         index = run.index(rank)
@@ -107,7 +107,7 @@ def _counted(run: Run, ranks: Sequence[int], filters: Mapping[str, Any]) -> tupl
     return kept, total, nbytes
 
 
-def _beside(target: Path) -> Path:
+def _manifest_of(target: Path) -> Path:
     return target.with_name(f"{target.stem}.{MANIFEST}")
 
 
@@ -117,14 +117,14 @@ def _check_room(target: Path, overwrite: bool) -> None:
     if not overwrite:
         raise RunExists(f"{target} exists already: choose another path, or say --overwrite (overwrite=True).")
     if target.is_dir() and not is_manifest(target / MANIFEST):
-        raise RunExists(f"{target} is a folder that no export has left, so it is not replaced: choose another path.")
+        raise RunExists(f"{target} is a folder that is not an export, so it is not replaced: choose another path.")
 
 
 @contextmanager
 def _staged(target: Path, to: str) -> Iterator[Path]:
-    """A place beside the target; what was written there takes the target's name in the end, or goes."""
+    """Yield a temporary path next to the target. Its content is renamed to the target at the end, or removed."""
     staging = target.with_name(f".{secrets.token_hex(6)}.partial")
-    beside = staging.with_name(staging.name + MANIFEST)
+    manifest = staging.with_name(staging.name + MANIFEST)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield staging
@@ -137,15 +137,15 @@ def _staged(target: Path, to: str) -> Iterator[Path]:
             if target.exists() and staging.is_dir():
                 target.unlink()
             staging.replace(target)
-        if beside.exists():
-            beside.replace(_beside(target))
+        if manifest.exists():
+            manifest.replace(_manifest_of(target))
     except TensortapError:
         raise
     except OSError as error:
         raise StoreWriteError(f"{target} could not be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            manifest.unlink(missing_ok=True)
             if staging.is_dir():
                 shutil.rmtree(staging)
             else:

@@ -1,6 +1,6 @@
-"""Groups and datasets in an HDF5 file: what a dump and an export have in common.
+"""Groups and datasets in an HDF5 file, for dumps and exports.
 
-A dataset is stored contiguously in a type that plain h5py knows; its attribute `dtype` says what the tensor had.
+A dataset is stored contiguously in a type that plain h5py knows; its attribute `dtype` is the dtype of the tensor.
 None is an empty float32 dataset with the attribute `none`.
 """
 
@@ -22,14 +22,14 @@ __all__ = ["create_file", "link_name", "put", "set_attributes"]
 
 
 def create_file(path: Path) -> h5py.File:
-    """A new file in place of any old one. Whoever still has the old one open keeps what he sees."""
+    """Create a new file in place of an old one. A reader that has the old one open keeps it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return h5py.File(path, "w", track_order=True)  # ten thousand groups no longer sort by name
 
 
 def link_name(name: str) -> str:
-    """One part of a path in the file: only what HDF5 itself gives a meaning is percent-encoded."""
+    """Return a name as one part of a path in the file: characters with a meaning in HDF5 are percent-encoded."""
     name = utf8(name).replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return "%2E" if name == "." else name or "%"
 
@@ -40,7 +40,7 @@ def set_attributes(target: Any, values: Mapping[str, Any]) -> None:
 
 
 def put(group: Any, name: str, array: npt.NDArray[Any] | None, attributes: Mapping[str, Any]) -> Any:
-    """Write one tensor, or that there was none."""
+    """Write one tensor, or a mark that there was none."""
     if array is None:
         dataset = group.create_dataset(name, shape=(0,), dtype=np.float32)
         set_attributes(dataset, {"none": True, **attributes})

@@ -1,6 +1,6 @@
-"""The manifest of an export: which file and name holds which tensor. A CSV, for spreadsheets and scripts alike.
+"""The manifest of an export: which file and name holds which tensor. A CSV, for spreadsheets and scripts.
 
-What is true of the whole export (`about`) is in a JSON object: `export.json` in a folder, the comment of an .npz.
+Facts about the whole export (`about`) are a JSON object: `export.json` in a folder, or the comment of an .npz.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
 from tensortap.core.records import KINDS, PHASES, Key, Record
-from tensortap.errors import RunUnreadable
+from tensortap.errors import RunUnreadable, shorten
 from tensortap.store.format import utf8
 from tensortap.store.run import Run
+from tensortap.store.source import SingleFile
 
 __all__ = ["ABOUT", "COLUMNS", "EXPORT", "MANIFEST", "Manifest", "ManifestRow", "about", "is_manifest", "read_manifest"]
 
@@ -27,7 +29,7 @@ COLUMNS = ("file", "name", *Key._fields, "rank", "seq", "class", "dtype", "store
 
 
 class Manifest:
-    """Rows are written as they come, so that a million of them need no memory."""
+    """Writes rows as they come, so that a million of them need no memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
@@ -53,46 +55,50 @@ class ManifestRow(NamedTuple):
     seq: int
     cls: str
     dtype: str
-    """Of the tensor."""
+    """The dtype of the tensor."""
     stored: str
-    """Of the array that the file holds."""
+    """The dtype of the array in the file."""
     shape: tuple[int, ...]
 
 
 def about(run: Run) -> dict[str, Any]:
-    """What is true of a whole export."""
-    said = {"framework": str(run.info.get("framework", "")), "model": str(run.info.get("model", ""))}
-    return {"format": EXPORT, "version": 1, "complete": run.finished, **said}
+    """Return the facts about a whole export."""
+    names = {"framework": str(run.info.get("framework", "")), "model": str(run.info.get("model", ""))}
+    return {"format": EXPORT, "version": 1, "complete": run.finished, **names}
 
 
 def read_manifest(path: Path) -> Iterator[ManifestRow]:
-    """The rows of a manifest. Raise RunUnreadable at one that cannot be true."""
-    with path.open(encoding="utf-8", newline="") as file:
+    """Yield the rows of a manifest. Raise RunUnreadable at one that cannot be true."""
+    with _opened(path) as file:
         rows = csv.reader(file)
         try:
             next(rows, None)
             for row in rows:
-                yield _listed(row)
+                yield _parse(row)
         except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = shorten(" ".join(str(error).split()))
             raise RunUnreadable(f"{path}, line {rows.line_num}, is damaged: {reason}.") from error
 
 
-def _listed(row: list[str]) -> ManifestRow:
+def _opened(path: Path, errors: str = "strict") -> TextIOWrapper:
+    return TextIOWrapper(SingleFile(path).stream(path.name), encoding="utf-8", errors=errors, newline="")
+
+
+def _parse(row: list[str]) -> ManifestRow:
     if len(row) != len(COLUMNS):
         raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
-    said = dict(zip(COLUMNS, row, strict=True))
-    step, micro, call = (_number(said[field]) for field in ("step", "micro", "call"))
-    key = Key(step, micro, said["phase"], said["module"], call, said["kind"], said["path"])
-    for word, known in ((key.kind, KINDS), (key.phase, PHASES), (said["dtype"], dtypes.NAMES)):
+    cells = dict(zip(COLUMNS, row, strict=True))
+    step, micro, call = (_number(cells[field]) for field in ("step", "micro", "call"))
+    key = Key(step, micro, cells["phase"], cells["module"], call, cells["kind"], cells["path"])
+    for word, known in ((key.kind, KINDS), (key.phase, PHASES), (cells["dtype"], dtypes.NAMES)):
         if word not in known:
             raise ValueError(f"{word[:40]!r} is none of {', '.join(known)}")
-    shape = json.loads(said["shape"])
-    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"{said['shape'][:40]!r} is no shape")
-    rank, seq = _number(said["rank"], least=0), _number(said["seq"])
-    names = said["class"], said["dtype"], said["stored_dtype"]
-    return ManifestRow(said["file"], said["name"], key, rank, seq, *names, tuple(shape))
+    shape = json.loads(cells["shape"])
+    if not isinstance(shape, list) or not all(type(length) is int and 0 <= length < _LARGEST for length in shape):
+        raise ValueError(f"{cells['shape'][:40]!r} is not a shape")
+    rank, seq = _number(cells["rank"], least=0), _number(cells["seq"])
+    names = cells["class"], cells["dtype"], cells["stored_dtype"]
+    return ManifestRow(cells["file"], cells["name"], key, rank, seq, *names, tuple(shape))
 
 
 def _number(text: str, least: int = -_LARGEST) -> int:
@@ -103,9 +109,9 @@ def _number(text: str, least: int = -_LARGEST) -> int:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether an export has left this file."""
+    """Return whether a file is the manifest of an export."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with _opened(path, errors="replace") as file:
             return next(csv.reader(file), None) == list(COLUMNS)
     except (OSError, ValueError, csv.Error):
         return False

@@ -1,4 +1,4 @@
-"""Names from models as parts of paths and files: a model may call a module anything, a file system may not."""
+"""Names of modules as parts of paths: a model may use any name, a file system may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = "()[],=+@~ "
 
 
 def encoded(name: str) -> str:
-    """One part of a path: separators, controls and all else that could mean something are percent-encoded.
+    """Return a name as one part of a path: separators, controls and special characters are percent-encoded.
 
     >>> encoded("../x")
     '%2E.%2Fx'
@@ -30,17 +30,17 @@ def encoded(name: str) -> str:
 
 
 def folder_of(record: Record) -> tuple[str, str, str]:
-    """Rank, step and module, as folders."""
+    """Return rank, step and module as folders."""
     return rank_name(record.rank), f"step_{record.key.step:06d}", encoded(display_name(record.key.module))
 
 
 def leaf_of(key: Key) -> str:
-    """A tensor within its module and step, as a file without its ending."""
+    """Return the file of a tensor within its module and step, without its ending."""
     return encoded(f"micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}")
 
 
 def title_of(key: Key) -> str:
-    """A tensor within its step, for formats that take any name. State has the name that a state dict gives it."""
+    """Return the name of a tensor within its step, for formats that accept any. State has its name of a state dict."""
     if key.phase == "state":
         name = f"{key.module}.{key.path}" if key.module else key.path
         return utf8(f"{name}/after" if key.call else name)
@@ -48,7 +48,7 @@ def title_of(key: Key) -> str:
 
 
 class Unique:
-    """Tells names apart that came out alike: the later one gets a ~2."""
+    """Makes names unique: a repeated one gets ~2 behind it."""
 
     def __init__(self, *taken: str) -> None:
         self._used = set(taken)

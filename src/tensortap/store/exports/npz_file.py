@@ -1,4 +1,4 @@
-"""An .npz archive, written an array at a time, that says in its comment what it is: `numpy.load` sees arrays only."""
+"""An .npz archive, written one array at a time. Its comment identifies it; `numpy.load` sees arrays only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tensortap.store.exports.plain import widen
 __all__ = ["CALL", "NpzWriter"]
 
 CALL = "tensortap-call"
-"""The format that the comment of a file names which holds one call of a module."""
+"""The format in the comment of a file that holds one call of a module."""
 
 _LONGEST_COMMENT = (1 << 16) - 1
 
 
 class NpzWriter:
-    """Arrays are stored as they are, so that a reader can map them; bfloat16 and fp8 as float32."""
+    """Stores arrays uncompressed, so that a reader can map them; bfloat16 and fp8 as float32."""
 
     def __init__(self, file: Path | IO[bytes], about: Mapping[str, Any]) -> None:
         self._zip = zipfile.ZipFile(file, "x" if isinstance(file, Path) else "w", zipfile.ZIP_STORED, allowZip64=True)

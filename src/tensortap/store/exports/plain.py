@@ -1,6 +1,6 @@
-"""Element types that every reader knows: bfloat16 and fp8 travel as float32, which holds them exactly, and back.
+"""Element types that every reader knows: bfloat16 and fp8 are stored as float32, which holds them exactly.
 
-Bits matter, not only values: a NaN keeps its payload on the way there and back, so that digests survive.
+Bits are preserved, not only values: a NaN keeps its payload, so that digests stay valid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 def widen(array: Array) -> Array:
-    """The array itself, or as float32 if NumPy alone has no such type.
+    """Return the array itself, or as float32 if NumPy alone does not have its type.
 
     >>> widen(np.ones(2, dtypes.numpy_dtype("bfloat16"))).dtype.name
     'float32'
@@ -34,7 +34,7 @@ def widen(array: Array) -> Array:
 
 
 def narrow(array: Array, name: str) -> Array:
-    """What `widen` was given, bit for bit; `name` is the dtype that it had."""
+    """Return what `widen` was given, bit for bit; `name` is its dtype."""
     dtype = dtypes.numpy_dtype(name)
     if name == "bfloat16" and array.dtype == np.float32:
         high: Array = np.ascontiguousarray(array).view(np.uint32) >> np.uint32(16)
@@ -49,7 +49,7 @@ def narrow(array: Array, name: str) -> Array:
 
 
 def recorded(array: Array, name: str) -> Array:
-    """The array in the dtype that was recorded of it. Raise ValueError if it cannot have had that dtype.
+    """Return the array in the dtype that was recorded. Raise ValueError if it cannot have had that dtype.
 
     bfloat16 and fp8 may be stored as float32 (see `widen`), or as their bits: an unsigned integer or a void type of the
     same size. Any other dtype is stored as it is.
@@ -68,12 +68,12 @@ def recorded(array: Array, name: str) -> Array:
         return bits.view(dtype).reshape(array.shape)
     narrowed = narrow(array, name) if array.dtype == np.float32 else array
     if narrowed is array or not np.array_equal(widen(narrowed), array, equal_nan=True):
-        raise ValueError(f"it holds {array.dtype} values that are no {name}, although {name} was recorded")
+        raise ValueError(f"it holds {array.dtype} values that {name} cannot represent, although {name} was recorded")
     return narrowed
 
 
 def _values(name: str) -> npt.NDArray[np.float32]:
-    """The float32 of each of the 256 codes. A NaN carries its code in its lowest bits."""
+    """Return the float32 of each of the 256 codes. A NaN has its code in its lowest bits."""
     codes = np.arange(256, dtype=np.uint8)
     values = codes.view(dtypes.numpy_dtype(name)).astype(np.float32)
     quiet = np.uint32(0x7FC00000) | ((codes.astype(np.uint32) >> 7) << np.uint32(31)) | codes

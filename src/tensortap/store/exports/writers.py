@@ -1,4 +1,4 @@
-"""The formats of an export. Each takes the records of one step of one rank and reads a tensor when it is due."""
+"""The formats of an export. Each writes the records of one step of one rank, and loads one tensor at a time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tensortap.store.format import rank_name
 from tensortap.store.run import Run
 from tensortap.store.writer.header import Header, room_for
 
-__all__ = ["WRITERS", "Advance", "Writer"]
+__all__ = ["WRITERS", "Advance", "ExportWriter"]
 
 Advance = Callable[[Record], None]
 """Called after each tensor."""
 
 
-class Writer(Protocol):
-    """One export in the making, at a place that nobody looks at yet."""
+class ExportWriter(Protocol):
+    """One export, at a temporary path until it is complete."""
 
     def step(self, run: Run, records: Sequence[Record], advance: Advance) -> None:
-        """Records of one rank and step, in execution order."""
+        """Write the records of one rank and step, in execution order."""
 
     def close(self) -> None: ...
 
 
-class NpyTree:
+class NpyExport:
     """A folder: rank, step, module, and one .npy a tensor."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
@@ -58,8 +58,8 @@ class NpyTree:
         self._manifest.close()
 
 
-class Npz:
-    """One .npz; its manifest lies beside it, since whoever loads it expects arrays only."""
+class NpzExport:
+    """One .npz. Its manifest is a separate file, since numpy.load expects arrays only."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
         self._archive = NpzWriter(path, about(run))
@@ -78,7 +78,7 @@ class Npz:
         self._archive.close()
 
 
-class SafetensorsFolder:
+class SafetensorsExport:
     """A folder with one .safetensors a step: all dtypes as they are."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class SafetensorsFolder:
         self._manifest.close()
 
 
-class Hdf5:
+class Hdf5Export:
     """One HDF5 file: a group a module; each dataset says in its attributes what it is. Opens as a run again."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
@@ -128,8 +128,8 @@ class Hdf5:
             name = f"step_{key.step:06d}.micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}"
             if self._several:
                 name = f"{rank_name(record.rank)}.{name}"
-            said = {**key._asdict(), "class": record.cls, "rank": record.rank, "seq": record.seq}
-            put(group, unique(link_name(name)), run.load(record), said)
+            attributes = {**key._asdict(), "class": record.cls, "rank": record.rank, "seq": record.seq}
+            put(group, unique(link_name(name)), run.load(record), attributes)
             advance(record)
         self._file.flush()
 
@@ -144,9 +144,9 @@ def _new_folder(path: Path, run: Run) -> Manifest:
     return Manifest(path / MANIFEST)
 
 
-WRITERS: dict[str, Callable[[Path, Run, Sequence[int]], Writer]] = {
-    "hdf5": Hdf5,
-    "npy": NpyTree,
-    "npz": Npz,
-    "safetensors": SafetensorsFolder,
+WRITERS: dict[str, Callable[[Path, Run, Sequence[int]], ExportWriter]] = {
+    "hdf5": Hdf5Export,
+    "npy": NpyExport,
+    "npz": NpzExport,
+    "safetensors": SafetensorsExport,
 }

@@ -79,7 +79,7 @@ def _folder(path: Path, files: LocalFiles) -> tuple[Arrays, list[str]]:
     for name in names:
         # The index must not name files elsewhere.
         if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or "\0" in name:
-            raise RunUnreadable(f"{path / _SHARDS} names {shorten(str(name))!r}, which is no file beside it.")
+            raise RunUnreadable(f"{path / _SHARDS} names {shorten(str(name))!r}, which is not a file of the folder.")
         if not (path / name).exists():
             raise RunUnreadable(f"{path / name} is missing, though {_SHARDS} names it.")
         found.update(read_safetensors(files, str(path / name)))

@@ -1,4 +1,4 @@
-"""What `tensortap export` wrote, opened as a run: a folder of .npy or .safetensors files, and the members of an .npz.
+"""Exports, opened as a run: a folder of .npy or .safetensors files, and the members of an .npz.
 
 The manifest has the identity and the dtype of every tensor. Where it was lost, the names of .npy files and members say
 most of it: `rank_0/step_000003/layers.0/micro_0.call_0.output.0`.
@@ -41,7 +41,7 @@ _UNORDERED = "modules are in the order of their names: the order in which they r
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder is an export of .npy or .safetensors files."""
+    """Return whether a folder is an export of .npy or .safetensors files."""
     if not path.is_dir() or (path / RUN_JSON).exists():
         return False
     return is_manifest(path / MANIFEST) or next(path.glob(_FILES), None) is not None
@@ -64,7 +64,7 @@ def open_source(path: Path, summarize: Summarize) -> TensorList:
 
 
 def listed_tensors(rows: Iterable[ManifestRow], load: Callable[[ManifestRow], LoadedTensor]) -> list[StoredTensor]:
-    """Entries from the rows of a manifest. `load` gives an array as it is stored."""
+    """Return the tensors of a manifest. `load` returns an array as it is stored."""
     ordered = sorted(rows, key=lambda row: (row.rank, row.seq))
     return [
         StoredTensor(row.key, row.file or row.name, partial(_as_listed, row, load), row.rank, row.cls)
@@ -73,7 +73,7 @@ def listed_tensors(rows: Iterable[ManifestRow], load: Callable[[ManifestRow], Lo
 
 
 def named_tensors(names: Sequence[str], load: Callable[[str], LoadedTensor]) -> tuple[list[StoredTensor], list[str]]:
-    """Entries from names alone, and what is to be said of that."""
+    """Return tensors identified by names alone, and notices about that."""
     found = [(*where, name) for name in names if (where := key_of(name)) is not None]
     found.sort(key=lambda each: (each[0], each[1].step, each[1].micro, _PHASES[each[1].phase]))
     entries = [StoredTensor(key, name, partial(_known, load, name), rank) for rank, key, name in found]
@@ -81,25 +81,25 @@ def named_tensors(names: Sequence[str], load: Callable[[str], LoadedTensor]) -> 
 
 
 def key_of(name: str) -> tuple[int, Key] | None:
-    """Rank and identity behind the name of a file or member, without its ending; None if it is no such name.
+    """Return rank and identity from the name of a file or member without its ending; None if it is another name.
 
     >>> key_of("rank_0/step_000003/a%2Fb/micro_0.call_1.output.0")
     (0, Key(step=3, micro=0, phase='forward', module='a/b', call=1, kind='output', path='0'))
     """
-    said = _NAME.fullmatch(name)
-    if said is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    module, path, kind = unquote(said["module"]), unquote(said["path"]), said["kind"]
+    module, path, kind = unquote(match["module"]), unquote(match["path"]), match["kind"]
     module = "" if module == display_name("") else module
-    numbers = {field: int(said[field]) for field in ("step", "micro", "call")}
+    numbers = {field: int(match[field]) for field in ("step", "micro", "call")}
     key = Key(phase=phase_of(kind), module=module, kind=kind, path=path, **numbers)
-    return int(said["rank"]), key
+    return int(match["rank"]), key
 
 
 def export_info(path: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """What a run over an export knows of itself."""
-    said = {name: str(about[name]) for name in ("framework", "model") if about.get(name)}
-    return {"framework": "export", "model": path.name, "format": "export", "config": {}, **said}
+    """Return the info of a run over an export."""
+    names = {name: str(about[name]) for name in ("framework", "model") if about.get(name)}
+    return {"framework": "export", "model": path.name, "format": "export", "config": {}, **names}
 
 
 def _listed_in_folder(path: Path, files: Bytes) -> list[StoredTensor]:
@@ -116,24 +116,25 @@ def _listed_in_folder(path: Path, files: Bytes) -> list[StoredTensor]:
         pairs = row.dtype == "complex128" and array.dtype == np.float64 and array.shape[-1:] == (2,)
         return LoadedTensor(array.view(np.complex128)[..., 0] if pairs else array)
 
+    files.size(MANIFEST)  # refuses a link that leads out of the folder
     return listed_tensors(read_manifest(path / MANIFEST), load)
 
 
 def _as_listed(row: ManifestRow, load: Callable[[ManifestRow], LoadedTensor]) -> LoadedTensor:
-    """The tensor of a row. Raise RunUnreadable if the file holds another one."""
-    array, span = load(row)
+    """Return the tensor of a row. Raise RunUnreadable if the file holds another one."""
+    array, location = load(row)
     if array.shape != row.shape:
         raise RunUnreadable(f"it has shape {list(array.shape)}, but {list(row.shape)} in the manifest")
     try:
         tensor = recorded(array, row.dtype)
     except ValueError as error:
         raise RunUnreadable(str(error)) from error
-    return LoadedTensor(tensor, span if tensor is array else None)
+    return LoadedTensor(tensor, location if tensor is array else None)
 
 
 def _known(load: Callable[[str], LoadedTensor], name: str) -> LoadedTensor:
-    array, span = load(name)
-    return LoadedTensor(known_dtype(array), span)
+    array, location = load(name)
+    return LoadedTensor(known_dtype(array), location)
 
 
 def _about(files: Bytes) -> dict[str, Any]:

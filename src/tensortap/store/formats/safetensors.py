@@ -62,13 +62,13 @@ def _header(files: Bytes, name: str, size: int) -> tuple[int, dict[str, Any]]:
     path = files.address(name)
     length = int.from_bytes(files.read(name, 0, 8), "little") if size >= 8 else size
     if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-        raise RunUnreadable(f"{path} is no safetensors file, or only the beginning of one.")
+        raise RunUnreadable(f"{path} is not a safetensors file, or only the beginning of one.")
     try:
         header = json.loads(bytes(files.read(name, 8, length)))
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise RunUnreadable(f"{path} is no safetensors file: its header is damaged.")
+        raise RunUnreadable(f"{path} is not a safetensors file: its header is damaged.")
     return 8 + length, header
 
 

@@ -1,4 +1,4 @@
-"""A stretch of host memory, cut into slabs. Where a device writes into it, it is page-locked as one piece."""
+"""A range of host memory, divided into slabs. It is pinned as a whole if a device writes into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python does not name
 
 
 class Arena:
-    """`count` slabs side by side. Slabs of whole pages begin at a page: writing past the page cache asks for that."""
+    """`count` adjacent slabs. Slabs of whole pages begin at a page, which direct I/O requires."""
 
     def __init__(self, count: int, slab_bytes: int, pinning: MemoryPinning | None) -> None:
         nbytes = count * slab_bytes
@@ -32,7 +32,7 @@ class Arena:
             pinning.pin(self._memory)
 
     def release(self) -> None:
-        """Unlock the memory. It is unmapped once nobody refers to a slab any more; no device may be writing by now."""
+        """Unpin the memory. It is unmapped with the last reference to a slab. No device may still write into it."""
         if self._pinning is not None:
             self._pinning.unpin(self._memory)
 
@@ -42,9 +42,11 @@ def _plain(nbytes: int) -> Slab:
 
 
 def _huge(nbytes: int) -> Slab:
-    """Memory in huge pages where the system has them: they are handed out, locked and found by a device many times
-    faster. Only private mappings get them, as a rule. A private mapping must not be shared with a forked process, or
-    the next to touch it gets a copy, while the device goes on with the original: that process finds it empty."""
+    """Return memory in huge pages where the system has them: allocating, pinning and finding them is much faster.
+
+    Usually only private mappings get them. A private mapping must not be shared with a forked process: the next write
+    would copy the page, while the device continues with the original. So a forked process finds it empty.
+    """
     region = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (_WIPE_ON_FORK, getattr(mmap, "MADV_HUGEPAGE", 0)):
         with suppress(OSError, AttributeError):  # a system that knows none

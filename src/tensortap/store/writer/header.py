@@ -24,12 +24,12 @@ _LONGEST_NAME = 400
 
 
 def rounded(nbytes: int) -> int:
-    """Up to the next multiple of the alignment that the data begins at."""
+    """Round up to the alignment of the data."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 class HeaderEntry(NamedTuple):
-    """A tensor's line in the header, and the name that it has there."""
+    """The text of a tensor in the header, and its name there."""
 
     name: str
     text: bytes
@@ -49,19 +49,19 @@ class Header:
         return len(self._entries)
 
     def plan(self, name: str, dtype: str, shape: Sequence[int], begin: int, end: int) -> HeaderEntry | None:
-        """The entry that would list this tensor, or None if the region has no room for it."""
+        """Return the entry of a tensor, or None if the region has no room for it."""
         unique = self._unique(_short(utf8(name)))
         text = _text(unique, dtype, shape, begin, end)
         return HeaderEntry(unique, text) if self.used + len(text) <= self.region else None
 
     def add(self, entry: HeaderEntry) -> None:
-        """List a tensor, once its bytes are on their way."""
+        """Add an entry, once its bytes are submitted."""
         self._entries.append(entry.text)
         self._names.add(entry.name)
         self.used += len(entry.text) + len(b",")
 
     def pack(self) -> bytes:
-        """The whole region as it is in the file."""
+        """Return the whole region as it is in the file."""
         text = b"{" + b",".join(self._entries) + b"}"
         length = self.region - 8
         return length.to_bytes(8, "little") + text.ljust(length)
@@ -75,7 +75,7 @@ class Header:
 
 
 def room_for(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> int:
-    """A region that a file's first entry surely fits into."""
+    """Return the size of a region that holds a file's first entry."""
     return 64 + len(_text(_short(utf8(name)), dtype, shape, 0, nbytes))
 
 
@@ -89,7 +89,7 @@ def _text(name: str, dtype: str, shape: Sequence[int], begin: int, end: int) -> 
 
 
 def _short(name: str) -> str:
-    """A very long name loses its middle: the index has it in full, and the header is read as a whole."""
+    """Remove the middle of a very long name. The index has it in full, and the header is read as a whole."""
     if len(name) <= _LONGEST_NAME:
         return name
     half = _LONGEST_NAME // 2

@@ -1,4 +1,4 @@
-"""The index as it grows: rows wait a moment, then go out as one Arrow batch, in one write."""
+"""The index as it grows: rows are collected, then written as one Arrow batch, in one write."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Protocol
 from tensortap.core.file_io import BINARY
 from tensortap.core.records import Record
 from tensortap.store.format import END_OF_STREAM, encode, encode_columns, index_schema
-from tensortap.store.writer.state import State, write_error
+from tensortap.store.writer.state import WriterState, write_error
 
 __all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
 
 BATCH = 256
 """Rows that make a batch worth writing."""
 AGE = 1.0
-"""Seconds that a row waits at most."""
+"""Longest time in seconds that a row waits."""
 MOST_WAITING = 4096
-"""Rows, of about a kilobyte each, that may wait; who has more waits too."""
+"""Upper bound on waiting rows of about a kilobyte each; `append` waits beyond it."""
 MOST_AHEAD = 32_768
-"""The same for rows that come together: they hold next to nothing until they are written."""
+"""The same for rows that are appended together: they take little memory until they are written."""
 
 
 class Rows(Protocol):
-    """Many rows at once, which may still have to be waited for."""
+    """Many rows at once, whose values may not be known yet."""
 
     def __len__(self) -> int: ...
 
@@ -37,10 +37,10 @@ class Rows(Protocol):
         """Whether they may be written a step later."""
 
     def arrive(self) -> None:
-        """Have them safe in host memory; waits for it, but does little."""
+        """Wait until the rows are in host memory."""
 
     def columns(self) -> Mapping[str, Any]:
-        """All columns of the index, by name; waits until they are known."""
+        """Return all columns of the index, by name; wait until they are known."""
 
 
 class BatchTarget(Protocol):
@@ -48,7 +48,7 @@ class BatchTarget(Protocol):
 
     @property
     def path(self) -> object:
-        """What error messages call it."""
+        """Its name in error messages."""
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class IndexFile:
         self.nbytes += len(memoryview(data))
 
     def _cut_off(self) -> None:
-        """Remove a half-written batch. Readers cope with one, but need not have to."""
+        """Remove a half-written batch. Readers tolerate one, but need not see it."""
         try:
             os.ftruncate(self._fd, self.nbytes)
             os.lseek(self._fd, self.nbytes, os.SEEK_SET)
@@ -111,7 +111,7 @@ class IndexWriter:
     `barrier` returns True once all bytes that were put so far are written, False if they cannot be.
     """
 
-    def __init__(self, target: BatchTarget, barrier: Callable[[], bool], state: State) -> None:
+    def __init__(self, target: BatchTarget, barrier: Callable[[], bool], state: WriterState) -> None:
         self._target = target
         self._barrier = barrier
         self._state = state
@@ -123,14 +123,14 @@ class IndexWriter:
         self._rows: list[Record | Rows] = []
         self._oldest = 0.0
         self._urgent = 0
-        """So many of them are to go out now."""
+        """Number of waiting rows to write now."""
         self._expected: Rows | None = None
-        """Those that are not to go out yet, but to arrive."""
+        """Rows whose arrival to wait for, without writing them yet."""
         self._stopping = False
         self.appended = 0
         self.written = 0
         self.missing = 0
-        """Of those, rows that turned out to have nothing to tell."""
+        """Written rows that turned out to be empty."""
 
     @property
     def nbytes(self) -> int:
@@ -151,10 +151,10 @@ class IndexWriter:
                 self._due.notify_all()
 
     def append_rows(self, rows: Rows) -> None:
-        """As append, for rows that come together. Who is many such ahead of the disk waits.
+        """Append rows that come together; wait if too many are ahead of the disk.
 
-        They do not hurry: they come right before their step ends, and its end sends them out. Sooner, they would have
-        slabs written that are still being filled.
+        They are not urgent: they come right before their step ends, which sends them out. Writing them sooner would
+        seal slabs that are still being filled.
         """
         state = self._state
         with state.changed:
@@ -169,11 +169,11 @@ class IndexWriter:
                 self._due.notify_all()
 
     def hurry(self, step_is_over: bool = False) -> None:
-        """Let what waits go out now; does not wait for it.
+        """Request that waiting rows are written now, without waiting for it.
 
-        When a step is over, rows that came together at its end may stay until the end of the next one, unless that is
-        long in coming. They are still on their way from a device, and arrive in the middle of the next forward: the
-        interpreter that encodes them is the one that has to keep the device busy then.
+        At the end of a step, rows that came together may stay until the end of the next one, up to AGE. They are still
+        in transit from a device and arrive during the next forward, when the interpreter has to keep the device busy
+        instead of encoding them.
         """
         with self._due:
             self._expected = None
@@ -193,7 +193,7 @@ class IndexWriter:
         self._state.check()
 
     def stop(self) -> None:
-        """Write what waits, close the stream, and end the thread."""
+        """Write waiting rows, close the stream, and end the thread."""
         with self._due:
             self._stopping = True
             self._due.notify_all()
@@ -217,11 +217,11 @@ class IndexWriter:
                     with self._state.changed:
                         self.written += count
                         self._state.changed.notify_all()
-        except BaseException as error:  # whatever it is, the caller must learn of it
+        except BaseException as error:  # the caller must see any failure
             self._state.fail(error, self._target.path)
 
     def _batches(self, rows: Sequence[Record | Rows]) -> Iterator[tuple[int, Any]]:
-        """Arrow batches, and how many rows each has: single records together, rows that came together by themselves."""
+        """Yield Arrow batches and their numbers of rows: single records together, each group of rows alone."""
         for single, some in groupby(rows, lambda row: isinstance(row, Record)):
             if single:
                 records: list[Any] = list(some)

@@ -19,7 +19,7 @@ from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import UsageError
 from tensortap.store.format import FORMAT, RUN_FORMAT
 from tensortap.store.writer.index import IndexWriter, Rows
-from tensortap.store.writer.state import State
+from tensortap.store.writer.state import WriterState
 
 __all__ = ["RankWriter", "now", "storable_dtype"]
 
@@ -37,7 +37,7 @@ class RankWriter(ABC):
         self.path = path
         self.rank = rank
         self._pid = os.getpid()
-        self._state = State()
+        self._state = WriterState()
         self._started = now()
         own = {"format": RUN_FORMAT, "version": FORMAT, "world": world, "started": self._started}
         if clash := sorted(own.keys() & info.keys()):
@@ -113,7 +113,7 @@ class RankWriter(ABC):
         if error is None:
             self.close()
             return
-        self._state.told = True  # the error under way is the one to be seen
+        self._state.reported = True  # the caller's own error is raised, not this one
         self.close("failed", f"{type(error).__name__}: {error}")
 
     def _check_open(self) -> None:

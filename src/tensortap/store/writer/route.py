@@ -1,9 +1,9 @@
-"""Through the page cache or past it: which way a writer's bytes reach the disk sooner.
+"""Chooses between the page cache and direct I/O, whichever brings bytes to the disk sooner.
 
-Past it (O_DIRECT) the disk fetches the bytes by itself and no core is kept busy, which matters when training needs
-them all; and where memory is handed out slowly, as to a virtual machine, the cache's own pages cost more than the disk.
-A slow disk is better served through the cache, as long as that has room. Nobody can tell beforehand, so both are tried,
-and the loser again now and then: by one write, while the others take the better way.
+With direct I/O the disk fetches the bytes and no core is busy, which matters if training needs them all. In a virtual
+machine, which gets memory slowly, the pages of the cache may also cost more than the disk. A slow disk is better served
+through the cache, as long as the cache has room. Both are tried, and the slower one again from time to time: with one
+write, while others take the faster route.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from tensortap.core.machine import PORTABLE
 __all__ = ["BLOCK", "Route", "can_go_past"]
 
 BLOCK = 4096
-"""Past the cache, positions and lengths are multiples of this."""
+"""Offsets and lengths of direct I/O are multiples of this."""
 
 _WORTH_TIMING = 1 << 20
 _TRY_AGAIN = 256
 
 
 class Route:
-    """Decides for all shards of a writer. `favour` is how much slower the way past the cache may be, and still be
-    taken."""
+    """Decides for all shards of a writer. Direct I/O may be slower by the factor `favour` and still be used."""
 
     def __init__(self, possible: bool, favour: float) -> None:
         self._possible = possible
@@ -74,8 +73,8 @@ class Route:
                 self._abreast[past] -= 1
 
     def took(self, past: bool, nbytes: int, seconds: float, abreast: int = 1) -> None:
-        """Learn from a write, one of so many that go, or would go, the same way at a time. What counts is what they do
-        together: a disk that is quick with one may be no quicker with twelve, while a cache is."""
+        """Learn from a write, one of `abreast` that take the same route at a time. Their joint rate counts: a disk that
+        is fast with one write may be no faster with twelve, while a cache is."""
         with self._lock:
             if self._trying is past:
                 self._trying = None

@@ -1,8 +1,8 @@
-"""RunWriter: puts one rank of a run on disk while the run goes on.
+"""RunWriter: writes one rank of a run to disk while the run continues.
 
-Tensors go through shards, records through the index; both have threads of their own. The caller waits only
-when the buffers are full. A kill at any moment leaves a readable index, and every location in it is readable.
-What is promised is what write() promises: it outlives the process, not a power cut.
+Tensors go through shards, records through the index; each has its own threads. The caller waits only if the buffers
+are full. A kill at any moment leaves a readable index, and every location in it is readable. Data survives the process,
+as after write(), but not a power failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
 from tensortap.errors import TensortapError, UsageError
 from tensortap.store.calls import CallsWriter, RecordedCall
-from tensortap.store.folder import claim, write_json
+from tensortap.store.folder import claim, overwrite_json, write_json
 from tensortap.store.format import (
     CALLS,
     COVERAGE_JSON,
@@ -46,6 +46,8 @@ __all__ = ["RunWriter"]
 
 DEFAULT_BUFFER = 256 << 20
 _MOST_PINNED = 4 << 30
+_STATUS_BYTES = 4096
+"""Size of rank.json while the run goes on: room for the reason, should the disk be full in the end."""
 
 
 class RunWriter(RankWriter):
@@ -91,7 +93,7 @@ class RunWriter(RankWriter):
         self._numbers: dict[int, int] = {}
         self._numbers_lock = threading.Lock()
         past = can_go_past(self._folder)
-        # Beside a run that needs every core, a thread that keeps one busy costs more than it saves.
+        # If the run needs every core, a thread that occupies one costs more than it saves.
         threaded = past or not crowded
         route = Route(past, favour=8 if crowded else 2) if threaded else None
         self._pool = SlabPool(buffer, count, self._state, pinning)
@@ -107,7 +109,7 @@ class RunWriter(RankWriter):
             raise
 
     def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location:
-        """Keep an array's bytes; it may change again once this returns. The file's header calls it `name`."""
+        """Keep an array's bytes; it may change once this returns. `name` is its name in the file's header."""
         array = np.asarray(array)
         dtype = storable_dtype(name, array)
         parts = pieces(array, self._pool.slab_bytes)
@@ -116,13 +118,15 @@ class RunWriter(RankWriter):
     def put_incoming(
         self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
     ) -> Location:
-        """As put, for bytes in C order that a device sends. They may still be on their way when this returns."""
+        """Keep bytes in C order that a device sends. They may still be in transit when this returns."""
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
         return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
 
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
-        """Keep the plain arguments of a call, as `core.arguments` writes them. To be told before its records, and
-        only if those of the module's call before were others."""
+        """Keep the plain arguments of a call, as `core.arguments` writes them.
+
+        The caller reports them before the call's records, and only if they differ from the module's previous call.
+        """
         self._check_open()
         assert self._calls is not None, "calls=True says that plain arguments are kept"
         self._calls.add(RecordedCall(step, micro, module, call, arguments))
@@ -136,7 +140,7 @@ class RunWriter(RankWriter):
         self._index.hurry(step_is_over=True)
 
     def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
-        """Say what was seen of each module, and what could not be; replaces what was said before."""
+        """Store what was seen of each module, and what was not; replaces what was stored before."""
         self._check_open()
         value = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
         try:
@@ -145,7 +149,7 @@ class RunWriter(RankWriter):
             raise write_error(error, self._folder / COVERAGE_JSON) from error
 
     def stats(self) -> dict[str, Any]:
-        """What was written so far, and how much the caller waited for it."""
+        """Return what was written so far, and how long the caller waited for it."""
         return {
             "bytes": sum(shard.written for shard in self._shards) + self._index.nbytes,
             "records": self._index.written - self._index.missing,
@@ -179,7 +183,7 @@ class RunWriter(RankWriter):
             self._write_status(*(("failed", str(write_error(*failure))) if failure else (status, reason)))
         except OSError as error:
             self._state.fail(error, self._folder / RANK_JSON)
-        if not self._state.told:
+        if not self._state.reported:
             self._state.check()
 
     def _pick(self, step: int) -> Shard:
@@ -218,17 +222,25 @@ class RunWriter(RankWriter):
             "files": counts.get("files"),
             "bytes": counts.get("bytes"),
         }
-        write_json(self._folder / RANK_JSON, value)
+        path = self._folder / RANK_JSON
+        if running:
+            write_json(path, value, reserve=_STATUS_BYTES)
+            return
+        try:
+            write_json(path, value)
+        except OSError:
+            # The disk may be full. The file has room for this, so that it need not go on saying "running".
+            overwrite_json(path, value, shortened="reason")
 
 
 def _default_writers(from_device: bool) -> int:
-    """On a small machine one, where more would take cores from the run, and a few on a large one. A run whose work is
-    done by a device leaves all but one core to the writers."""
+    """Return one writer for a small machine, where more would take cores from the run, and a few for a large one. A run
+    that computes on a device leaves all but one core to the writers."""
     if from_device:
         return max(1, (cores() - 1) // neighbours())
     return max(1, min(4, cores() // 4))
 
 
 def _default_buffer(from_device: bool) -> int:
-    """A device fills buffers much faster than a disk empties them, and great tensors have to wait side by side."""
+    """Return a larger buffer for a device, which fills buffers with large tensors faster than a disk empties them."""
     return max(DEFAULT_BUFFER, min(_MOST_PINNED, memory() // 32 // neighbours())) if from_device else DEFAULT_BUFFER

@@ -1,9 +1,9 @@
 """One writer of tensors: a stream of safetensors files, a share of the slabs, and the thread that writes them out.
 
-The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed since
-someone waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route for a
-thread it writes from the caller's: one copy less, and right where all cores are busy computing, since a thread that
-takes one of them away makes all the others wait at their next barrier.
+The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed because
+a caller waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route, the
+caller's thread writes: that saves a copy, and is better if all cores compute, since a thread that takes one of them
+makes the others wait at their next barrier.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tensortap.core.records import Location
 from tensortap.store.format import PARTIAL
 from tensortap.store.writer.arena import Slab
 from tensortap.store.writer.header import Header, room_for
-from tensortap.store.writer.pool import Share
+from tensortap.store.writer.pool import SlabShare
 from tensortap.store.writer.route import BLOCK, Route
-from tensortap.store.writer.state import State
+from tensortap.store.writer.state import WriterState
 
 __all__ = ["Shard"]
 
@@ -64,8 +64,8 @@ class Shard:
         self,
         folder: Path,
         new_name: Callable[[int], str],
-        slabs: Share,
-        state: State,
+        slabs: SlabShare,
+        state: WriterState,
         route: Route | None,
     ) -> None:
         self._threaded = route is not None
@@ -82,7 +82,7 @@ class Shard:
         """Bytes at the slab's start that the thread has to fill in: the end of a block that the last slab left."""
         self._left_over = 0
         self._coming: list[Callable[[], None]] = []
-        """What to wait for before the slab's bytes are all there."""
+        """Functions that wait until the slab's bytes have arrived."""
         self._region = FIRST_REGION
         self._needed = 0  # header bytes of this step so far, over all its files
         # Shared with the thread, under the state's lock:
@@ -114,7 +114,7 @@ class Shard:
         nbytes: int,
         parts: Iterable[npt.NDArray[np.uint8] | DeviceBytes],
     ) -> Location:
-        """Copy a tensor's bytes, and say where they will be."""
+        """Copy a tensor's bytes, and return where they will be."""
         with self._entry:
             self._state.check()
             file = self._file
@@ -142,7 +142,7 @@ class Shard:
             return location
 
     def seal(self) -> int:
-        """Send what waits in a slab. Returns the ticket that `done` reaches once all so far is written."""
+        """Submit the current slab. Return the ticket that `done` reaches once everything so far is written."""
         with self._entry:
             if self._file is not None:
                 self._submit_slab(self._file)
@@ -155,7 +155,7 @@ class Shard:
                 self._finish()
 
     def stop(self) -> None:
-        """Let the thread go, once it has done all its jobs."""
+        """End the thread after its last job."""
         with self._due:
             self._stopping = True
             self._due.notify_all()
@@ -269,11 +269,11 @@ class Shard:
                 if not self._jobs:
                     break
                 job = self._jobs.popleft()
-            # After a failure jobs are thrown away, so that nobody waits for a slab or a ticket.
+            # After a failure jobs are discarded, so that no thread waits for a slab or a ticket.
             if self._state.failure is None:
                 try:
                     job.act()
-                except BaseException as error:  # whatever it is, the caller must learn of it
+                except BaseException as error:  # the caller must see any failure
                     self._state.fail(error, self._path)
             with changed:
                 self.done += 1

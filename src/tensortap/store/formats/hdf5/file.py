@@ -48,7 +48,7 @@ def recognizes(path: Path) -> bool:
 
 
 def dump_step(epoch: Any, step: Any) -> int:
-    """The step that a dump counts as. Each epoch begins a million later: steps may count from 0 in every epoch.
+    """Return the step of a dump. Each epoch begins a million later: steps may count from 0 in every epoch.
 
     >>> dump_step(0, 7), dump_step(2, 7)
     (7, 2000007)
@@ -79,11 +79,11 @@ def _ranks(value: Any) -> list[int]:
 
 
 class _Dataset(NamedTuple):
-    """A dataset that stands for a tensor."""
+    """A dataset that is a tensor."""
 
     order: int
     place: int
-    """Within the order."""
+    """Second key of the order."""
     name: str
     key: Key
     cls: str
@@ -110,7 +110,7 @@ class Hdf5File(RunSource):
             found.append(f"the dump is not complete: {reason}; {count} tensors so far")
         if self._skipped:
             names = ", ".join(map(shorten, self._skipped[:3]))
-            found.append(f"{len(self._skipped)} datasets are no tensors that can be read: {names}")
+            found.append(f"{len(self._skipped)} datasets are not tensors that can be read: {names}")
         return found
 
     def spellings(self, module: str) -> Sequence[str]:
@@ -184,7 +184,7 @@ def _opened(path: Path) -> Any:
 
 
 def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Dataset]:
-    """Every dataset that stands for a tensor."""
+    """Yield every dataset that is a tensor."""
     import h5py
 
     names: list[str] = []
@@ -197,21 +197,21 @@ def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Dataset]:
                 continue
             if dataset.external is not None or dataset.is_virtual:  # its values are in files elsewhere
                 raise ValueError("its values are in other files")
-            said = {**_attributes(dataset.parent), **_attributes(dataset)}
+            attributes = {**_attributes(dataset.parent), **_attributes(dataset)}
         except Exception:  # HDF5 raises anything for a damaged object
             skipped.append(name)
             continue
-        if said.get("none") or dataset.shape is None:
+        if attributes.get("none") or dataset.shape is None:
             continue
-        if not dataset.size and "path" not in said:  # so older dumps say None
+        if not dataset.size and "path" not in attributes:  # how older dumps write None
             continue
         try:
-            order, key, cls = _identity(name, said, step)
-            seq = int(said["seq"]) if "seq" in said else None
-            rank = int(said.get("rank", 0))
+            order, key, cls = _identity(name, attributes, step)
+            seq = int(attributes["seq"]) if "seq" in attributes else None
+            rank = int(attributes.get("rank", 0))
             if not all(abs(number) < 1 << 63 for number in (order, seq or 0, key.step, key.micro, key.call)):
                 raise ValueError(name)
-        except (TypeError, ValueError, OverflowError):  # no dump has such a name, or such attributes
+        except (TypeError, ValueError, OverflowError):  # not the name or the attributes of a dump
             skipped.append(name)
             continue
         if seq is not None:
@@ -221,20 +221,20 @@ def _datasets(file: Any, step: int, skipped: list[str]) -> Iterator[_Dataset]:
             yield _Dataset(order, place + later, name, key, cls, rank)
 
 
-def _identity(name: str, said: dict[str, Any], step: int) -> tuple[int, Key, str]:
+def _identity(name: str, attributes: dict[str, Any], step: int) -> tuple[int, Key, str]:
     group, _, leaf = name.rpartition("/")
-    if "kind" in said:  # an export says it all
-        fields = {"step": step, "micro": 0, "phase": "forward", "module": "", "call": 0, "path": "0", **said}
-        return 0, Key(*(_typed(field, fields[field]) for field in Key._fields)), str(said.get("class", ""))
+    if "kind" in attributes:  # an export has the whole identity
+        fields = {"step": step, "micro": 0, "phase": "forward", "module": "", "call": 0, "path": "0", **attributes}
+        return 0, Key(*(_typed(field, fields[field]) for field in Key._fields)), str(attributes.get("class", ""))
     numbered, known = _GROUP.fullmatch(group), _DATASET.fullmatch(leaf)
     if numbered is None or known is None:
         raise ValueError(name)
-    cls = str(said.get("class", numbered[2]))
-    module = str(said.get("module", f"{int(numbered[1]):04d}_{cls}"))
+    cls = str(attributes.get("class", numbered[2]))
+    module = str(attributes.get("module", f"{int(numbered[1]):04d}_{cls}"))
     kind = _KINDS.get(known[1], known[1])
     phase = "backward" if kind.startswith("grad") else "forward"
-    path = str(said.get("path", known[2] or "0"))
-    micro, call = int(said.get("micro", 0)), int(said.get("call", 0))
+    path = str(attributes.get("path", known[2] or "0"))
+    micro, call = int(attributes.get("micro", 0)), int(attributes.get("call", 0))
     return int(numbered[1]), Key(step, micro, phase, module, call, kind, path), cls
 
 
@@ -247,7 +247,7 @@ def _attributes(target: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as Python's own types."""
+    """Return an attribute as built-in types."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -23,7 +23,7 @@ from tensortap.store.formats.entries import Summarize, few_notices
 from tensortap.store.formats.hdf5.file import Hdf5File, dump_step
 from tensortap.store.formats.hdf5.file import open_source as open_file
 from tensortap.store.index import Index
-from tensortap.store.run import RunSource
+from tensortap.store.run import RunSource, reason_of
 from tensortap.store.source import LocalFiles, kept_location
 
 __all__ = ["Hdf5Folder", "open_source", "recognizes"]
@@ -51,7 +51,7 @@ def recognizes(path: Path) -> bool:
 
 def open_source(path: Path, summarize: Summarize) -> Hdf5Folder:
     """Open all dumps of a folder as one run. Tensors are summarised when the records are first asked for."""
-    found = sorted((said["prefix"], int(said["rank"] or 0), said[0]) for said in _names(path))
+    found = sorted((match["prefix"], int(match["rank"] or 0), match[0]) for match in _names(path))
     prefixes = sorted({prefix for prefix, _, _ in found})
     if len(prefixes) > 1:
         raise RunUnreadable(
@@ -61,7 +61,7 @@ def open_source(path: Path, summarize: Summarize) -> Hdf5Folder:
     files = LocalFiles(path)
     parts, damaged = [], []
     for _, rank, name in found:
-        part = _opened(files.path(name), summarize)
+        part = _opened(files, name, summarize)
         if isinstance(part, str):
             damaged.append(f"{name}: {part}")
         else:
@@ -132,16 +132,17 @@ def _without_file(record: Record) -> Record:
 
 
 def _names(path: Path) -> list[re.Match[str]]:
-    return [said for entry in path.iterdir() if (said := _FILE.fullmatch(entry.name)) is not None]
+    return [match for entry in path.iterdir() if (match := _FILE.fullmatch(entry.name)) is not None]
 
 
-def _opened(path: Path, summarize: Summarize) -> Hdf5File | str:
-    """The dump, or why it cannot be opened."""
+def _opened(files: LocalFiles, name: str, summarize: Summarize) -> Hdf5File | str:
+    """Return the dump, or why it cannot be opened."""
     try:
-        dump = open_file(path, summarize)
-    except (OSError, RunUnreadable) as error:
-        return str(error)
-    return dump if len(dump.ranks) == 1 else "it holds several ranks, as an export does: open it by itself"
+        files.size(name)  # refuses links that lead out of the folder
+        dump = open_file(files.path(name), summarize)
+    except Exception as error:  # a damaged file can make the library raise anything
+        return reason_of(error)
+    return dump if len(dump.ranks) == 1 else "it holds several ranks, as an export does: open it alone"
 
 
 def _shifted(part: _DumpFile, rows_before: int) -> Any:

@@ -29,7 +29,7 @@ _SAMPLE = 1 << 12
 _CERTAIN = 16, 3
 """How many values, of how many exponents, prove by themselves that a tensor was bfloat16."""
 _LIKELY = 2, 2
-"""The same beside layers that are certain: a grid of 8 bits uses all of them at one exponent only."""
+"""The same, next to layers that are certain: a grid of 8 bits uses all of them at one exponent only."""
 _LEAST_SHARE = 0.25
 
 File = TypeVar("File", bound=Hashable)
@@ -48,7 +48,7 @@ class _Layer(Generic[File]):
 
 
 class Bfloat16Evidence(Generic[File]):
-    """Collects float32 tensors, then tells which of them were bfloat16.
+    """Collects float32 tensors, then decides which of them were bfloat16.
 
     >>> evidence = Bfloat16Evidence[str]()
     >>> evidence.add("fc1", "a.npy", np.float32([1.0, 0.0]))
@@ -60,7 +60,7 @@ class Bfloat16Evidence(Generic[File]):
         self._layers: dict[Hashable, _Layer[File]] = defaultdict(_Layer)
 
     def add(self, layer: Hashable, file: File, array: npt.NDArray[Any]) -> None:
-        """Look at one float32 tensor. An array that is mapped from its file is read only as far as needed."""
+        """Examine one float32 tensor. An array that is mapped from its file is read only as far as needed."""
         known = self._layers[layer]
         bits = array.reshape(-1, order="A").view(np.uint32)
         if known.is_float32 or not _is_exact(bits):
@@ -72,7 +72,7 @@ class Bfloat16Evidence(Generic[File]):
         known.values = np.union1d(known.values, full)[:_SAMPLE]
 
     def files(self) -> set[File]:
-        """The files whose tensors were bfloat16, as far as that is certain."""
+        """Return the files whose tensors were certainly bfloat16."""
         layers = self._layers.values()
         exact = [layer for layer in layers if not layer.is_float32]
         if len(exact) == len(self._layers):  # then tensors that say little by themselves are like all others

@@ -28,20 +28,20 @@ _FILE = re.compile(
     r"(?P<name>.*?)(?:@(?P<path>[^@]*))?_micro_step_(?P<micro>-?[0-9]+)\.npy"
 )
 _RANK = re.compile(r"rank_(0|[1-9][0-9]{0,8})")
-# What Windows and POSIX forbid, and what has a meaning here. The root's name, which is empty, is written "(root)".
+# Characters that Windows or POSIX forbid, or that have a meaning here. The root, whose name is empty, is "(root)".
 _UNSAFE = re.compile(r'[%@/\\:*?"<>|()\x00-\x1f\x7f\ud800-\udfff]')
 _ROOT = "(root)"
 _LONGEST = 240  # bytes of a file name; most file systems end at 255
 
 
 class NpyName(NamedTuple):
-    """What a file's name says."""
+    """The parsed name of a file."""
 
     number: int
     cls: str
     """Class of the layer; empty for a gradient."""
     name: str
-    """Of the layer, or of the parameter."""
+    """The layer or the parameter."""
     path: str
     """Where in the layer's output the tensor was."""
     micro: int
@@ -61,7 +61,7 @@ def grad_file(index: int, parameter: str, micro: int) -> str:
 
 
 def parse(file: str) -> NpyName | None:
-    """The parts of a name; None if it is none of these."""
+    """Return the parts of a name; None if a saving hook did not write it."""
     if (found := _FILE.fullmatch(file)) is None:
         return None
     name = "" if found["name"] == _ROOT else unquote(found["name"], errors="surrogatepass")
@@ -70,7 +70,7 @@ def parse(file: str) -> NpyName | None:
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
-    """The folders of the ranks, by number; results of a comparison lie beside them and are none."""
+    """Return the folders of the ranks, by number. Results of a comparison may lie among them."""
     if not folder.is_dir():
         return {}
     found = ((_RANK.fullmatch(entry.name), entry) for entry in folder.iterdir())
@@ -78,7 +78,7 @@ def rank_folders(folder: Path) -> dict[int, Path]:
 
 
 def files_in(folder: Path) -> list[tuple[str, NpyName | None]]:
-    """All .npy files of a rank, in the order in which they were saved; those of other names last."""
+    """Return all .npy files of a rank in the order in which they were saved; those of other names last."""
     names = [entry.name for entry in folder.iterdir() if entry.suffix == ".npy" and not entry.name.startswith(".")]
     parsed = {name: parse(name) for name in sorted(names)}
     known = [name for name in parsed.values() if name is not None]

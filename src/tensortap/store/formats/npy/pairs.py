@@ -24,7 +24,7 @@ class Pairing(NamedTuple):
 
     pairs: Pairs
     """In the order of the first folder."""
-    how: str
+    rule: str
     """The rule that paired files whose names differ."""
     only_first: list[str]
     only_second: list[str]
@@ -37,16 +37,16 @@ def pair_files(first: Path, second: Path) -> Pairing:
     have no name in common, files are paired that have the same index, and the same name but for such numbers.
     """
     a, b = files_in(first), files_in(second)
-    pairs, how = _by_name(a, b), BY_NAME
+    pairs, rule = _by_name(a, b), BY_NAME
     if not {file for file, _ in a} & {file for file, _ in b}:
         # Only if that finds more: a layer `conv_1` whose neighbour is missing is not the layer `conv_2`.
         by_order = _by_order(a, b)
         if len(by_order) > len(pairs):
-            pairs, how = by_order, BY_ORDER
+            pairs, rule = by_order, BY_ORDER
     ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
     return Pairing(
         pairs,
-        how,
+        rule,
         [file for file, _ in a if file not in ours],
         [file for file, _ in b if file not in theirs],
     )
@@ -70,7 +70,7 @@ def adopt(first: Path, second: Path) -> Adopted:
         for rank in ours.keys() & theirs.keys():
             pairing = pair_files(ours[rank], theirs[rank])
             a, b = files_in(ours[rank]), files_in(theirs[rank])
-            if pairing.how == BY_ORDER:
+            if pairing.rule == BY_ORDER:
                 names_a, names_b = ({file: name.name for file, name in files if name} for files in (a, b))
                 for one, other in pairing.pairs:
                     if names.setdefault(names_b[other], names_a[one]) != names_a[one]:
@@ -101,8 +101,8 @@ def _other_calls(a: Files, b: Files, pairs: Pairs) -> dict[str, int]:
 def _by_name(a: Files, b: Files) -> Pairs:
     """Pair equal names, and the n-th files of one layer, place and micro step.
 
-    The index in a name counts all files of the run. A call that only one side made, as of an expert without tokens,
-    moves the index of all files that follow.
+    The index in a name counts all files of the run. A call that only one side made, such as that of
+    an expert, moves the index of all files that follow.
     """
     in_b = {file for file, _ in b}
     found = {file: file for file, _ in a if file in in_b}

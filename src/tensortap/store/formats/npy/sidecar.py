@@ -1,4 +1,4 @@
-"""What the files of an .npy tree cannot say: the dtype of each tensor, and its place in the model.
+"""The sidecar of an .npy tree: the dtype of each tensor, and its place in the model.
 
     PATH/tensortap/rank_0.jsonl
 
@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
 from tensortap.core.file_io import BINARY
-from tensortap.errors import StoreWriteError
+from tensortap.errors import RunUnreadable, StoreWriteError
+from tensortap.store.source import LocalFiles
 
 __all__ = ["SIDECARS", "Sidecar", "SidecarEntry", "SidecarWriter", "copy_sidecar", "read_sidecar", "sidecar_path"]
 
@@ -106,11 +107,13 @@ def read_sidecar(tree: Path, rank: int) -> Sidecar:
     """Read the sidecar of a rank. Lines that are damaged or incomplete are left out."""
     path = sidecar_path(tree, rank)
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        files, name = LocalFiles(tree), f"{SIDECARS}/{path.name}"
+        data = bytes(files.read(name, 0, files.size(name)))
     except FileNotFoundError:
         return Sidecar()
-    except OSError as error:
-        return Sidecar(notice=f"{SIDECARS}/{path.name} cannot be read, so dtypes may be missing: {error.strerror}")
+    except RunUnreadable as error:
+        return Sidecar(notice=f"{SIDECARS}/{path.name} cannot be read, so dtypes may be missing: {error}")
+    lines = data.decode("utf-8", errors="replace").splitlines()
     header: Mapping[str, Any] = {}
     entries = {}
     for values in map(_parsed, lines):
@@ -123,13 +126,13 @@ def read_sidecar(tree: Path, rank: int) -> Sidecar:
     framework, world = header.get("framework"), header.get("world")
     return Sidecar(
         framework=framework if isinstance(framework, str) else "",
-        world=world if isinstance(world, int) else 0,
+        world=world if isinstance(world, int) and 0 <= world < 1 << 31 else 0,
         entries=entries,
     )
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line has no end, because its writer was killed."""
+    """Return whether the last line has no end, because its writer was killed."""
     try:
         with path.open("rb") as file:
             if not file.seek(0, os.SEEK_END):

@@ -73,7 +73,7 @@ def with_common_names(reference: Run, candidate: Run) -> tuple[Run, Run]:
 
 
 class _SavedFile(NamedTuple):
-    """A file and the content of its name."""
+    """A file and its parsed name."""
 
     kind: str
     file: str
@@ -263,7 +263,7 @@ class NpyTree(RunSource):
             return None  # reported with the index
 
     def _saved(self, rank: int) -> list[_SavedFile]:
-        """The files in execution order: of each micro step first the outputs, then the gradients."""
+        """Return the files in execution order: the outputs of each micro step, then its gradients."""
         found = [
             _SavedFile(kind, file, name)
             for kind in (TENSORS, GRADS)

@@ -1,4 +1,4 @@
-"""The arrays of an .npz archive: mapped where they are stored as they are, decompressed on demand where not."""
+"""The arrays of an .npz archive: mapped if they are stored uncompressed, else decompressed on demand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class NpzArchive:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise RunUnreadable(f"{path} cannot be read as an .npz archive: {reason}.") from error
         self.others = [each.filename for each in self._zip.infolist() if not each.filename.endswith(_MEMBER)]
-        """Members that are no arrays."""
+        """Members that are not arrays."""
         members = [each for each in self._zip.infolist() if each.filename.endswith(_MEMBER)]
         self._members = {each.filename.removesuffix(_MEMBER): each for each in members}
         if len(self._members) < len(members):
@@ -81,20 +81,20 @@ class NpzArchive:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What tensortap wrote of itself into the archive's comment; empty if it did not write the archive."""
+        """The facts that tensortap wrote into the archive's comment; empty if it did not write the archive."""
         try:
-            said = json.loads(self._zip.comment)
+            value = json.loads(self._zip.comment)
         except (ValueError, RecursionError):
             return {}
-        return said if isinstance(said, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def text(self, name: str) -> str:
-        """A member that is a text, as NumPy saves one."""
+        """Return a member that is a text, as NumPy saves one."""
         array = self.load(name).array
         return str(array) if array.dtype.kind == "U" and array.ndim == 0 else ""
 
     def header(self, name: str) -> NpyHeader:
-        """What a member says of its array."""
+        """Return the header of a member."""
         with self._reading(name) as member:
             if member.compress_type == zipfile.ZIP_STORED:
                 view = self._stored(member)[1]
@@ -103,20 +103,20 @@ class NpzArchive:
                 return read_header(stream, member.file_size)
 
     def load(self, name: str) -> LoadedTensor:
-        """The array of a member, in the dtype and byte order that it has there."""
+        """Return the array of a member, in the dtype and byte order that it has there."""
         with self._reading(name) as member:
             if member.compress_type != zipfile.ZIP_STORED:
                 return LoadedTensor(self._decompressed(member))
             begin, view = self._stored(member)
             header = read_header(io.BytesIO(view[:LONGEST_HEADER]), len(view))
             if zlib.crc32(view) != member.CRC:
-                raise RunUnreadable("its bytes do not have the checksum that the archive has of them: it is damaged")
+                raise RunUnreadable("its bytes do not match the checksum in the archive: it is damaged")
             span = Location("", begin + header.offset, header.nbytes) if header.is_plain else None
             return LoadedTensor(array_from(view[header.offset :], header), span)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[zipfile.ZipInfo]:
-        """A member that can be read. Whatever is wrong with it becomes RunUnreadable."""
+        """Yield a member. Turn every error of reading it into RunUnreadable."""
         if name not in self._members:
             raise RunUnreadable("the archive has no such array")
         try:

@@ -34,11 +34,11 @@ _DTYPES = "dtypes"
 _NAME = re.compile(r"(?P<kind>(?:grad_)?(?:input|output))(?:_(?P<path>[^~]+))?(?P<again>~[0-9]+)?", re.DOTALL)
 _FILE = re.compile(r"gradients_and_inputs_(?P<module>.+?)(?:\.rank[0-9]+)?(?:\.[0-9]+)?")
 _MODULE = "module"
-"""What the module is called where nothing names it."""
+"""Name of a module that nothing names."""
 
 
 class _Member(NamedTuple):
-    """What the name of a member says."""
+    """The parsed name of a member."""
 
     name: str
     kind: str
@@ -46,8 +46,8 @@ class _Member(NamedTuple):
 
 
 def is_module_call(names: Iterable[str]) -> bool:
-    """Whether these are the names of one call's tensors. The first of each kind has no path, so `input_proj.weight`
-    alone is something else."""
+    """Return whether these are the names of one call's tensors. The first of each kind has no path, so
+    `input_proj.weight` alone is something else."""
     found = [_parsed(name) for name in names if name != _DTYPES]
     members = [each for each in found if each is not None]
     if not members or len(members) < len(found):
@@ -61,9 +61,9 @@ def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> T
     about = archive.about if archive.about.get("format") == CALL else {}
     module = str(about["module"]) if "module" in about else _module_of(path)
     paths = about["paths"] if isinstance(about.get("paths"), dict) else {}
-    said, notices = _dtypes(archive)
+    recorded_dtypes, notices = _dtypes(archive)
     members = [each for name in archive.names if (each := _parsed(name)) is not None]
-    bits = _read_as_bits(archive, members, said)
+    bits = _read_as_bits(archive, members, recorded_dtypes)
     if bits:
         notices.append(
             f"{', '.join(sorted(bits))}: uint16 is read as the bits of bfloat16, as paddle's numpy() gives it"
@@ -71,7 +71,7 @@ def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> T
     tensors = []
     for name, kind, path_there in sorted(members, key=lambda each: _KINDS.index(each.kind)):
         key = Key(0, 0, phase_of(kind), module, 0, kind, str(paths.get(name, path_there)))
-        dtype = "bfloat16" if name in bits else said.get(name)
+        dtype = "bfloat16" if name in bits else recorded_dtypes.get(name)
         tensors.append(StoredTensor(key, name, partial(_loaded, archive, name, dtype), cls=str(about.get("class", ""))))
     info = {"framework": str(about.get("framework") or "npz"), "model": path.name, "format": "npz", "config": {}}
     return TensorList(
@@ -87,31 +87,31 @@ def open_module_call(path: Path, archive: NpzArchive, summarize: Summarize) -> T
 
 
 def _parsed(name: str) -> _Member | None:
-    said = _NAME.fullmatch(name)
-    return None if said is None else _Member(name, said["kind"], (said["path"] or "0") + (said["again"] or ""))
+    match = _NAME.fullmatch(name)
+    return None if match is None else _Member(name, match["kind"], (match["path"] or "0") + (match["again"] or ""))
 
 
 def _module_of(path: Path) -> str:
-    said = _FILE.fullmatch(path.name.removesuffix(path.suffix))
-    return said["module"] if said is not None else _MODULE
+    match = _FILE.fullmatch(path.name.removesuffix(path.suffix))
+    return match["module"] if match is not None else _MODULE
 
 
 def _dtypes(archive: NpzArchive) -> tuple[Mapping[str, str], list[str]]:
-    """The dtypes that were recorded, by member; and what to say if they cannot be read."""
+    """Return the recorded dtypes by member, and a notice if they cannot be read."""
     if _DTYPES not in archive:
         return {}, []
     try:
-        said = json.loads(archive.text(_DTYPES))
-        if not isinstance(said, dict) or not all(each in dtypes.NAMES for each in said.values()):
-            raise ValueError("it is no list of dtypes")
+        found = json.loads(archive.text(_DTYPES))
+        if not isinstance(found, dict) or not all(each in dtypes.NAMES for each in found.values()):
+            raise ValueError("it does not list dtypes")
     except (RunUnreadable, ValueError, TypeError, RecursionError) as error:
         return {}, [f"its member {_DTYPES} cannot be read: {error}; tensors count as what they are stored as"]
-    return said, []
+    return found, []
 
 
-def _read_as_bits(archive: NpzArchive, members: Iterable[_Member], said: Mapping[str, str]) -> set[str]:
-    """Members of uint16 that are bfloat16: a gradient is no integer, and then neither are the other tensors."""
-    unsigned = [each for each in members if each.name not in said and _is_uint16(archive, each.name)]
+def _read_as_bits(archive: NpzArchive, members: Iterable[_Member], known: Mapping[str, str]) -> set[str]:
+    """Return members of uint16 that are bfloat16: a gradient is not an integer, so the other tensors are not either."""
+    unsigned = [each for each in members if each.name not in known and _is_uint16(archive, each.name)]
     is_sure = any(each.kind.startswith("grad_") for each in unsigned)
     return {each.name for each in unsigned} if is_sure else set()
 
@@ -124,11 +124,11 @@ def _is_uint16(archive: NpzArchive, name: str) -> bool:
 
 
 def _loaded(archive: NpzArchive, name: str, dtype: str | None) -> LoadedTensor:
-    array, span = archive.load(name)
+    array, location = archive.load(name)
     if dtype is None:
-        return LoadedTensor(known_dtype(array), span)
+        return LoadedTensor(known_dtype(array), location)
     try:
         tensor = recorded(array, dtype)
     except ValueError as error:
         raise RunUnreadable(str(error)) from error
-    return LoadedTensor(tensor, span if tensor is array else None)
+    return LoadedTensor(tensor, location if tensor is array else None)

@@ -50,7 +50,7 @@ def _export(path: Path, archive: NpzArchive, rows: list[ManifestRow], summarize:
 
 def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> TensorList:
     """Arrays by name, as a state dict saved with numpy.savez has them."""
-    reasons = {name: _why_not(archive, name) for name in archive.names}
+    reasons = {name: _find_problem(archive, name) for name in archive.names}
     readable = {name: partial(_array, archive, name) for name, reason in reasons.items() if not reason}
     unreadable = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
     notices = few_notices("unreadable arrays", unreadable)
@@ -60,8 +60,8 @@ def _parameters(path: Path, archive: NpzArchive, summarize: Summarize) -> Tensor
     return named_arrays(path, readable, info, summarize, notices)
 
 
-def _why_not(archive: NpzArchive, name: str) -> str:
-    """The reason why an array cannot be read, as far as its header has one."""
+def _find_problem(archive: NpzArchive, name: str) -> str:
+    """Return why an array cannot be read, according to its header; an empty text if it can."""
     try:
         readable_dtype(archive.header(name).dtype)
     except RunUnreadable as error:

@@ -25,7 +25,7 @@ __all__ = ["read_pickle"]
 _HIGHEST_PROTOCOL = 5
 _MOST_INSTRUCTIONS = 20_000_000
 _LONGEST_TEXT = 4096
-"""A longer text is no name: it holds an array's bytes, and stays in the file."""
+"""A longer text is not a name: it holds an array's bytes, and stays in the file."""
 _LONGEST_NUMBER = 64
 _LONGEST_LINE = 512
 
@@ -61,7 +61,7 @@ class _Machine:
         self._at = 0
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
-        """What lies under each mark."""
+        """The stack below each mark."""
         self._memo: dict[int, Any] = {}
 
     def run(self) -> tuple[Any, int]:

@@ -68,14 +68,14 @@ def _load(leaf: _Leaf) -> Array:
 
 
 def _contents(value: Any, size: int) -> tuple[dict[str, _Leaf], list[str]]:
-    """The tensors in the value of a pickle that takes `size` bytes, and notices."""
+    """Return the tensors in the value of a pickle of `size` bytes, and notices."""
     notices = []
     if type(value) is dict:
         value = _rejoined(value)
         wrapper = next((key for key in WRAPPERS if type(value.get(key)) is dict), None)
         if wrapper is not None:
-            if beside := [str(key) for key in value if key != wrapper]:
-                notices.append(f"{_few(beside)} beside {wrapper!r} in the checkpoint: not read")
+            if others := [str(key) for key in value if key != wrapper]:
+                notices.append(f"{_few(others)} next to {wrapper!r} in the checkpoint: not read")
             value = value[wrapper]
     survey = _Survey()
     tree = survey.of(value, "")
@@ -100,7 +100,7 @@ class _Leaf:
 
     @property
     def dtype(self) -> str:
-        """As the file has it."""
+        """The dtype in the file."""
         first = self.parts[0]
         return first.dtype if isinstance(first, PickledArray) else dtypes.name_of(first.dtype)
 
@@ -127,7 +127,7 @@ class _Survey:
         return [f"{_few(self._ignored)}: neither tensors nor numbers, so not read"] if self._ignored else []
 
     def of(self, value: Any, name: str, depth: int = 0) -> _Leaf | Tree | None:
-        """What a value holds; None if that is neither a tensor nor a number."""
+        """Return the content of a value; None if it is neither a tensor nor a number."""
         if isinstance(value, (PickledArray, _Leaf)):
             return value if isinstance(value, _Leaf) else _leaf_of(value)
         if type(value) not in (dict, list, tuple):
@@ -168,7 +168,7 @@ def _leaf_of(array: PickledArray) -> _Leaf:
 
 
 def _numbers(values: Sequence[Any], shape: tuple[int, ...]) -> _Leaf | None:
-    """Plain numbers as one array; None if one of them is no number."""
+    """Return plain numbers as one array; None if one of them is not a number."""
     kinds = {type(value) for value in values}
     if not kinds <= {bool, int, float, complex}:
         return None
@@ -191,7 +191,7 @@ def _flat(tree: Tree, name: str = "") -> Iterator[tuple[str, _Leaf]]:
 
 
 def _rejoined(state: dict[Any, Any]) -> dict[Any, Any]:
-    """A state dict without Paddle's own entries. Protocols 2 and 3 hold tensors of over a gigabyte in slices."""
+    """Return a state dict without Paddle's own entries. Protocols 2 and 3 hold tensors of over a gigabyte in slices."""
     found = {key: value for key, value in state.items() if key not in (_NAMES, _SLICES)}
     slices = state.get(_SLICES, {})
     if type(slices) is not dict:
@@ -216,7 +216,7 @@ def _joined(name: Any, parts: Sequence[Any], shape: Sequence[Any]) -> _Leaf:
 
 
 def _unknown_dtypes(found: dict[str, _Leaf]) -> list[str]:
-    """What the file cannot tell: it knows NumPy's dtypes alone."""
+    """Return notices about dtypes that the file does not record: it has only NumPy's."""
     notices = []
     if names := [name for name, leaf in found.items() if leaf.dtype == "uint16"]:
         notices.append(f"{_few(names)}: saved as uint16, which is how Paddle writes bfloat16; read as bfloat16")

@@ -1,4 +1,4 @@
-"""Pickles, recognised and refused: reading one can run any code. What it would load is found without running it."""
+"""Recognises and refuses pickles, since reading one can run any code. Finds the names in one without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["classes_in", "holds_pickle", "is_pickle", "is_torch_file", "refused"
 
 _ENDINGS = (".pkl", ".pickle")
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""What torch wrote first before its files became zip archives: a pickle of a number."""
+"""The first bytes of torch files before they became zip archives: a pickle of a number."""
 _PROTOCOLS = (2, 3, 4, 5)
 _MOST_READ = 16 << 20
 _MOST_NAMES = 10_000
@@ -46,7 +46,7 @@ def is_torch_file(path: Path) -> bool:
 
 
 def refused(path: Path, reason: str = "") -> RunUnreadable:
-    """The error for a pickle that is not read. `reason` is why its tensors could not be read without the rest."""
+    """Return the error for a pickle that is not read. `reason` is why its tensors could not be read alone."""
     names = list(dict.fromkeys(islice(_names(path), _MOST_NAMES)))
     advice = 'Save model.state_dict(), not the model: torch.save(model.state_dict(), "weights.pt")'
     if any(name.endswith("/constants.pkl") for name in _members(path)):
@@ -60,7 +60,7 @@ def refused(path: Path, reason: str = "") -> RunUnreadable:
 
 
 def classes_in(path: Path) -> list[str]:
-    """Classes and functions that a pickle would load, beside those that tensors need."""
+    """Return the classes and functions that a pickle would load, except those that tensors need."""
     names = dict.fromkeys(islice(_names(path), _MOST_NAMES))
     return [name for name in names if not name.startswith(_OF_TENSORS) and not _is_of_tensors(name)]
 
@@ -89,7 +89,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _bytes(path: Path) -> bytes:
-    """The instructions of a pickle, as far as they are looked at."""
+    """Return the instructions of a pickle, up to a limit."""
     data = read_head(path, _MOST_READ)
     member = next((name for name in _members(path) if name.endswith("/data.pkl")), None)
     if member is None:
@@ -99,7 +99,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """The classes and functions that the pickles in a file name, in their order, until one cannot be parsed."""
+    """Yield the classes and functions that the pickles in a file name, until one cannot be parsed."""
     try:
         data = memoryview(_bytes(path))
         while data:
@@ -110,7 +110,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _names_in(data: bytes) -> Generator[str, None, int]:
-    """The names in one pickle; returns how long it is."""
+    """Yield the names in one pickle; return its length."""
     texts: list[str] = []
     memo: dict[int, str] = {}
     last, stored, end = "", 0, 0

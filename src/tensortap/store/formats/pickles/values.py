@@ -30,7 +30,7 @@ class PickleRefused(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """A run of bytes within the file."""
+    """A range of bytes within the file."""
 
     data: memoryview
     utf8: bool = False
@@ -48,7 +48,7 @@ class Payload:
         return starts
 
     def read(self) -> bytes | memoryview:
-        """The decoded bytes; a view of the file where possible."""
+        """Return the decoded bytes; a view of the file where possible."""
         if not self.utf8:
             return self.data
         try:
@@ -128,7 +128,7 @@ class PickledArray:
         return 0 if self._payload is None else self._payload.size
 
     def load(self) -> npt.NDArray[Any]:
-        """The elements in this machine's byte order."""
+        """Return the elements in this machine's byte order."""
         assert self._payload is not None and self._dtype is not None
         dtype = self._dtype.numpy
         if not self._payload.size:
@@ -147,7 +147,7 @@ class PickledArray:
 
 
 def as_payload(data: Any) -> Payload:
-    """What a pickle gives as the bytes of an array: bytes, or a Python 2 string."""
+    """Return the bytes of an array, which a pickle has as bytes or as a Python 2 string."""
     if isinstance(data, Payload):
         return data
     if type(data) is str:
@@ -156,7 +156,7 @@ def as_payload(data: Any) -> Payload:
 
 
 def is_plain_key(key: Any) -> bool:
-    """Whether a dict or set may hold a key. Hashing deeply nested tuples could exhaust the C stack."""
+    """Return whether a dict or set may hold a key. Hashing deeply nested tuples could exhaust the C stack."""
     if type(key) is tuple:
         return len(key) < 100 and all(type(part) in (str, int) for part in key)
     if type(key) is int:
