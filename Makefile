@@ -39,7 +39,7 @@ wheel:  # the built wheel
 
 # Mutated files of every type that is read, for MINUTES. A short version is part of the tests.
 fuzz: $(VENV)/.ready
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 # constraints.txt pins the frameworks, so that a plain pip takes their CPU builds.
 install := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
