@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.mapping.layouts import Reading, inverse, same_elements
+from tensortap.mapping.layouts import LayoutConversion, inverse, same_elements
 from tensortap.mapping.patterns import matches, translator
-from tensortap.mapping.values import turned
+from tensortap.mapping.value_matches import find_permutation
 
 
 def numbers(*shape: int) -> np.ndarray[Any, Any]:
@@ -17,7 +17,7 @@ def numbers(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def test_transposed() -> None:
-    reading = Reading(("w",), (1, 0))
+    reading = LayoutConversion(("w",), (1, 0))
     assert np.array_equal(reading.apply([numbers(2, 3)]), numbers(2, 3).T)
     assert reading.result([(2, 3)]) == (3, 2)
     assert reading.apply([numbers(2, 3)]).flags.c_contiguous
@@ -25,27 +25,27 @@ def test_transposed() -> None:
 
 def test_joined_and_cut_are_inverse() -> None:
     whole = numbers(6, 4)
-    parts = [Reading(("w",), (1, 0), 0, (at, at + 2)).apply([whole]) for at in (0, 2, 4)]
+    parts = [LayoutConversion(("w",), (1, 0), 0, (at, at + 2)).apply([whole]) for at in (0, 2, 4)]
     assert [part.shape for part in parts] == [(4, 2)] * 3
-    assert np.array_equal(Reading(("a", "b", "c"), (1, 0), 0).apply(parts), whole)
+    assert np.array_equal(LayoutConversion(("a", "b", "c"), (1, 0), 0).apply(parts), whole)
 
 
 def test_a_scalar_stays_one() -> None:
-    assert Reading(("n",)).apply([np.array(3)]).shape == ()
+    assert LayoutConversion(("n",)).apply([np.array(3)]).shape == ()
 
 
 @pytest.mark.parametrize(
     ("reading", "shape", "moves"),
     [
-        (Reading(("w",)), (3, 4), False),
-        (Reading(("w",), (1, 0)), (3, 4), True),
-        (Reading(("w",), (1, 0)), (3, 1), False),
-        (Reading(("w",), (0, 2, 1)), (3, 1, 4), False),
-        (Reading(("w",), (1, 0, 2)), (3, 2, 4), True),
-        (Reading(("a", "b")), (3,), True),
+        (LayoutConversion(("w",)), (3, 4), False),
+        (LayoutConversion(("w",), (1, 0)), (3, 4), True),
+        (LayoutConversion(("w",), (1, 0)), (3, 1), False),
+        (LayoutConversion(("w",), (0, 2, 1)), (3, 1, 4), False),
+        (LayoutConversion(("w",), (1, 0, 2)), (3, 2, 4), True),
+        (LayoutConversion(("a", "b")), (3,), True),
     ],
 )
-def test_whether_elements_move(reading: Reading, shape: tuple[int, ...], moves: bool) -> None:
+def test_whether_elements_move(reading: LayoutConversion, shape: tuple[int, ...], moves: bool) -> None:
     assert reading.moves(shape) == moves
     if not moves:
         array = numbers(*shape)
@@ -53,9 +53,9 @@ def test_whether_elements_move(reading: Reading, shape: tuple[int, ...], moves: 
 
 
 def test_parts_that_do_not_fit_together() -> None:
-    assert Reading(("a", "b")).result([(2, 3), (2, 4)]) is None
-    assert Reading(("a",), (1, 0)).result([(2, 3, 4)]) is None
-    assert Reading(("a",), cut=(2, 5)).result([(4, 3)]) is None
+    assert LayoutConversion(("a", "b")).result([(2, 3), (2, 4)]) is None
+    assert LayoutConversion(("a",), (1, 0)).result([(2, 3, 4)]) is None
+    assert LayoutConversion(("a",), cut=(2, 5)).result([(4, 3)]) is None
 
 
 def test_inverse_and_ones() -> None:
@@ -75,7 +75,7 @@ def test_inverse_and_ones() -> None:
     ],
 )
 def test_axes_that_changed_places(made: tuple[int, ...], given: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    assert turned(made, given) == axes
+    assert find_permutation(made, given) == axes
 
 
 def test_patterns() -> None:

@@ -23,7 +23,7 @@ from tensortap.compare.translate.map_file import read_map
 from tensortap.compare.translate.mapped import explain, frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison
 from tensortap.errors import UsageError
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.store.formats.npy.tree import with_common_names
 
 __all__ = ["open_comparison", "run_comparison"]
@@ -58,7 +58,7 @@ def open_comparison(request: Request, opened: ExitStack) -> tuple[Comparison, Cl
     renames = renames or one_module_each(reference, candidate)
     plan = plan_of(reference, candidate, renames, request.mapping)
 
-    def judged(plan: Plan | None) -> _Judged:
+    def judged(plan: ModelMapping | None) -> _Judged:
         matched = match(reference, candidate, renames, request, request.progress, device, plan)
         pairs = pairs_of(matched)
         noise = as_one(noise_of(matched, request, opened, device), pairs.row_gain)

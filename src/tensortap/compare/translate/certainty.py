@@ -19,7 +19,7 @@ from tensortap.compare.judge.judging import Judgement, Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, display_name
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = [
     "CERTAIN",
@@ -43,7 +43,7 @@ _FEW = 3
 _FLOWING = ("input", "output")
 
 
-def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Levels:
+def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: ModelMapping) -> Levels:
     """For each pair, whether it is certain, plausible or doubtful that its records belong together."""
     known = _Modules(reference, alignment, measures, plan)
     rows = alignment.reference
@@ -62,21 +62,21 @@ def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Mea
 class _Modules:
     """What confirms the pairs of modules."""
 
-    def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> None:
+    def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: ModelMapping) -> None:
         self._side, self._rows, self._measures = reference, alignment.reference, measures
-        self._places = plan.places
+        self._matches = plan.module_matches
 
     def level(self, made: str) -> int:
-        places = self._places
-        if made not in places.of_made or places.how[made] in _NAMED:
+        matches = self._matches
+        if made not in matches.source_of or matches.how[made] in _NAMED:
             return CERTAIN
-        given = places.of_made[made]
+        given = matches.source_of[made]
         named_alike = made.rpartition(".")[2] == given.rpartition(".")[2] and not given.rpartition(".")[2].isdecimal()
-        if places.made.children(made) or places.given.children(given):
-            return CERTAIN if named_alike else PLAUSIBLE if places.look_the_same(made) else DOUBTFUL
+        if matches.target.children(made) or matches.source.children(given):
+            return CERTAIN if named_alike else PLAUSIBLE if matches.same_structure(made) else DOUBTFUL
         if made in self._with_same_state:
             return CERTAIN
-        own = bool(places.made.modules[made].tensors)
+        own = bool(matches.target.modules[made].tensors)
         if own and named_alike:
             return CERTAIN
         # Without weights only order speaks for it; with weights, unless others like it are given the same tensor.
@@ -84,7 +84,7 @@ class _Modules:
 
     def _in_order(self, made: str) -> bool:
         """Whether both sides have as many modules of this look, one after the other, so that their order decides."""
-        group = self._places.alike.get(made)
+        group = self._matches.lookalikes.get(made)
         if group is None:
             return False
         given = [tensor for name in group for tensor in self._inputs.get(name, ())]
@@ -92,7 +92,7 @@ class _Modules:
 
     @cached_property
     def _any_tensors(self) -> bool:
-        return any(module.tensors for module in self._places.made.modules.values())
+        return any(module.tensors for module in self._matches.target.modules.values())
 
     @cached_property
     def _with_same_state(self) -> set[str]:
@@ -123,9 +123,11 @@ class Doubts:
     undecided: bool = False
     """Whether nothing else differs, and nothing that is certain confirms that all is right."""
 
-    def words(self, plan: Plan) -> str:
+    def words(self, plan: ModelMapping) -> str:
         """Which modules these are, and what to do."""
-        pairs = [f"{display_name(name)} and {display_name(plan.places.of_made[name])}" for name in self.modules]
+        pairs = [
+            f"{display_name(name)} and {display_name(plan.module_matches.source_of[name])}" for name in self.modules
+        ]
         few = "; ".join(pairs[:_FEW]) + (f"; and {len(pairs) - _FEW} more" if len(pairs) > _FEW else "")
         return f"paired by structure alone, and different: {few}. If they belong together, say so with --map"
 
@@ -156,10 +158,10 @@ def judge_certain(
     return certain, Doubts(modules, undecided=not _confirmed(certain, structure, known, unsure))
 
 
-def paired_by_state(reference: Side, candidate: Side, plan: Plan, modules: Sequence[str]) -> dict[str, str]:
+def paired_by_state(reference: Side, candidate: Side, plan: ModelMapping, modules: Sequence[str]) -> dict[str, str]:
     """Other pairs of these modules of the reference and their counterparts, whose parameters agree: the candidate's
     names and the reference's. Empty unless it is so with all that have any. Norms and sums do not depend on layout."""
-    of_made = plan.places.of_made
+    of_made = plan.module_matches.source_of
     ours = {name: marks for name in modules if (marks := _marks(reference, name))}
     theirs = {of_made[name]: _marks(candidate, of_made[name]) for name in ours}
     found: dict[str, str] = {}

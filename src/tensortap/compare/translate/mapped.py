@@ -17,8 +17,8 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.translate.outlines import outline_of
 from tensortap.compare.translate.translated import Translated
 from tensortap.core.records import display_name
+from tensortap.mapping.model_mapping import ModelMapping, map_models
 from tensortap.mapping.outline import full_name
-from tensortap.mapping.plan import Plan, plan
 from tensortap.mapping.rules_file import read_rules
 from tensortap.store import Run
 
@@ -50,30 +50,32 @@ def plan_of(
     renames: Renames,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
     known: Mapping[str, str] | None = None,
-) -> Plan | None:
+) -> ModelMapping | None:
     """Who belongs to whom; None if both runs speak the same language and nobody says otherwise. `known` is what values
     have shown of the candidate's modules."""
     rules = None if mapping is None else read_rules(mapping)
     if rules is None and not frameworks_differ(reference, candidate):
         return None
     (made, our_values), (given, their_values) = outline_of(reference), outline_of(candidate)
-    return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known)
+    return map_models(
+        made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known
+    )
 
 
-def reference_name(plan: Plan, module: str) -> str:
+def reference_name(plan: ModelMapping, module: str) -> str:
     """What the reference calls a module of the candidate; a part of one that is, by that one's name."""
     if module in plan.modules:
         return plan.modules[module]
-    around = next((name for name in plan.places.given.above(module) if name in plan.modules), "")
+    around = next((name for name in plan.module_matches.source.above(module) if name in plan.modules), "")
     return plan.modules.get(around, module)
 
 
-def other_names(plan: Plan) -> dict[str, str]:
+def other_names(plan: ModelMapping) -> dict[str, str]:
     """The reference's modules that the candidate calls something else."""
-    return {ours: display_name(theirs) for ours, theirs in plan.places.of_made.items() if ours != theirs}
+    return {ours: display_name(theirs) for ours, theirs in plan.module_matches.source_of.items() if ours != theirs}
 
 
-def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignment:
+def without_ignored(alignment: Alignment, reference: Side, plan: ModelMapping) -> Alignment:
     """What a rule says has no counterpart is not missing."""
     rows = alignment.only_reference
     spots = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
@@ -90,21 +92,23 @@ class Allowance(NamedTuple):
     why: str
 
 
-def allowances(reference: Side, candidate: Translated, alignment: Alignment, plan: Plan) -> dict[int, Allowance]:
+def allowances(
+    reference: Side, candidate: Translated, alignment: Alignment, plan: ModelMapping
+) -> dict[int, Allowance]:
     """Pairs that are allowed more than others."""
     return _variances(reference, alignment.reference, plan) | _parts(reference, candidate, alignment)
 
 
-def _variances(reference: Side, rows: Ints, plan: Plan) -> dict[int, Allowance]:
+def _variances(reference: Side, rows: Ints, plan: ModelMapping) -> dict[int, Allowance]:
     """A running variance whose batches had n numbers a channel differs by at most 1 / (n - 1), once a batch has gone
     into it."""
-    if not plan.tensors.bessel:
+    if not plan.tensor_matches.bessel:
         return {}
     names = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
     flagged = [
         pair
         for pair, (module, kind, path) in enumerate(names)
-        if kind == "buffer" and full_name(module, path) in plan.tensors.bessel
+        if kind == "buffer" and full_name(module, path) in plan.tensor_matches.bessel
     ]
     inputs = np.flatnonzero(np.array([word == "input" for word in reference.kind.words], bool)[reference.kind.codes])
     numbers = dict(zip(reference.module.at(inputs), reference.elements[inputs].tolist(), strict=True))
@@ -139,7 +143,7 @@ def explain(judgement: Judgement, allowed: Mapping[int, Allowance]) -> None:
             judgement.rule[pair] = more.why
 
 
-def words_of(plan: Plan) -> list[str]:
+def words_of(plan: ModelMapping) -> list[str]:
     """How it was mapped and what could not be, a line each."""
     report = plan.report()
     how = Counter(placed.how for placed in report.modules if placed.how != "root")

@@ -7,37 +7,37 @@ from typing import Any
 
 import pytest
 
-from tensortap.mapping.outline import Module, Outline, Own
-from tensortap.mapping.plan import Plan, plan
+from tensortap.mapping.model_mapping import ModelMapping, map_models
+from tensortap.mapping.outline import ModelOutline, ModuleOutline, TensorOutline
 from tensortap.mapping.rules_file import read_rules
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def linear(inner: int, outer: int, torch: bool = True, bias: bool = True) -> tuple[str, dict[str, Own]]:
+def linear(inner: int, outer: int, torch: bool = True, bias: bool = True) -> tuple[str, dict[str, TensorOutline]]:
     shape = (outer, inner) if torch else (inner, outer)
-    return "Linear", {"weight": Own(shape)} | ({"bias": Own((outer,))} if bias else {})
+    return "Linear", {"weight": TensorOutline(shape)} | ({"bias": TensorOutline((outer,))} if bias else {})
 
 
-def outline(framework: str, modules: Mapping[str, Any]) -> Outline:
+def outline(framework: str, modules: Mapping[str, Any]) -> ModelOutline:
     """name → class, or (class, tensors); where a class alone is given there are none."""
-    found = [Module("", "Model")]
+    found = [ModuleOutline("", "Model")]
     for name, what in modules.items():
         cls, tensors = (what, {}) if isinstance(what, str) else what
-        found.append(Module(name, cls, tensors))
-    return Outline(framework, found)
+        found.append(ModuleOutline(name, cls, tensors))
+    return ModelOutline(framework, found)
 
 
-def placed(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: Any = None, same: bool = False) -> Plan:
+def placed(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: Any = None, same: bool = False) -> ModelMapping:
     made, given = outline("torch", ours), outline("torch" if same else "paddle", theirs)
-    return plan(made, given, None if rules is None else read_rules(rules))
+    return map_models(made, given, None if rules is None else read_rules(rules))
 
 
-def names(found: Plan) -> dict[str, str]:
+def names(found: ModelMapping) -> dict[str, str]:
     return {given: made for given, made in found.modules.items() if given}
 
 
-def why(found: Plan) -> dict[tuple[str, str], str]:
+def why(found: ModelMapping) -> dict[tuple[str, str], str]:
     return {(left.side, left.name): left.why for left in found.report().left}
 
 
@@ -47,7 +47,9 @@ def test_same_names() -> None:
     found = placed(ours, theirs)
     assert names(found) == {name: name for name in ours}
     assert not found.report().left
-    assert {reading.permute for name, reading in found.tensors.readings.items() if name.endswith("weight")} == {(1, 0)}
+    assert {
+        reading.permute for name, reading in found.tensor_matches.conversions.items() if name.endswith("weight")
+    } == {(1, 0)}
 
 
 def test_other_names_in_the_same_order() -> None:
@@ -57,9 +59,13 @@ def test_other_names_in_the_same_order() -> None:
 
 
 def test_the_order_in_which_modules_ran_counts_more_than_how_they_were_defined() -> None:
-    made = Outline("torch", [Module("", ""), Module("x", *linear(8, 8), 1), Module("y", *linear(8, 8), 5)])
-    given = Outline("paddle", [Module("", ""), Module("b", *linear(8, 8), 6), Module("a", *linear(8, 8), 2)])
-    assert names(plan(made, given)) == {"a": "x", "b": "y"}
+    made = ModelOutline(
+        "torch", [ModuleOutline("", ""), ModuleOutline("x", *linear(8, 8), 1), ModuleOutline("y", *linear(8, 8), 5)]
+    )
+    given = ModelOutline(
+        "paddle", [ModuleOutline("", ""), ModuleOutline("b", *linear(8, 8), 6), ModuleOutline("a", *linear(8, 8), 2)]
+    )
+    assert names(map_models(made, given)) == {"a": "x", "b": "y"}
 
 
 def test_numbers_are_no_names() -> None:
@@ -68,7 +74,7 @@ def test_numbers_are_no_names() -> None:
     theirs = {"0": "Flatten", "1": linear(6, 6), "2": "ReLU", "3": linear(6, 6), "4": "ReLU", "5": linear(6, 6)}
     found = placed(ours, theirs)
     assert names(found) == {"1": "0", "2": "1", "3": "2", "4": "3", "5": "4"}
-    assert why(found) == {("candidate", "0"): "nothing left in the reference's (root) is like it"}
+    assert why(found) == {("candidate", "0"): "no unmapped module in the reference's (root) resembles it"}
 
 
 def test_another_depth() -> None:
@@ -87,7 +93,7 @@ def test_another_depth() -> None:
     assert names(found)["stages.1.blocks.0.b"] == "layer2.0.conv2"
     assert names(found)["stages.1"] == "layer2"
     assert names(found)["first.conv"] == "stem"
-    left = "a level that the reference does not have; what it holds is placed"
+    left = "a container that the reference does not have; its modules are mapped"
     blocks = ("stages.0.blocks", "stages.1.blocks")
     assert why(found) == {("candidate", name): left for name in ("first", "stages", *blocks)}
 
@@ -126,17 +132,17 @@ def test_shapes_that_do_not_fit_are_said_with_both() -> None:
 
 def test_a_square_weight_is_transposed_by_its_class() -> None:
     found = placed({"fc": linear(4, 4)}, {"fc": linear(4, 4, torch=False)})
-    assert found.tensors.readings["fc.weight"].permute == (1, 0)
-    own = ("MyLinear", {"weight": Own((4, 4))})
-    assert placed({"fc": own}, {"fc": own}).tensors.readings["fc.weight"].permute == (1, 0), "by its name"
-    dense = ("Dense", {"weight": Own((4, 4))})
-    assert placed({"fc": dense}, {"fc": dense}).tensors.readings["fc.weight"].permute == ()
+    assert found.tensor_matches.conversions["fc.weight"].permute == (1, 0)
+    own = ("MyLinear", {"weight": TensorOutline((4, 4))})
+    assert placed({"fc": own}, {"fc": own}).tensor_matches.conversions["fc.weight"].permute == (1, 0), "by its name"
+    dense = ("Dense", {"weight": TensorOutline((4, 4))})
+    assert placed({"fc": dense}, {"fc": dense}).tensor_matches.conversions["fc.weight"].permute == ()
 
 
 def test_within_one_framework_nothing_is_transposed() -> None:
     ours, theirs = {"fc": linear(4, 4)}, {"head": linear(4, 4)}
     found = placed(ours, theirs, same=True)
-    assert found.tensors.readings["fc.weight"].plain
+    assert found.tensor_matches.conversions["fc.weight"].plain
     assert names(found) == {"head": "fc"}
 
 
@@ -156,7 +162,7 @@ TWO = {"a": linear(4, 4), "b": linear(4, 4)}
 def test_a_rule_goes_before_the_order(rule: dict[str, str]) -> None:
     found = placed(TWO, {"x": linear(4, 4), "y": linear(4, 4)}, {"module": [rule]})
     assert names(found) == {"y": "a", "x": "b"}
-    assert found.places.how["a"] == "rule"
+    assert found.module_matches.how["a"] == "rule"
     assert not found.unused
 
 
@@ -183,10 +189,10 @@ def test_several_in_one() -> None:
     parts = ["q.weight", "k.weight", "v.weight"]
     rules = {"tensor": [{"torch": "qkv.weight", "paddle": parts, "permute": [1, 0]}]}
     found = placed(ours, theirs, rules)
-    reading = found.tensors.readings["qkv.weight"]
+    reading = found.tensor_matches.conversions["qkv.weight"]
     assert (reading.parts, reading.permute, reading.result([(4, 4)] * 3)) == (tuple(parts), (1, 0), (12, 4))
-    back = plan(outline("paddle", theirs), outline("torch", ours), read_rules(rules))
-    cut = back.tensors.readings["k.weight"]
+    back = map_models(outline("paddle", theirs), outline("torch", ours), read_rules(rules))
+    cut = back.tensor_matches.conversions["k.weight"]
     assert (cut.parts, cut.cut, cut.result([(12, 4)])) == (("qkv.weight",), (4, 8), (4, 4))
 
 
@@ -194,8 +200,8 @@ def test_parts_of_other_sizes() -> None:
     ours = {"qkv": linear(8, 16, bias=False)}
     theirs = {"q": linear(8, 8, False, False), "k": linear(8, 4, False, False), "v": linear(8, 4, False, False)}
     rules = {"tensor": [{"torch": "qkv.weight", "paddle": ["q.weight", "k.weight", "v.weight"], "permute": [1, 0]}]}
-    back = plan(outline("paddle", theirs), outline("torch", ours), read_rules(rules))
-    assert [back.tensors.readings[f"{name}.weight"].cut for name in "qkv"] == [(0, 8), (8, 12), (12, 16)]
+    back = map_models(outline("paddle", theirs), outline("torch", ours), read_rules(rules))
+    assert [back.tensor_matches.conversions[f"{name}.weight"].cut for name in "qkv"] == [(0, 8), (8, 12), (12, 16)]
 
 
 def test_what_is_ignored_is_not_left() -> None:
@@ -211,9 +217,9 @@ def test_what_is_ignored_is_not_left() -> None:
 
 
 def test_a_class_of_ones_own() -> None:
-    ours = {"norm": ("MyNorm", {"gain": Own((4,)), "shift": Own((4,))})}
-    theirs = {"norm": ("Norm", {"bias": Own((4,)), "weight": Own((4,))})}
+    ours = {"norm": ("MyNorm", {"gain": TensorOutline((4,)), "shift": TensorOutline((4,))})}
+    theirs = {"norm": ("Norm", {"bias": TensorOutline((4,)), "weight": TensorOutline((4,))})}
     tensors = [{"torch": "gain", "paddle": "weight"}, {"torch": "shift", "paddle": "bias"}]
     found = placed(ours, theirs, {"class": [{"torch": "MyNorm", "paddle": "Norm", "tensor": tensors}]})
-    assert found.tensors.readings["norm.gain"].parts == ("norm.weight",)
-    assert found.tensors.readings["norm.shift"].parts == ("norm.bias",)
+    assert found.tensor_matches.conversions["norm.gain"].parts == ("norm.weight",)
+    assert found.tensor_matches.conversions["norm.shift"].parts == ("norm.bias",)
