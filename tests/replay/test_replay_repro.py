@@ -141,7 +141,7 @@ def test_an_implementation_that_returns_something_else(run: Path, file: Path, tm
 
 
 def test_plain_arguments_are_written_as_code() -> None:
-    from tensortap.replay.arguments import arranged
+    from tensortap.replay.arguments import build_arguments
 
     def forward(x: Any, *args: Any, **kwargs: Any) -> None: ...
 
@@ -151,7 +151,7 @@ def test_plain_arguments_are_written_as_code() -> None:
         "device": [OpaqueValue("device", "cuda:0")],
         "text": "a\n'\"\udc80",
     }
-    written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t")
+    written = build_arguments(["0"], values | told, forward, {}, "x").as_code(lambda path: "t")
     args, kwargs = eval(f"(lambda *args, **kwargs: (args, kwargs))({written})", {"torch": torch, "t": 0})
     assert args == (0, [1, (2.5,)], {"k": None})
     assert math.isnan(kwargs.pop("nan"))
@@ -165,7 +165,7 @@ def test_plain_arguments_are_written_as_code() -> None:
 
 
 def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path) -> None:
-    from tensortap.replay.arguments import arranged
+    from tensortap.replay.arguments import build_arguments
 
     def forward(**anything: Any) -> None: ...
 
@@ -176,8 +176,8 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
         "device": OpaqueValue("device", evil),
         "other": OpaqueValue("object", evil),
     }
-    found = arranged([evil], kept, forward, {}, "x")
-    written = found.written(lambda path: "t")
+    found = build_arguments([evil], kept, forward, {}, "x")
+    written = found.as_code(lambda path: "t")
     assert eval(f"dict({written})", {"t": 1, "torch": SimpleNamespace(device=str)}) == {
         evil: 1,
         "k": evil,
@@ -197,4 +197,4 @@ def test_what_lies_beside_the_file_and_is_not_copied_is_told(run: Path, file: Pa
     result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
     told = [note for note in result.notes if note.startswith("repro:")]
     assert len(told) == 1
-    assert f"{file.name} imports widths.py, which lies beside it: copy it to" in told[0]
+    assert f"{file.name} imports widths.py from the same folder: copy that to" in told[0]

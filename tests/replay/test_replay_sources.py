@@ -55,8 +55,8 @@ def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: P
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("{file}", "say file.py:function"),
-        ("{file}:", "say file.py:function"),
+        ("{file}", "expected file.py:function"),
+        ("{file}:", "expected file.py:function"),
         ("nowhere.py:build", "there is no file nowhere.py"),
         ("{file}:bild", "has no function bild; it has build"),
         ("{file}:list_of_things", "returned list, not a torch.nn.Module"),
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_run(run: Path, file: Path) -> None:
     with pytest.raises(UsageError, match="could not be run: ModuleNotFoundError"):
         replay(run, "0", f"{file}:build")
     (file.parent / "model.txt").write_text("hello")
-    with pytest.raises(UsageError, match="no Python file"):
+    with pytest.raises(UsageError, match="not a Python file"):
         replay(run, "0", f"{file.parent / 'model.txt'}:build")
 
 

@@ -154,10 +154,10 @@ def test_summaries_tell_whether_the_parameters_are_the_same(run_path: Path) -> N
 
     model = Whole()
     run, _ = tapped(model, run_path, keep={"outer": "tensors", "*": "summary"})
-    assert noted(tt.replay(run, "outer", model), "bit for bit what the run had: outer.0.weight, outer.0.bias")
+    assert noted(tt.replay(run, "outer", model), "bit for bit equal to the run's: outer.0.weight, outer.0.bias")
     result = tt.replay(run, "outer", Whole())
     assert result.verdict == "diverged"
-    assert noted(result, "NOT what the run had")
+    assert noted(result, "NOT equal to the run's")
 
 
 def test_a_parameter_of_another_shape_is_told(run_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_module_that_fails_is_told(run_path: Path) -> None:
     def failing(self: Any, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such kernel")
 
-    with pytest.raises(UsageError, match="gated failed on what the run recorded: RuntimeError: no such kernel"):
+    with pytest.raises(UsageError, match="gated failed on the recorded inputs: RuntimeError: no such kernel"):
         tt.replay(run, "gated", zoo.Residual(), implementation=failing)
 
 
@@ -314,7 +314,7 @@ def test_what_is_given_comes_before_what_was_kept(run_path: Path) -> None:
 def test_a_run_without_plain_arguments_must_be_told_them(run_path: Path) -> None:
     tapped(Caller(), run_path)
     run = without_arguments(run_path)
-    with pytest.raises(UsageError, match=r"scaled needs the argument by, which was no tensor .* --arg by=VALUE"):
+    with pytest.raises(UsageError, match=r"scaled needs the argument by, which was not a tensor .* --arg by=VALUE"):
         tt.replay(run, "scaled", Caller())
     result = tt.replay(run, "scaled", Caller(), arguments={"by": 0.5})
     assert result.verdict == "match"
@@ -328,7 +328,7 @@ def test_defaults_are_told_where_they_are_a_guess(run_path: Path) -> None:
     assert noted(tt.replay(run, "inner", zoo.Structured()), "called with mode='plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured()), "did not keep")
     run = without_arguments(run_path)
-    assert noted(tt.replay(run, "inner", zoo.Structured()), "did not keep; used are mode = 'plain'")
+    assert noted(tt.replay(run, "inner", zoo.Structured()), "did not keep; used instead: mode = 'plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured(), arguments={"mode": "plain"}), "mode =")
 
 
@@ -386,16 +386,18 @@ def test_what_could_not_be_kept_is_told(run_path: Path) -> None:
     run, _ = tapped(Particulars([1], Cache()), run_path)
     result = tt.replay(run, "inner", Particulars())
     assert result.verdict == "diverged"
-    assert noted(result, "did not keep; used are cache = None (it was a Cache object) (--arg NAME=VALUE gives another)")
+    assert noted(
+        result, "did not keep; used instead: cache = None (it was a Cache object) (--arg NAME=VALUE sets another)"
+    )
     assert tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()}).verdict == "match"
     run, _ = tapped(Particulars([1], extra=Cache(), cache=Cache()), run_path, overwrite=True)
     result = tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()})
     assert result.verdict == "match"
-    assert noted(result, "used are no extra (it was a Cache object)")
+    assert noted(result, "used instead: no extra (it was a Cache object)")
     run, _ = tapped(Particulars([1], None, (0, Cache())), run_path, overwrite=True)
     result = tt.replay(run, "inner", Particulars())
     assert result.verdict == "diverged"
-    assert noted(result, "used are 3.1 = None (it was a Cache object)")
+    assert noted(result, "used instead: 3.1 = None (it was a Cache object)")
 
 
 def test_an_argument_that_is_needed_and_was_not_kept(run_path: Path) -> None:
@@ -406,7 +408,9 @@ def test_an_argument_that_is_needed_and_was_not_kept(run_path: Path) -> None:
     model = Particulars(Cache())
     model.inner = Needs()  # type: ignore[assignment]
     run, _ = tapped(model, run_path)
-    with pytest.raises(UsageError, match="needs the argument cache, which was a Cache object and is not kept: give it"):
+    with pytest.raises(
+        UsageError, match="needs the argument cache, which was a Cache object and was not kept: give it"
+    ):
         tt.replay(run, "inner", model)
     assert tt.replay(run, "inner", model, arguments={"cache": Cache()}).verdict == "match"
 
@@ -415,7 +419,7 @@ def test_another_implementation_need_not_take_them_all(run_path: Path) -> None:
     run, _ = tapped(Particulars([2], None, unused=1), run_path)
     result = tt.replay(run, "inner", Particulars(), implementation=lambda self, x: x * 2)
     assert result.verdict == "match"
-    assert noted(result, "left out, because its forward does not take them: 2=None, 1=[2], unused=1")
+    assert noted(result, "dropped, because forward does not take them: 2=None, 1=[2], unused=1")
 
     def needy(self: Any, x: torch.Tensor, sizes: Any, cache: Any, more: int) -> torch.Tensor:
         return x * 2
