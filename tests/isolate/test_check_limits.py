@@ -61,7 +61,7 @@ def test_a_run_of_the_other_framework_is_refused(run_path: Path) -> None:
 
     with tt.capture(net := paddle.nn.Linear(8, 8), run_path, keep="tensors", kinds=KINDS):
         net(paddle.ones([4, 8])).sum().backward()
-    with pytest.raises(UsageError, match=r"is a run of paddle, and the model is one of torch: .* tensortap\.compare"):
+    with pytest.raises(UsageError, match=r"is a run of paddle, and the model is a torch model: .* tensortap\.compare"):
         tt.check(nn.Linear(8, 8), run_path)
 
 
@@ -176,7 +176,7 @@ def test_a_step_that_was_broken_off_says_so(run_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), check:
         net(batch())
         raise ZeroDivisionError
-    assert check.result.sentence.startswith("The step was broken off. As far as it came: Every module agrees")
+    assert check.result.sentence.startswith("The step was interrupted. Up to there: Every module agrees")
 
 
 def test_a_forward_alone_says_so(run_path: Path) -> None:

@@ -171,18 +171,18 @@ def test_a_comparison_allows_for_it(reference: Path, tmp_path: Path) -> None:
 def test_steps_are_of_one_epsilon_and_the_same_for_a_seed() -> None:
     values = np.array([0.0, 1.0, -3.5, np.inf, np.nan, 1e30, 3e38], np.float32)
     perturbation = Perturbation(0, 1, lambda key: "float32")
-    moved = perturbation.of(values, KEY)
+    moved = perturbation.apply(values, KEY)
     assert moved.dtype == np.float32
     assert moved[0] == 0 and moved[3] == np.inf and np.isnan(moved[4])
     relative = np.abs(moved[[1, 2, 5]] / values[[1, 2, 5]] - 1)
     assert np.all((relative > 0) & (relative < 2.5 * 2.0**-23))
-    assert np.array_equal(moved, perturbation.of(values, KEY), equal_nan=True)
+    assert np.array_equal(moved, perturbation.apply(values, KEY), equal_nan=True)
     many = np.ones(1000, np.float32)
-    assert not np.array_equal(perturbation.of(many, KEY), Perturbation(1, 1, lambda key: None).of(many, KEY))
-    coarse = Perturbation(0, 1, lambda key: "bfloat16").of(many, KEY)
+    assert not np.array_equal(perturbation.apply(many, KEY), Perturbation(1, 1, lambda key: None).apply(many, KEY))
+    coarse = Perturbation(0, 1, lambda key: "bfloat16").apply(many, KEY)
     assert np.abs(coarse - 1).min() > 0.99 * EPSILON
     integers = np.arange(5)
-    assert perturbation.of(integers, KEY) is integers
+    assert perturbation.apply(integers, KEY) is integers
 
 
 def test_a_noise_file_is_not_overwritten_unasked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support.tapping import hooks_on
 from support.zoo import Doubled
-from tensortap.isolate.sameness import Level, Sameness
+from tensortap.isolate.aliases import CallBoundary, TensorAliases
 
 KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
 
@@ -361,10 +361,10 @@ def test_nothing_is_kept_alive_and_nothing_stays(run_path: Path) -> None:
 
 
 def test_a_tensor_is_known_by_itself_and_its_version() -> None:
-    known = Sameness(lambda tensor: tensor._version)
+    known = TensorAliases(lambda tensor: tensor._version)
     first, second, third = torch.ones(2), torch.ones(2), torch.ones(2)
-    known.stands_for(second, first, 7)
-    known.stands_for(third, second, 7)
+    known.add_substitute(second, first, 7)
+    known.add_substitute(third, second, 7)
     assert known.original(third, 7) is first
     assert known.original(third, 8) is third, "the reference has another tensor there"
     second.add_(1)
@@ -372,24 +372,24 @@ def test_a_tensor_is_known_by_itself_and_its_version() -> None:
     assert known.original(third, 7) is first
     first.add_(1)
     assert known.original(third, 7) is third
-    levels: list[Level] = []
-    known.returned(first, 7, levels)
-    assert known.levels(first, 7) is levels
-    assert known.levels(first, 8) is None
-    assert known.levels(first.clone(), 7) is None
+    calls: list[CallBoundary] = []
+    known.add_output(first, 7, calls)
+    assert known.boundaries(first, 7) is calls
+    assert known.boundaries(first, 8) is None
+    assert known.boundaries(first.clone(), 7) is None
     known.clear()
-    assert known.levels(first, 7) is None
+    assert known.boundaries(first, 7) is None
 
 
 def test_a_tensor_that_is_gone_is_forgotten() -> None:
     """Its address may be another one's by now."""
-    known = Sameness(lambda tensor: tensor._version)
+    known = TensorAliases(lambda tensor: tensor._version)
     for _ in range(20):
         tensor = torch.ones(2)
-        assert known.levels(tensor, 7) is None
+        assert known.boundaries(tensor, 7) is None
         assert known.original(tensor, 7) is tensor
-        known.returned(tensor, 7, [])
-        known.stands_for(tensor, torch.zeros(2), 7)
+        known.add_output(tensor, 7, [])
+        known.add_substitute(tensor, torch.zeros(2), 7)
         del tensor
-    assert not known._returned._of
-    assert not known._originals._of
+    assert not known._returned._notes
+    assert not known._originals._notes
