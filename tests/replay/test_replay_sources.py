@@ -1,4 +1,4 @@
-"""A model from a user's file: what can go wrong there, and what is said about it."""
+"""Models from a user's file, and errors in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: Path) -> None:
+def test_a_model_is_built_from_a_file_with_imports_from_its_folder(run: Path, file: Path) -> None:
     before = list(sys.path)
     result = replay(run, "0", f"{file}:build")
     assert result.verdict == "match"
@@ -53,7 +53,7 @@ def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: P
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("{file}", "expected file.py:function"),
         ("{file}:", "expected file.py:function"),
@@ -63,8 +63,8 @@ def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: P
         ("{file}:needs", r"needs\(\) failed: TypeError"),
     ],
 )
-def test_what_is_wrong_with_it_is_told(run: Path, file: Path, source: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_errors_name_what_is_wrong(run: Path, file: Path, source: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         replay(run, "0", source.format(file=file))
 
 
@@ -77,6 +77,6 @@ def test_a_file_that_cannot_be_run(run: Path, file: Path) -> None:
         replay(run, "0", f"{file.parent / 'model.txt'}:build")
 
 
-def test_something_that_is_no_model(run: Path) -> None:
+def test_something_that_is_not_a_model(run: Path) -> None:
     with pytest.raises(UsageError, match=r"torch\.nn\.Module"):
         replay(run, "0", object())
