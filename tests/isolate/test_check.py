@@ -1,4 +1,4 @@
-"""A check around a user's own step: what it finds, what it leaves alone, what it says when it cannot work."""
+"""A check around a user's step: its findings, what it must not change, and its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.tapping import ALL_KINDS, hooks_on
 
 
 class Uses(nn.Module):
-    """Uses all that an LSTM returns, and its output twice."""
+    """Uses all results of an LSTM, and its output twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Uses(nn.Module):
 
 
 class OfItself(nn.Module):
-    """Hands one tensor over three times."""
+    """Passes one tensor three times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class OfItself(nn.Module):
 
 
 class Notebook(nn.Module):
-    """Hands results back through a list that it was given, and changes its input in place."""
+    """Returns results through a list argument, and changes its input in place."""
 
     class Writer(nn.Module):
         def __init__(self) -> None:
@@ -117,7 +117,7 @@ def named(result: Any) -> list[str]:
 
 
 def scaled(model: nn.Module, module: str, factor: float = 1.01) -> nn.Module:
-    """A module's output comes out somewhat too large."""
+    """Scale a module's output slightly."""
     target = model.get_submodule(module)
     inner = target.forward
     target.forward = lambda *args: inner(*args) * factor
@@ -138,7 +138,7 @@ def test_a_model_agrees_with_itself(name: str, isolate: bool, run_path: Path) ->
     assert {row["kind"] for row in result.rows} >= {"input", "output", "grad_output", "param", "param_grad"}
 
 
-def test_without_isolation_it_says_what_comparing_two_runs_says(run_path: Path, tmp_path: Path) -> None:
+def test_without_isolation_it_agrees_with_comparing_two_runs(run_path: Path, tmp_path: Path) -> None:
     reference = captured(run_path)
     model = scaled(built(), "gated.up")
     with tt.capture(model, tmp_path / "candidate", keep="tensors", kinds=ALL_KINDS):
@@ -168,7 +168,7 @@ def test_two_mistakes_are_two_births(run_path: Path) -> None:
     assert named(free) == ["first"]
 
 
-def test_the_code_between_modules_is_laid_to_the_container(run_path: Path) -> None:
+def test_code_between_modules_is_attributed_to_the_container(run_path: Path) -> None:
     reference, model = captured(run_path), built()
     model.gated.forward = lambda x: model.gated.down(torch.tanh(model.gated.gate(x)) * model.gated.up(x)) + x.sin()
     result = checked(model, reference)
@@ -176,8 +176,8 @@ def test_the_code_between_modules_is_laid_to_the_container(run_path: Path) -> No
     assert "the own code of gated hands to gated.down (input 0)" in result.sentence
 
 
-def test_the_caller_is_blamed_and_not_the_owner(run_path: Path) -> None:
-    """A module of the root that a block calls: what it is given was made by the block's code."""
+def test_a_wrong_input_is_attributed_to_the_caller_not_the_owner(run_path: Path) -> None:
+    """A block calls a module of the root, and computes its input."""
 
     class Block(nn.Module):
         def __init__(self, table: nn.Module) -> None:
@@ -208,7 +208,7 @@ def test_the_caller_is_blamed_and_not_the_owner(run_path: Path) -> None:
     assert named(check.result) == ["blocks.1"]
 
 
-def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
+def test_a_wrong_backward_is_attributed_to_its_module(run_path: Path) -> None:
     reference, model = captured(run_path), built()
     inner = model.gated.up.forward
     model.gated.up.forward = lambda x: inner(zoo.Doubled.apply(x))
@@ -217,8 +217,8 @@ def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
     assert result.first.key.kind == "grad_input"
 
 
-def test_a_gradient_that_never_comes_is_laid_to_where_it_ends(run_path: Path, tmp_path: Path) -> None:
-    """Nothing that is there is off."""
+def test_a_missing_gradient_is_attributed_to_where_it_ends(run_path: Path, tmp_path: Path) -> None:
+    """All records that exist are equal."""
     reference, cut = captured(run_path), built()
     cut.forward = lambda x: cut.last((lambda y: y + cut.gated(y))(cut.first(x)).detach())
     result = checked(cut, reference)
@@ -246,7 +246,7 @@ def test_a_parameter_that_differs_is_named_once(run_path: Path) -> None:
 
 
 def test_an_input_changed_in_place_reaches_the_caller(run_path: Path) -> None:
-    """The module itself is right; what its caller holds afterwards is not."""
+    """The module is correct; its caller's tensor is wrong afterwards."""
     reference, model = captured(run_path), built()
     inner = model.gated.forward
 
@@ -277,7 +277,7 @@ def test_one_wrong_row_is_found_in_bfloat16(run_path: Path) -> None:
     assert "in its row [7]" in check.result.sentence
 
 
-def test_other_shapes_run_on_as_they_are(run_path: Path) -> None:
+def test_tensors_of_other_shapes_are_not_replaced(run_path: Path) -> None:
     """A module that cannot be fed must not break the step."""
     reference, model = captured(run_path), built()
     inner = model.gated.gate
@@ -289,14 +289,14 @@ def test_other_shapes_run_on_as_they_are(run_path: Path) -> None:
     assert result.first.status == "shape"
 
 
-def test_a_module_that_should_change_its_input_and_does_not(run_path: Path) -> None:
-    """What it returns is its caller's own tensor, whose gradient is not the module's."""
+def test_a_missing_in_place_change_is_found(run_path: Path) -> None:
+    """The output is the caller's own tensor, whose gradient is not the module's."""
     reference, model = captured(run_path, "encoder layer"), built("encoder layer")
     model.dropout1.forward = lambda x: (nn.functional.dropout(x, 0.2), x)[1]  # takes its random numbers all the same
     assert named(checked(model, reference, "encoder layer")) == ["dropout1"]
 
 
-def test_nan_is_named_where_it_is_made(run_path: Path) -> None:
+def test_nan_is_reported_at_its_birth(run_path: Path) -> None:
     reference, model = captured(run_path), scaled(built(), "gated.gate", math.nan)
     result = checked(model, reference)
     assert named(result) == ["gated.gate"]
@@ -374,7 +374,7 @@ def test_modules_of_one_side_only(run_path: Path) -> None:
     assert not only.unmatched
 
 
-def test_names_of_another_model(run_path: Path) -> None:
+def test_renamed_modules(run_path: Path) -> None:
     class Wrapper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -389,7 +389,7 @@ def test_names_of_another_model(run_path: Path) -> None:
     assert named(checked(Wrapper(), reference, rename=["^backbone\\.="])) == ["gated.up"]
 
 
-def test_a_whole_other_model(run_path: Path) -> None:
+def test_another_model_is_refused(run_path: Path) -> None:
     deep = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)))
     with tt.capture(deep, run_path, keep="tensors"):
         deep(torch.ones(1, 8)).sum().backward()
@@ -401,7 +401,7 @@ def test_a_whole_other_model(run_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["in-place", "structured", "checkpointed", "statistics", "notebook"])
-def test_nothing_stays_behind(name: str, run_path: Path) -> None:
+def test_no_hook_remains(name: str, run_path: Path) -> None:
     model = built(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
@@ -421,7 +421,7 @@ def test_nothing_stays_behind(name: str, run_path: Path) -> None:
         assert torch.equal(parameter.grad, other.grad)
 
 
-def test_the_random_state_goes_on_as_without_it(run_path: Path) -> None:
+def test_the_random_state_is_as_without_a_check(run_path: Path) -> None:
     reference = captured(run_path, "encoder layer")
     checked(built("encoder layer"), reference, "encoder layer")
     after = torch.get_rng_state()
@@ -429,7 +429,7 @@ def test_the_random_state_goes_on_as_without_it(run_path: Path) -> None:
     assert torch.equal(after, torch.get_rng_state())
 
 
-def test_training_goes_on_unchanged_after_a_check(run_path: Path) -> None:
+def test_training_continues_unchanged_after_a_check(run_path: Path) -> None:
     reference, model, other = captured(run_path), built(), built()
     checked(model, reference)
     model.zero_grad()
@@ -438,7 +438,7 @@ def test_training_goes_on_unchanged_after_a_check(run_path: Path) -> None:
         assert torch.equal(one.grad, two.grad)
 
 
-def test_an_error_inside_leaves_nothing_and_is_the_users_own(run_path: Path) -> None:
+def test_a_users_error_propagates_and_no_hook_remains(run_path: Path) -> None:
     reference, model = captured(run_path), built()
     with pytest.raises(ZeroDivisionError), tt.check(model, reference) as check:
         model(X)
@@ -450,31 +450,31 @@ def test_an_error_inside_leaves_nothing_and_is_the_users_own(run_path: Path) -> 
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_a_reference_without_tensors_says_how_to_capture_one(run_path: Path) -> None:
+def test_a_reference_without_tensors_names_the_capture_options(run_path: Path) -> None:
     reference = captured(run_path, keep="summary")
     with pytest.raises(tt.TensortapError, match=r'capture the reference with .*keep="tensors"'):
         tt.check(built(), reference)
 
 
-def test_a_reference_of_other_kinds_says_which_are_missing(run_path: Path) -> None:
+def test_a_reference_of_other_kinds_names_the_missing_ones(run_path: Path) -> None:
     reference = captured(run_path, kinds=("output", "param_grad"))
     with pytest.raises(tt.TensortapError, match="has no input tensors"):
         tt.check(built(), reference)
 
 
-def test_there_is_no_result_before_the_end(run_path: Path) -> None:
+def test_no_result_before_the_end(run_path: Path) -> None:
     with tt.check(built(), captured(run_path)) as check, pytest.raises(tt.TensortapError, match="not over"):
         _ = check.result
 
 
-def test_another_rank_than_the_reference_has(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_the_reference_lacks_is_refused(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = captured(run_path)
     monkeypatch.setenv("RANK", "3")
     with pytest.raises(tt.TensortapError, match="this is rank 3"):
         tt.check(built(), reference)
 
 
-def test_every_report_takes_the_result(run_path: Path, tmp_path: Path) -> None:
+def test_every_report_accepts_the_result(run_path: Path, tmp_path: Path) -> None:
     import io
     import json
 
@@ -494,15 +494,15 @@ def test_every_report_takes_the_result(run_path: Path, tmp_path: Path) -> None:
         writer.write(result, file)
         assert file.getvalue()
         if writer is comparison_json:
-            told = json.loads(file.getvalue())
-            assert told["isolated"] is True
-            assert told["first"]["module"] == "gated.up"
+            document = json.loads(file.getvalue())
+            assert document["isolated"] is True
+            assert document["first"]["module"] == "gated.up"
     cut = built()
     cut.forward = lambda x: cut.last((lambda y: y + cut.gated(y))(cut.first(x)).detach())
-    for told_by in (comparison_csv, comparison_json, comparison_junit, comparison_markdown, comparison_parquet):
+    for report in (comparison_csv, comparison_json, comparison_junit, comparison_markdown, comparison_parquet):
         file = io.BytesIO()
-        told_by.write(checked(cut, run_path), file)
-        assert told_by is not comparison_junit or b'errors="1"' in file.getvalue()
+        report.write(checked(cut, run_path), file)
+        assert report is not comparison_junit or b'errors="1"' in file.getvalue()
     file = io.BytesIO()
     comparison_html.write(result, file)
     shown = ReadPage(file.getvalue().decode())

@@ -1,4 +1,4 @@
-"""What a check says where it can do only a part of its work, or none."""
+"""A check that can do only a part of its work, or none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def penalised(net: nn.Module) -> None:
     (out + gradient.square().sum()).backward()
 
 
-def test_a_gradient_penalty_is_left_as_it_is(run_path: Path) -> None:
+def test_a_gradient_penalty_is_compared_but_not_replaced(run_path: Path) -> None:
     reference, net, free = captured(run_path, penalised), model(), model()
     with tt.check(net, reference) as check:
         penalised(net)
@@ -61,7 +61,7 @@ def test_a_run_of_the_other_framework_is_refused(run_path: Path) -> None:
 
     with tt.capture(net := paddle.nn.Linear(8, 8), run_path, keep="tensors", kinds=KINDS):
         net(paddle.ones([4, 8])).sum().backward()
-    with pytest.raises(UsageError, match=r"is a run of paddle, and the model is one of torch: .* tensortap\.compare"):
+    with pytest.raises(UsageError, match=r"is a run of paddle, and the model is a torch model: .* tensortap\.compare"):
         tt.check(nn.Linear(8, 8), run_path)
 
 
@@ -85,7 +85,7 @@ def named(result: Any) -> list[str]:
 
 @pytest.mark.parametrize("kept", ["2", ""])
 def test_a_partly_kept_reference_judges_what_it_kept(kept: str, run_path: Path) -> None:
-    """What cannot be fed belongs to the module around it; a right module is never named."""
+    """A module that cannot be fed counts as part of the module around it; a correct module is never reported."""
     reference = captured(run_path, keep={kept: "tensors", "*": "summary"})
     right = checked(model(), reference)
     assert right.verdict == "match", right.sentence
@@ -142,9 +142,7 @@ def without_a_gradient() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [lambda: scaled("2"), wrong_from_the_second_step_on, without_a_gradient])
-def test_an_optimizer_that_was_given_a_wrong_gradient_is_not_called_wrong(
-    build: Callable[[], nn.Module], run_path: Path
-) -> None:
+def test_an_optimizer_with_a_wrong_gradient_is_not_reported(build: Callable[[], nn.Module], run_path: Path) -> None:
     """One wrong gradient changes the norm that all are clipped by."""
     clipped(model(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=(*KINDS, "param")))
     result = clipped(build(), lambda net: tt.check(net, run_path)).result
@@ -152,14 +150,14 @@ def test_an_optimizer_that_was_given_a_wrong_gradient_is_not_called_wrong(
     assert "optimizer" not in result.sentence
 
 
-def test_an_optimizer_that_is_wrong_before_any_gradient_is_still_called_so(run_path: Path) -> None:
+def test_an_optimizer_that_is_wrong_before_any_wrong_gradient_is_reported(run_path: Path) -> None:
     clipped(model(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=(*KINDS, "param")))
     result = clipped(wrong_from_the_second_step_on(), lambda net: tt.check(net, run_path), rate=0.02).result
     assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
     assert [birth.key.kind for birth in result.births].count("param") == 1
 
 
-def test_parameters_that_differed_before_are_said_to(run_path: Path) -> None:
+def test_parameters_that_differed_at_the_start_are_reported(run_path: Path) -> None:
     reference, net = captured(run_path, kinds=(*KINDS, "param")), model()
     with torch.no_grad():
         net[0].weight += 1
@@ -170,16 +168,16 @@ def test_parameters_that_differed_before_are_said_to(run_path: Path) -> None:
     assert result.sentence.endswith("so do parameters of 1 more module.")
 
 
-def test_a_step_that_was_broken_off_says_so(run_path: Path) -> None:
+def test_an_interrupted_step_is_reported(run_path: Path) -> None:
     reference, net = captured(run_path), model()
     check = tt.check(net, reference)
     with pytest.raises(ZeroDivisionError), check:
         net(batch())
         raise ZeroDivisionError
-    assert check.result.sentence.startswith("The step was broken off. As far as it came: Every module agrees")
+    assert check.result.sentence.startswith("The step was interrupted. Up to there: Every module agrees")
 
 
-def test_a_forward_alone_says_so(run_path: Path) -> None:
+def test_a_forward_without_backward_is_reported(run_path: Path) -> None:
     reference, net = captured(run_path), model()
     with tt.check(net, reference) as check:
         net(batch())
@@ -214,7 +212,7 @@ def test_steps_that_only_the_model_ran_are_noted(run_path: Path) -> None:
 
 
 class Repeated(nn.Module):
-    """One block, several times over, and one beside it that others call."""
+    """One block called several times, and a shared module that others call."""
 
     def __init__(self, times: int = 3, beside: int = 2) -> None:
         super().__init__()
@@ -231,13 +229,13 @@ class Repeated(nn.Module):
         return out
 
 
-def test_a_block_that_is_called_once_less_is_not_wrong_itself(run_path: Path) -> None:
+def test_a_block_with_one_call_less_is_not_reported_as_wrong(run_path: Path) -> None:
     with tt.capture(net := Repeated(), run_path, keep="tensors", kinds=KINDS):
         step(net)
     assert named(checked(Repeated(times=2), run_path)) == [""]
 
 
-def test_a_call_that_only_a_gradient_misses_is_still_told(run_path: Path) -> None:
+def test_a_call_without_only_its_gradient_is_reported(run_path: Path) -> None:
     def work(net: Repeated, watch: Callable[[nn.Module], Any]) -> Any:
         with watch(net) as watching:
             outs = [net.side(batch()) for _ in range(net.beside)]
@@ -278,25 +276,25 @@ def test_noise_of_another_model_is_refused(run_path: Path, tmp_path: Path) -> No
         ({"steps": [5]}, "has none of these; it has 0"),
     ],
 )
-def test_what_cannot_work_is_told_before_the_step(options: dict[str, Any], message: str, run_path: Path) -> None:
+def test_invalid_options_raise_before_the_step(options: dict[str, Any], message: str, run_path: Path) -> None:
     reference = captured(run_path)
     with pytest.raises(UsageError, match=message):
         tt.check(model(), reference, **options)
 
 
-def test_an_empty_block_says_so(run_path: Path) -> None:
+def test_an_empty_block_is_reported(run_path: Path) -> None:
     with tt.check(model(), captured(run_path)) as check:
         pass
     assert check.result.verdict == "incomparable"
     assert check.result.sentence.startswith("Nothing to judge: no module of the model ran in the block")
 
 
-def test_noise_of_no_work(tmp_path: Path) -> None:
+def test_noise_without_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the work ran no module of the model"):
         tt.noise(model(), lambda net: None, tmp_path / "noise")
 
 
-def test_noise_leaves_all_random_states_alone(tmp_path: Path) -> None:
+def test_noise_restores_all_random_states(tmp_path: Path) -> None:
     before = random.getstate(), np.random.get_state()[1].tolist()
 
     def work(net: nn.Module) -> None:
@@ -307,7 +305,7 @@ def test_noise_leaves_all_random_states_alone(tmp_path: Path) -> None:
 
 
 def test_a_skipped_module_whose_input_the_model_returns(run_path: Path) -> None:
-    """What the loss sends back to that input is right; the rest comes from the module that hands it on."""
+    """The loss's part of the gradient is correct; the rest comes from the module that passes the input on."""
 
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -333,7 +331,7 @@ def test_a_skipped_module_whose_input_the_model_returns(run_path: Path) -> None:
 
 
 class Recomputed(nn.Module):
-    """One block, called again and again, each time as a region that backward computes anew."""
+    """One block called several times, each time as a region that backward recomputes."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -347,7 +345,7 @@ class Recomputed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_regions_of_one_block_are_known_apart_when_they_are_computed_anew(tmp_path: Path, reentrant: bool) -> None:
+def test_regions_of_one_block_are_distinguished_when_recomputed(tmp_path: Path, reentrant: bool) -> None:
     def ran(watch: Any) -> Any:
         torch.manual_seed(0)
         model = Recomputed(reentrant)

@@ -34,7 +34,7 @@ class Net(nn.Layer):
 
 
 class Passing(nn.Layer):
-    """One value is used and returned by a layer and the one around it, and goes through a further one."""
+    """A layer and the one around it use and return one value, which also passes through a third."""
 
     class Router(nn.Layer):
         def __init__(self) -> None:
@@ -122,7 +122,7 @@ def test_two_mistakes_are_two_births(run_path: Path) -> None:
     assert [birth.module for birth in checked(model, reference, "mirror").births] == ["blocks.0", "blocks.1.act"]
 
 
-def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
+def test_a_wrong_backward_is_attributed_to_its_module(run_path: Path) -> None:
     class Doubled(paddle.autograd.PyLayer):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_wrong_backward_is_laid_to_its_module(run_path: Path) -> None:
     assert result.first.key.kind == "grad_input"
 
 
-def test_noise_leaves_the_model_alone(tmp_path: Path) -> None:
+def test_noise_restores_the_model(tmp_path: Path) -> None:
     model = built("net")
     before = {key: value.numpy().copy() for key, value in model.state_dict().items()}
     noise = read_noise(tt.noise(model, lambda model: step(model, "net"), tmp_path / "noise", seeds=2))

@@ -1,4 +1,4 @@
-"""The worked example of docs/isolation.md does what the page says."""
+"""The example of docs/isolation.md prints what the page shows."""
 
 from __future__ import annotations
 

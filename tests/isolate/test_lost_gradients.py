@@ -1,4 +1,4 @@
-"""Gradients that never come: who is named, and that a model which only looks different is not."""
+"""Missing gradients: the responsible module is reported, and models that only look different are not."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def named(result: Any) -> list[str]:
         (Tied, "mid", output_detached),
     ],
 )
-def test_the_module_at_fault_is_named_alone(
+def test_only_the_responsible_module_is_reported(
     build: Callable[[], nn.Module], module: str, spoil: Spoil, run_path: Path
 ) -> None:
     reference, model = captured(build(), run_path), spoilt(build, module, spoil)
@@ -99,7 +99,7 @@ def test_the_module_at_fault_is_named_alone(
 
 
 class Handing(nn.Module):
-    """The root hands a value that it made down through a block, whose parts get it and hand it on as it is."""
+    """The root passes a value through a block, whose submodules pass it on unchanged."""
 
     class Block(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -128,9 +128,7 @@ def cut_by_the_block(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "module"), [(cut_by_the_root, ""), (cut_by_the_block, "block")])
-def test_the_code_that_cut_it_off_is_named_and_none_that_was_given_it(
-    spoil: Spoil, module: str, run_path: Path
-) -> None:
+def test_only_the_code_that_detached_it_is_reported(spoil: Spoil, module: str, run_path: Path) -> None:
     reference, model = captured(Handing(), run_path), Handing()
     spoil(model)
     with tt.check(model, reference) as check:
@@ -138,7 +136,7 @@ def test_the_code_that_cut_it_off_is_named_and_none_that_was_given_it(
     assert named(check.result) == [module], check.result.sentence
 
 
-def test_without_gradients_at_inputs_it_is_still_one(run_path: Path) -> None:
+def test_without_input_gradients_there_is_still_one_finding(run_path: Path) -> None:
     reference = captured(nested(), run_path, kinds=("input", "output", "grad_output", "param_grad"))
     model = spoilt(nested, "1.1.0", output_detached)
     with tt.check(model, reference) as check:
@@ -173,8 +171,8 @@ def test_runs_captured_differently_match(options: dict[str, Any], run_path: Path
     assert result.verdict == "match", result.sentence
 
 
-def test_an_input_that_needs_no_gradient_is_no_loss(run_path: Path, tmp_path: Path) -> None:
-    """Only the reference was asked for the gradient of the batch: every parameter has its own on both sides."""
+def test_an_input_without_a_gradient_is_not_reported(run_path: Path, tmp_path: Path) -> None:
+    """Only the reference's batch requires a gradient; all parameters have theirs on both sides."""
 
     def run(path: Path, asked: bool) -> Path:
         x = torch.ones(4, 8).requires_grad_(asked)
@@ -186,7 +184,7 @@ def test_an_input_that_needs_no_gradient_is_no_loss(run_path: Path, tmp_path: Pa
     assert result.verdict == "match", result.sentence
 
 
-def test_a_run_that_was_broken_off_has_lost_nothing(run_path: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_has_no_missing_gradients(run_path: Path, tmp_path: Path) -> None:
     def stopped(gradient: torch.Tensor) -> None:
         raise KeyboardInterrupt
 
@@ -202,7 +200,7 @@ def test_a_run_that_was_broken_off_has_lost_nothing(run_path: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-def test_parameters_that_moved_into_a_part_are_not_lost(isolate: bool, run_path: Path, tmp_path: Path) -> None:
+def test_parameters_that_moved_into_a_submodule_are_not_missing(isolate: bool, run_path: Path, tmp_path: Path) -> None:
     def refactored() -> Any:
         model: Any = plain()
         model[2] = nn.Sequential(model[2], nn.Identity())

@@ -14,7 +14,7 @@ import tensortap as tt
 
 
 class Masked(nn.Module):
-    """Attention that is given an additive mask, and hands it on."""
+    """Attention with an additive mask, which it passes on."""
 
     def __init__(self, part: nn.Module | None = None) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_a_mask_of_another_dtype_agrees(reference: Path, dtype: torch.dtype, iso
 
 @pytest.mark.parametrize("isolate", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_mask_that_hides_others_is_found(reference: Path, dtype: torch.dtype, isolate: bool) -> None:
+def test_a_mask_that_hides_other_positions_is_found(reference: Path, dtype: torch.dtype, isolate: bool) -> None:
     model = seeded(hidden=2)
     with tt.check(model, reference, isolate=isolate) as check:
         stepped(model, dtype)

@@ -1,4 +1,4 @@
-"""The noise floor: what it measures, that it leaves the model alone, and that comparisons use it."""
+"""Noise: what is measured, that the model is restored, and that comparisons use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = Key(0, 0, "forward", "fc", 0, "input", "0")
 
 
 class Steep(nn.Module):
-    """Magnifies the rounding of what it is given."""
+    """Amplifies the rounding of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (7 * x).exp()
@@ -41,7 +41,7 @@ def step(net: nn.Module) -> None:
     (net(inputs()).float() * 3).square().mean().backward()
 
 
-def test_a_module_that_magnifies_has_more_noise(tmp_path: Path) -> None:
+def test_a_module_that_amplifies_has_more_noise(tmp_path: Path) -> None:
     noise = read_noise(tt.noise(model(), step, tmp_path / "noise"))
     linear, row = noise.of(("0", 0, "output", "0"))
     assert 0.5 * EPSILON < linear < 3 * EPSILON
@@ -52,7 +52,7 @@ def test_a_module_that_magnifies_has_more_noise(tmp_path: Path) -> None:
     assert noise.of(("nowhere", 0, "output", "0")) == (0.0, 0.0)
 
 
-def test_the_model_is_afterwards_what_it_was(tmp_path: Path) -> None:
+def test_the_model_is_restored(tmp_path: Path) -> None:
     net = model()
     step(net)
     states = {key: value.clone() for key, value in net.state_dict().items()}
@@ -67,7 +67,7 @@ def test_the_model_is_afterwards_what_it_was(tmp_path: Path) -> None:
     assert hooks_on(net) == 0
 
 
-def test_the_model_is_put_back_when_the_step_fails(tmp_path: Path) -> None:
+def test_the_model_is_restored_when_the_step_fails(tmp_path: Path) -> None:
     net, calls = model(), []
     states = {key: value.clone() for key, value in net.state_dict().items()}
 
@@ -84,9 +84,9 @@ def test_the_model_is_put_back_when_the_step_fails(tmp_path: Path) -> None:
 
 
 def test_a_batch_alone_is_enough(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    path = tt.noise(model(), inputs(), tmp_path / "a", seeds=2, progress=lambda done, all_: told.append((done, all_)))
-    assert told == [(1, 2), (2, 2)]
+    calls: list[tuple[int, int]] = []
+    path = tt.noise(model(), inputs(), tmp_path / "a", seeds=2, progress=lambda done, all_: calls.append((done, all_)))
+    assert calls == [(1, 2), (2, 2)]
     assert read_noise(path).of(("0", 0, "grad_input", "0")) == (0.0, 0.0)  # the input takes no part in autograd
     assert read_noise(path).of(("3", 0, "param_grad", "weight"))[0] > 0
     structured = zoo.Structured()
@@ -94,8 +94,8 @@ def test_a_batch_alone_is_enough(tmp_path: Path) -> None:
     assert len(read_noise(tt.noise(zoo.Both(), (zoo.batch(), zoo.batch(seed=2)), tmp_path / "c")))
 
 
-def test_inner_precision_is_noticed(tmp_path: Path) -> None:
-    """Takes and returns float32, computes in bfloat16: steps of a float32 epsilon would show nothing."""
+def test_inner_precision_is_detected(tmp_path: Path) -> None:
+    """Takes and returns float32, computes in bfloat16: perturbations of a float32 epsilon would have no effect."""
 
     class Lowered(nn.Module):
         def __init__(self) -> None:
@@ -140,7 +140,7 @@ def checked(net: nn.Module, reference: Path, **options: Any) -> Any:
     return check.result
 
 
-def test_a_check_allows_for_it(reference: Path, tmp_path: Path) -> None:
+def test_a_check_allows_for_noise(reference: Path, tmp_path: Path) -> None:
     noise = tt.noise(model(), step, tmp_path / "noise")
     assert checked(in_another_way(model()), reference).verdict == "diverged"
     assert checked(in_another_way(model()), reference, noise=noise).verdict == "match"
@@ -156,7 +156,7 @@ def test_a_check_allows_for_it(reference: Path, tmp_path: Path) -> None:
     assert "measured noise" in result.policy
 
 
-def test_a_comparison_allows_for_it(reference: Path, tmp_path: Path) -> None:
+def test_a_comparison_allows_for_noise(reference: Path, tmp_path: Path) -> None:
     noise = tt.noise(model(), step, tmp_path / "noise")
     net = in_another_way(model())
     with tt.capture(net, tmp_path / "candidate", keep="tensors", kinds=ALL_KINDS):
@@ -168,24 +168,24 @@ def test_a_comparison_allows_for_it(reference: Path, tmp_path: Path) -> None:
     assert rules == {"measured noise"}
 
 
-def test_steps_are_of_one_epsilon_and_the_same_for_a_seed() -> None:
+def test_perturbations_are_one_epsilon_and_reproducible() -> None:
     values = np.array([0.0, 1.0, -3.5, np.inf, np.nan, 1e30, 3e38], np.float32)
     perturbation = Perturbation(0, 1, lambda key: "float32")
-    moved = perturbation.of(values, KEY)
+    moved = perturbation.apply(values, KEY)
     assert moved.dtype == np.float32
     assert moved[0] == 0 and moved[3] == np.inf and np.isnan(moved[4])
     relative = np.abs(moved[[1, 2, 5]] / values[[1, 2, 5]] - 1)
     assert np.all((relative > 0) & (relative < 2.5 * 2.0**-23))
-    assert np.array_equal(moved, perturbation.of(values, KEY), equal_nan=True)
+    assert np.array_equal(moved, perturbation.apply(values, KEY), equal_nan=True)
     many = np.ones(1000, np.float32)
-    assert not np.array_equal(perturbation.of(many, KEY), Perturbation(1, 1, lambda key: None).of(many, KEY))
-    coarse = Perturbation(0, 1, lambda key: "bfloat16").of(many, KEY)
+    assert not np.array_equal(perturbation.apply(many, KEY), Perturbation(1, 1, lambda key: None).apply(many, KEY))
+    coarse = Perturbation(0, 1, lambda key: "bfloat16").apply(many, KEY)
     assert np.abs(coarse - 1).min() > 0.99 * EPSILON
     integers = np.arange(5)
-    assert perturbation.of(integers, KEY) is integers
+    assert perturbation.apply(integers, KEY) is integers
 
 
-def test_a_noise_file_is_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_a_noise_file_is_only_overwritten_on_request(tmp_path: Path) -> None:
     path = tt.noise(model(), step, tmp_path / "noise", seeds=1)
     with pytest.raises(tt.TensortapError, match="overwrite=True"):
         tt.noise(model(), step, path, seeds=1)
@@ -198,7 +198,7 @@ def test_a_noise_file_is_not_overwritten_unasked(tmp_path: Path) -> None:
         tt.noise(model(), step, tmp_path / "none", seeds=0)
 
 
-def test_a_damaged_noise_file_is_told_from_a_run(reference: Path, tmp_path: Path) -> None:
+def test_a_damaged_noise_file_is_not_taken_for_a_run(reference: Path, tmp_path: Path) -> None:
     path = tt.noise(model(), step, tmp_path / "noise", seeds=1)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(tt.TensortapError, match="noise"):

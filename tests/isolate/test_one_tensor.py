@@ -1,4 +1,4 @@
-"""A value that goes through many hands is one tensor in capture, with one gradient; so it must be in a check."""
+"""A value that passes through several modules is one tensor with one gradient, in capture and in a check."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support.tapping import hooks_on
 from support.zoo import Doubled
-from tensortap.isolate.sameness import Level, Sameness
+from tensortap.isolate.aliases import CallBoundary, TensorAliases
 
 KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
 
 
 class Router(nn.Module):
-    """Uses what it returns."""
+    """Uses its own output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Router(nn.Module):
 
 
 class Quiet(Router):
-    """Does not use it."""
+    """Does not use its own output."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = self.lin(x)
@@ -41,7 +41,7 @@ class Quiet(Router):
 
 
 class Block(nn.Module):
-    """Returns what its router returned, and uses it, too."""
+    """Returns its router's output, and uses it, too."""
 
     def __init__(self, router: Callable[[], nn.Module] = Router) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Blocks(nn.Module):
 
 
 class Bias(nn.Module):
-    """A bias that the first layer makes goes through all of them, two modules deep."""
+    """The first layer computes a bias that passes through all layers, two modules deep."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Bias(nn.Module):
 
 
 class HandedThrough(nn.Module):
-    """What the code of a block makes goes through two modules that leave it as it is, and is used beside them."""
+    """A block's value passes unchanged through two modules, and the block uses it, too."""
 
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Twice(nn.Module):
 
 
 class ChangedBetween(nn.Module):
-    """Changes in place what a module in it returned, and returns it: that is another value."""
+    """Changes an inner module's output in place and returns it, which makes it another value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Viewed(Block):
 
 
 def loss_of(out: Any) -> torch.Tensor:
-    """One that sends another gradient to each element."""
+    """A loss with a different gradient for each element."""
     parts = (out,) if isinstance(out, torch.Tensor) else out
     return torch.stack(
         [(part.pow(2) * torch.arange(1.0, part.numel() + 1).view_as(part)).mean() for part in parts]
@@ -253,7 +253,7 @@ def test_a_gradient_penalty_agrees_with_itself(run_path: Path) -> None:
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5)
 
 
-def test_the_parameters_get_the_gradients_that_they_get_without_a_check(run_path: Path) -> None:
+def test_parameter_gradients_are_as_without_a_check(run_path: Path) -> None:
     model, free = built(Bias), built(Bias)
     checked(model, captured(Bias, run_path))
     step(free)
@@ -266,7 +266,7 @@ def test_the_parameters_get_the_gradients_that_they_get_without_a_check(run_path
 
 
 class Calm(Block):
-    """Only returns it."""
+    """Only returns it, without using it."""
 
     def __init__(self) -> None:
         super().__init__(Quiet)
@@ -277,7 +277,7 @@ class Calm(Block):
 
 
 class Around(nn.Module):
-    """The root uses what the block returns, and does not return it."""
+    """The root uses the block's output without returning it."""
 
     def __init__(self, block: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def wrong_around(model: Any) -> None:
         (lambda: Around(Calm), wrong_around, ""),
     ],
 )
-def test_a_wrong_backward_is_laid_to_the_innermost_that_adds_to_it(
+def test_a_wrong_backward_is_attributed_to_the_innermost_module_that_adds_to_it(
     build: Callable[[], nn.Module], spoil: Callable[[Any], None], module: str, run_path: Path
 ) -> None:
     reference, model = captured(build, run_path), built(build)
@@ -332,7 +332,7 @@ def test_a_wrong_backward_is_laid_to_the_innermost_that_adds_to_it(
     assert named(checked(model, reference)) == [module]
 
 
-def test_a_loss_that_sends_another_gradient_is_named_as_such(run_path: Path) -> None:
+def test_a_loss_with_another_gradient_is_reported(run_path: Path) -> None:
     def build() -> nn.Module:
         return Blocks(block=Calm)
 
@@ -348,7 +348,7 @@ def test_a_loss_that_sends_another_gradient_is_named_as_such(run_path: Path) -> 
 # --- what it knows a tensor by ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_kept_alive_and_nothing_stays(run_path: Path) -> None:
+def test_no_tensor_is_kept_alive_and_no_hook_remains(run_path: Path) -> None:
     reference, model = captured(Blocks, run_path), built(Blocks)
     seen = []
     with tt.check(model, reference):
@@ -360,11 +360,11 @@ def test_nothing_is_kept_alive_and_nothing_stays(run_path: Path) -> None:
     assert hooks_on(model) == 0
 
 
-def test_a_tensor_is_known_by_itself_and_its_version() -> None:
-    known = Sameness(lambda tensor: tensor._version)
+def test_aliases_depend_on_identity_and_version() -> None:
+    known = TensorAliases(lambda tensor: tensor._version)
     first, second, third = torch.ones(2), torch.ones(2), torch.ones(2)
-    known.stands_for(second, first, 7)
-    known.stands_for(third, second, 7)
+    known.add_substitute(second, first, 7)
+    known.add_substitute(third, second, 7)
     assert known.original(third, 7) is first
     assert known.original(third, 8) is third, "the reference has another tensor there"
     second.add_(1)
@@ -372,24 +372,24 @@ def test_a_tensor_is_known_by_itself_and_its_version() -> None:
     assert known.original(third, 7) is first
     first.add_(1)
     assert known.original(third, 7) is third
-    levels: list[Level] = []
-    known.returned(first, 7, levels)
-    assert known.levels(first, 7) is levels
-    assert known.levels(first, 8) is None
-    assert known.levels(first.clone(), 7) is None
+    calls: list[CallBoundary] = []
+    known.add_output(first, 7, calls)
+    assert known.boundaries(first, 7) is calls
+    assert known.boundaries(first, 8) is None
+    assert known.boundaries(first.clone(), 7) is None
     known.clear()
-    assert known.levels(first, 7) is None
+    assert known.boundaries(first, 7) is None
 
 
-def test_a_tensor_that_is_gone_is_forgotten() -> None:
-    """Its address may be another one's by now."""
-    known = Sameness(lambda tensor: tensor._version)
+def test_a_dead_tensor_is_forgotten() -> None:
+    """Another tensor may reuse its address."""
+    known = TensorAliases(lambda tensor: tensor._version)
     for _ in range(20):
         tensor = torch.ones(2)
-        assert known.levels(tensor, 7) is None
+        assert known.boundaries(tensor, 7) is None
         assert known.original(tensor, 7) is tensor
-        known.returned(tensor, 7, [])
-        known.stands_for(tensor, torch.zeros(2), 7)
+        known.add_output(tensor, 7, [])
+        known.add_substitute(tensor, torch.zeros(2), 7)
         del tensor
-    assert not known._returned._of
-    assert not known._originals._of
+    assert not known._returned._notes
+    assert not known._originals._notes

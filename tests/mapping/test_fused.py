@@ -1,4 +1,4 @@
-"""A module that includes the activation behind it hides no right port, and a mistake in it is still named."""
+"""A module that includes the activation after it: a correct port matches, and a mistake is located."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Functions(Apart):
 
 
 class Nested(nn.Module):
-    """The norm in a block of its own, and an activation behind the block."""
+    """The norm in a separate block, and an activation after the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def compared(
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("back", [False, True], ids=["torch first", "paddle first"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_right_port_matches(name: str, back: bool, seed: int, tmp_path: Path) -> None:
+def test_a_correct_port_matches(name: str, back: bool, seed: int, tmp_path: Path) -> None:
     result = compared(name, tmp_path, back, seed)
     assert result.verdict == "match", str(result)
     assert any("includes" in note for note in result.notes)
@@ -209,7 +209,7 @@ def _sigmoid(model: Any) -> None:
         ("a linear", _weight, "fc1"),
     ],
 )
-def test_a_mistake_in_it_is_named(name: str, change: Callable[[Any], None], module: str, tmp_path: Path) -> None:
+def test_a_mistake_in_it_is_located(name: str, change: Callable[[Any], None], module: str, tmp_path: Path) -> None:
     result = compared(name, tmp_path, change=change)
     assert (result.verdict, result.first.module) == ("diverged", module), str(result)
     if change is _epsilon and name == "a module":

@@ -1,4 +1,4 @@
-"""Modules that were paired by structure alone: they carry no verdict, and hide neither a right port nor a mistake."""
+"""Modules paired only by structure: they determine no verdict alone, and hide no mistake."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def runs(
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("back", [False, True], ids=["torch first", "paddle first"])
-def test_a_wrong_guess_hides_no_right_port(back: bool, seed: int, tmp_path: Path) -> None:
+def test_a_correct_port_matches_despite_wrong_guesses(back: bool, seed: int, tmp_path: Path) -> None:
     both = runs(tmp_path, (Net, PaddleNet), seed=seed)
     result = tt.compare(*(both[::-1] if back else both))
     assert result.verdict == "match", str(result)
@@ -128,8 +128,8 @@ def test_a_wrong_guess_hides_no_right_port(back: bool, seed: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["torch first", "paddle first"])
-def test_parameters_show_what_belongs_together(back: bool, tmp_path: Path) -> None:
-    """Two branches that are alike and run in another order: all that differs was paired wrongly, and is paired anew."""
+def test_parameters_correct_wrong_pairs(back: bool, tmp_path: Path) -> None:
+    """Two similar branches run in another order: all differing pairs are wrong, and are paired again."""
     both = runs(tmp_path, (Branches, PaddleBranches))
     result = tt.compare(*(both[::-1] if back else both))
     assert result.verdict == "match" and not result.counts.get("unjudged"), str(result)
@@ -137,7 +137,7 @@ def test_parameters_show_what_belongs_together(back: bool, tmp_path: Path) -> No
     assert by_values == ({("gate", "left"), ("value", "right")} if back else {("left", "gate"), ("right", "value")})
 
 
-def test_a_rule_settles_it(tmp_path: Path) -> None:
+def test_a_rule_decides(tmp_path: Path) -> None:
     both = runs(tmp_path, (Branches, PaddleBranches))
     names = {"left": "gate", "right": "value"}
     rules = {"module": [{"torch": ours, "paddle": theirs} for ours, theirs in names.items()]}
@@ -160,7 +160,7 @@ def _epsilon(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "module"), [(_scale, "blocks.1"), (_weight, "blocks.0.mlp.down"), (_epsilon, "blocks.1.norm")]
 )
-def test_a_mistake_beside_wrong_guesses_is_named(change: Callable[[Any], None], module: str, tmp_path: Path) -> None:
+def test_a_mistake_is_located_despite_wrong_guesses(change: Callable[[Any], None], module: str, tmp_path: Path) -> None:
     result = tt.compare(*runs(tmp_path, (Net, PaddleNet), change))
     assert result.verdict == "diverged", str(result)
     if module != "blocks.1":
@@ -169,7 +169,7 @@ def test_a_mistake_beside_wrong_guesses_is_named(change: Callable[[Any], None], 
         assert result.first.module in ("", "blocks.1"), str(result)
 
 
-def test_a_branch_that_is_wrong_shows_where_both_are_certain(tmp_path: Path) -> None:
+def test_a_wrong_branch_is_found_at_the_next_certain_pair(tmp_path: Path) -> None:
     def change(model: Any) -> None:
         model.gate.weight.set_value(model.gate.weight * 1.01)
 
@@ -177,7 +177,7 @@ def test_a_branch_that_is_wrong_shows_where_both_are_certain(tmp_path: Path) -> 
     assert (result.verdict, result.first.key.module) == ("diverged", "out"), str(result)
 
 
-def test_where_nothing_is_certain_nobody_can_tell(tmp_path: Path) -> None:
+def test_without_certain_pairs_the_result_is_incomparable(tmp_path: Path) -> None:
     """Only the branches were tapped, and they are alike."""
     options = {"kinds": ("input", "output"), "modules": lambda name, module: name in ("left", "right", "gate", "value")}
     both = runs(tmp_path, (Branches, PaddleBranches), **options)

@@ -1,4 +1,4 @@
-"""A mapping in a comparison: rules of one's own, what reports say of it, and that nothing changes without one."""
+"""A mapping in a comparison: a user's rules, the reports, and no effect without a mapping."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
     return twins.train(ours, X, tmp_path / "torch"), twins.train(theirs, X, tmp_path / "paddle"), rules
 
 
-def test_rules_join_what_is_apart(runs: tuple[Path, Path, Path]) -> None:
+def test_rules_join_separate_tensors(runs: tuple[Path, Path, Path]) -> None:
     ours, theirs, rules = runs
     assert tt.compare(ours, theirs).counts["unmatched"] > tt.compare(ours, theirs, mapping=rules).counts["unmatched"]
     result = tt.compare(ours, theirs, mapping=rules)
@@ -77,7 +77,7 @@ def test_rules_join_what_is_apart(runs: tuple[Path, Path, Path]) -> None:
     assert {"q", "k", "v"} <= {row["module"] for row in back.rows if row["layout"]}
 
 
-def test_a_close_look_is_at_the_tensor_as_it_is_read(runs: tuple[Path, Path, Path]) -> None:
+def test_details_show_the_converted_tensor(runs: tuple[Path, Path, Path]) -> None:
     result = tt.compare(*runs[:2], mapping=runs[2], kinds="param", details=100)
     rows = list(result.rows)
     looks = {rows[look.row]["path"]: look for look in result.details if rows[look.row]["module"] == "mixed"}
@@ -92,7 +92,7 @@ def test_a_close_look_is_at_the_tensor_as_it_is_read(runs: tuple[Path, Path, Pat
     assert tt.compare(*runs[:2], mapping={"version": 1}, kinds="param").options is None
 
 
-def test_the_page_says_what_the_candidate_calls_it(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_the_page_has_the_candidates_names(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     args = ["report", *map(str, runs[:2]), "--map", str(runs[2]), "-o", str(out)]
     assert CliRunner().invoke(app, args).exit_code == 0
@@ -103,7 +103,7 @@ def test_the_page_says_what_the_candidate_calls_it(runs: tuple[Path, Path, Path]
     assert found["out", "output", "0"] == ("", "")
 
 
-def test_the_command_takes_rules(runs: tuple[Path, Path, Path]) -> None:
+def test_the_command_accepts_rules(runs: tuple[Path, Path, Path]) -> None:
     ours, theirs, rules = map(str, runs)
     done = CliRunner().invoke(app, ["compare", ours, theirs, "--map", rules, "--json", "-"])
     assert done.exit_code == 0, done.output
@@ -115,7 +115,7 @@ def test_the_command_takes_rules(runs: tuple[Path, Path, Path]) -> None:
     assert "q.bias + k.bias + v.bias → mixed.bias (joined (3 along axis 0), rule)" in page.output
 
 
-def test_the_command_says_what_is_wrong_with_rules(runs: tuple[Path, Path, Path]) -> None:
+def test_the_command_reports_errors_in_rules(runs: tuple[Path, Path, Path]) -> None:
     runs[2].write_text("[[tensor]]\ntorch = 1\n")
     done = CliRunner().invoke(app, ["compare", str(runs[0]), str(runs[1]), "--map", str(runs[2])])
     assert done.exit_code != 0
@@ -124,7 +124,7 @@ def test_the_command_says_what_is_wrong_with_rules(runs: tuple[Path, Path, Path]
 
 
 def test_values_are_mapped_by_rule(tmp_path: Path) -> None:
-    """Batch and sequence are of one size: shapes do not tell them apart."""
+    """Batch and sequence have the same size, so shapes do not distinguish them."""
     square = X[:, :3]
     ours, theirs = nn.LSTM(8, 4), paddle.nn.LSTM(8, 4)
     tt.transfer(ours, theirs)
@@ -146,7 +146,7 @@ def test_values_are_mapped_by_rule(tmp_path: Path) -> None:
 KINDS = ("input", "output")
 
 
-def test_keywords_that_differ_go_by_their_order(tmp_path: Path) -> None:
+def test_renamed_keywords_are_matched_in_order(tmp_path: Path) -> None:
     result = twins.compared("Decoder", tmp_path)
     masks = [row for row in result.rows if row["path"] == "mask" and row["kind"] == "input"]
     assert masks and {row["path_candidate"] for row in masks} == {"attn_mask"}
@@ -200,7 +200,7 @@ def test_checkpoints_with_a_mapping(tmp_path: Path) -> None:
     assert tt.compare(run, theirs, mapping=rules).counts["equal"] == 7
 
 
-def test_renames_go_together_with_a_mapping(tmp_path: Path) -> None:
+def test_renames_work_with_a_mapping(tmp_path: Path) -> None:
     old, new = renamed()
     first, second = twins.train(old, X, tmp_path / "a"), twins.train(new, X, tmp_path / "b")
     result = tt.compare(first, second, mapping={"structure": False}, rename=["^0$=fc1"])

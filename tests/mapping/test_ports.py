@@ -1,4 +1,4 @@
-"""Models as others name and nest them: weights find their place where tensors leave no doubt; the rest is listed."""
+"""Ports with other names and nesting: weights are mapped if tensors leave no doubt; the rest is listed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def compared(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_finds_its_place(name: str) -> None:
-    """Also back: what was copied over and back is what it was."""
+def test_everything_is_mapped(name: str) -> None:
+    """A transfer there and back restores all values."""
     ours, theirs = models(name)
     there = tt.transfer(ours, theirs)
     assert there.complete, str(there)
@@ -69,12 +69,12 @@ def test_everything_finds_its_place(name: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("back", [False, True], ids=["torch first", "paddle first"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_right_port_matches(name: str, back: bool, seed: int, tmp_path: Path) -> None:
+def test_a_correct_port_matches(name: str, back: bool, seed: int, tmp_path: Path) -> None:
     result = compared(name, tmp_path, seed, back=back)
     assert result.verdict == "match", str(result)
 
 
-def test_how_it_was_found_is_told() -> None:
+def test_the_report_says_how_names_were_mapped() -> None:
     ours, theirs = models("GPT2")
     report = tt.transfer(ours, theirs)
     found = {each.target: each for each in report.copied}
@@ -85,7 +85,7 @@ def test_how_it_was_found_is_told() -> None:
     assert (head.source, head.how) == (("cls.predictions.bias",), "shape")
 
 
-def test_buffers_that_are_not_saved_are_nothing_to_copy() -> None:
+def test_buffers_that_are_not_saved_need_no_counterpart() -> None:
     report = tt.transfer(*models("BertForMaskedLM"), strict=True)
     assert [(each.side, each.name, each.why) for each in report.ignored] == [
         ("source", "bert.position_ids", "not saved with the model")
@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_a_port_is_named(mistake: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_port_is_located(mistake: str, tmp_path: Path) -> None:
     name, change, module = MISTAKES[mistake]
     result = compared(name, tmp_path, change=change)
     assert (result.verdict, result.first.module) == ("diverged", module), str(result)
@@ -141,8 +141,8 @@ def linears(framework: Any, names: str, *sizes: int) -> dict[str, Any]:
     return {name: framework.nn.Linear(*sizes) for name in names.split()}
 
 
-def test_packed_head_by_head_is_not_taken_apart() -> None:
-    """Nothing in names or shapes tells whether query, key and value come one after the other, or head by head."""
+def test_interleaved_heads_are_not_split() -> None:
+    """Names and shapes do not show whether query, key and value are concatenated or interleaved by head."""
     ours = named(attn=named(query_key_value=nn.Linear(8, 24), dense=nn.Linear(8, 8)))
     theirs = Layers(attn=Layers(**linears(paddle, "q_proj k_proj v_proj out_proj", 8, 8)))
     report = tt.transfer(ours, theirs)
@@ -153,8 +153,8 @@ def test_packed_head_by_head_is_not_taken_apart() -> None:
     assert not any("query_key_value" in part for each in report.copied for part in each.source)
 
 
-def test_two_that_are_alike_are_not_placed_by_shape() -> None:
-    """Leftovers find each other only if either side has but one of their shapes."""
+def test_two_of_one_shape_are_not_mapped_by_shape() -> None:
+    """Tensors are matched by shape only if each side has exactly one left."""
     ours = named(a=named(norm=nn.LayerNorm(4), x=nn.Linear(4, 6), y=nn.Linear(4, 6)), b=named(z=nn.Linear(6, 3)))
     theirs = Layers(
         c=Layers(first=paddle.nn.Linear(6, 3)),

@@ -107,7 +107,7 @@ def test_without_elements_it_is_not_judged(tmp_path: Path) -> None:
     assert rules["positions", "input"] == "its shape alone differs, and its elements were not kept"
 
 
-def test_another_number_of_channels_is_still_another_shape(tmp_path: Path) -> None:
+def test_another_number_of_channels_is_another_shape(tmp_path: Path) -> None:
     runs = []
     for name, model in (("t", torch.nn.Linear(4, 6)), ("p", paddle.nn.Linear(4, 3))):
         runs.append(twins.train(model, np.ones((2, 4), np.float32), tmp_path / name, kinds=("output",)))

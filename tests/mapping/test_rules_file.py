@@ -1,4 +1,4 @@
-"""Rules are read from TOML; what is wrong with a file is said with the file, the key and what was expected."""
+"""Rules are read from TOML; an error names the file, the key and the expected value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(tmp_path: Path, text: str) -> Rules:
     return read_rules(path)
 
 
-def test_the_table_that_ships_is_read() -> None:
+def test_the_shipped_table_is_valid() -> None:
     rules = shipped_rules()
     assert rules.canonical(("torch",), ("BatchNorm2d",)) == rules.canonical(("paddle",), ("BatchNorm2D",))
     assert rules.canonical(("torch",), ("ModuleList",)) == rules.canonical(("paddle",), ("LayerList",))
@@ -29,7 +29,7 @@ def test_the_table_that_ships_is_read() -> None:
     assert rules.opaque(("paddle",), ("LSTM",)) and not rules.opaque(("paddle",), ("Sequential",))
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_file(tmp_path: Path) -> None:
     rules = read(tmp_path, '[[tensor]]\ntorch = "a.w"\npaddle = ["b.x", "b.y"]\naxis = 1\npermute = [2, 0, 1]\n')
     (rule,) = rules.tensors
     assert (rule.names["torch"], rule.names["paddle"], rule.axis) == (("a.w",), ("b.x", "b.y"), 1)
@@ -43,21 +43,24 @@ def test_the_root_has_no_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[module]\n", "rules.toml is no TOML"),
         ("version = 2\n", "version = 2, but this tensortap reads version 1"),
         ("structure = 1\n", "structure = 1; expected true or false"),
-        ("[[modules]]\ntorch = 'a'\n", "'modules' is no key here; there are version, structure, module, class"),
+        ("[[modules]]\ntorch = 'a'\n", "unknown key 'modules'; expected version, structure, module, class"),
         ("module = 'a'\n", "[[module]]: expected a list of tables, not 'a'"),
         ("[[module]]\ntorch = 'a'\n", "[[module]] 1: paddle is missing; expected a name for torch and paddle"),
         ("[[module]]\nregex = 'torch'\n", "[[module]] 1: it names no sides; expected torch and paddle, or reference"),
         ("[[module]]\ntorch = 'a'\npaddle = 1\n", "[[module]] 1: paddle = 1; expected a name"),
-        ("[[module]]\ntorch = 'a'\npaddle = 'b'\npermut = [1]\n", "[[module]] 1: 'permut' is no key here; there are"),
-        ("[[module]]\ntorch = 'a.*'\npaddle = 'b'\n", "[[module]] 1: 'a.*' and 'b' have other wildcards"),
+        (
+            "[[module]]\ntorch = 'a'\npaddle = 'b'\npermut = [1]\n",
+            "[[module]] 1: unknown key 'permut'; expected torch, paddle",
+        ),
+        ("[[module]]\ntorch = 'a.*'\npaddle = 'b'\n", "[[module]] 1: 'a.*' and 'b' differ in their wildcards"),
         ("[[module]]\ntorch = 'a'\npaddle = 'b'\nregex = 'jax'\n", "regex = 'jax'; expected torch or paddle"),
         ("[[module]]\ntorch = '('\npaddle = 'b'\nregex = 'torch'\n", "torch = '('; expected a regular expression"),
-        ("[[module]]\ntorch = 'a'\npaddle = 'b\\1'\nregex = 'torch'\n", "cannot be made from 'a'"),
+        ("[[module]]\ntorch = 'a'\npaddle = 'b\\1'\nregex = 'torch'\n", "is not a replacement for 'a'"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = [1, 1]\n", "permute = [1, 1]; expected every axis once"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = 'yes'\n", "permute = 'yes'; expected a list of axes"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\naxis = -1\n", "axis = -1; expected 0 or more"),
@@ -71,12 +74,12 @@ def test_the_root_has_no_name(tmp_path: Path) -> None:
             "[[class]]\ntorch = 'A'\npaddle = 'B'\nvalue = [{torch = 'x', paddle = 'y'}]\n",
             "[[class]] 1, value 1: torch",
         ),
-        ("[[class]]\ntorch = 'A'\npaddle = '*'\n", "'*' is any class that has the tensors named"),
-        ("[[ignore]]\nwhy = 'so'\n", "[[ignore]] 1: expected one of torch, paddle, reference, candidate and a name"),
+        ("[[class]]\ntorch = 'A'\npaddle = '*'\n", "'*' is any class that has the named tensors"),
+        ("[[ignore]]\nwhy = 'so'\n", "[[ignore]] 1: expected a name for one of torch, paddle, reference, candidate"),
     ],
 )
-def test_what_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)) as raised:
+def test_invalid_rules_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as raised:
         read(tmp_path, text)
     assert "rules.toml" in str(raised.value)
 
@@ -88,6 +91,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_rules(tmp_path)
 
 
-def test_a_mapping_is_as_good_as_a_file() -> None:
-    with pytest.raises(UsageError, match=r"the mapping: \[\[module\]\] 1: 'x' is no key"):
+def test_a_mapping_is_read_like_a_file() -> None:
+    with pytest.raises(UsageError, match=r"the mapping: \[\[module\]\] 1: unknown key 'x'"):
         read_rules({"module": [{"torch": "a", "paddle": "b", "x": 1}]})

@@ -1,4 +1,4 @@
-"""The same architecture in torch and in paddle: after a transfer, all that is mapped agrees; a mistake is named."""
+"""The same architecture in torch and paddle: after a transfer all mapped pairs agree, and a mistake is located."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_every_mapped_pair_agrees(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", twins.NAMES)
-def test_the_other_way_round(name: str, tmp_path: Path) -> None:
+def test_the_other_direction(name: str, tmp_path: Path) -> None:
     result = compared(name, tmp_path, back=True)
     assert result.verdict == "match", str(result)
     assert (result.info["reference"]["framework"], result.info["candidate"]["framework"]) == ("paddle", "torch")
 
 
 @pytest.mark.parametrize("name", twins.NAMES)
-def test_what_is_on_one_side_only_is_explained(name: str, tmp_path: Path) -> None:
+def test_unmatched_records_are_explained(name: str, tmp_path: Path) -> None:
     result = compared(name, tmp_path)
     assert all(each.why for each in result.unmatched)
     parameters = [each for each in result.unmatched if each.key.kind in ("param", "param_grad", "buffer")]
@@ -58,7 +58,7 @@ def test_what_is_on_one_side_only_is_explained(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["ResNet", "Encoder", "Packed"])
-def test_summaries_say_what_they_can(name: str, tmp_path: Path) -> None:
+def test_comparison_of_summaries(name: str, tmp_path: Path) -> None:
     ours, theirs = models(name)
     tt.transfer(ours, theirs)
     runs = [train(m, batch(name), tmp_path / str(at), keep="summary") for at, m in enumerate((ours, theirs))]
@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], None], str, str | None]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("back", [False, True], ids=["torch first", "paddle first"])
-def test_a_mistake_is_named(mistake: str, back: bool, tmp_path: Path) -> None:
+def test_a_mistake_is_located(mistake: str, back: bool, tmp_path: Path) -> None:
     name, change, ours, theirs = MISTAKES[mistake]
     result = compared(name, tmp_path, change, back)
     assert (result.verdict, result.first is not None) == ("diverged", True), str(result)
@@ -156,8 +156,8 @@ def test_a_mistake_is_named(mistake: str, back: bool, tmp_path: Path) -> None:
         assert f"{other} in {'torch' if back else 'paddle'}" in str(result)
 
 
-def test_a_gradient_that_cancels_out_in_a_norm_is_no_mistake(tmp_path: Path) -> None:
-    """The sum of squares of what a LayerNorm returns does not depend on what it is given."""
+def test_a_gradient_that_cancels_out_in_a_norm_is_not_reported(tmp_path: Path) -> None:
+    """The sum of squares of a LayerNorm's output does not depend on its input."""
     ours = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16))
     theirs = paddle.nn.Sequential(paddle.nn.Linear(6, 16), paddle.nn.LayerNorm(16))
     tt.transfer(ours, theirs)
@@ -191,7 +191,7 @@ def test_training_agrees_over_steps(tmp_path: Path) -> None:
     assert {row["step"] for row in result.rows} == {0, 1, 2}
 
 
-def test_dropout_is_pointed_at(tmp_path: Path) -> None:
+def test_dropout_is_mentioned(tmp_path: Path) -> None:
     result = compared("Cnn", tmp_path, _set("features.9", p=0.5))
     assert result.notes[0] == "dropout draws other numbers in each framework: set its rate to 0 on both sides"
 
@@ -209,13 +209,13 @@ def test_gradients_follow_their_parameters(tmp_path: Path) -> None:
     )
 
 
-def test_patterns_mean_the_references_names(tmp_path: Path) -> None:
+def test_patterns_match_the_references_names(tmp_path: Path) -> None:
     result = compared("ResNet", tmp_path, modules="layer1.*", kinds=("output", "param"))
     assert result.verdict == "match"
     assert {row["module"].partition(".")[0] for row in result.rows} == {"layer1"}
 
 
-def test_values_in_another_layout_are_read_as_the_references(tmp_path: Path) -> None:
+def test_values_in_another_layout_are_converted(tmp_path: Path) -> None:
     """torch's recurrent modules take the sequence first, paddle's the batch."""
     result = compared("SequenceFirst", tmp_path)
     row = next(row for row in result.rows if (row["module"], row["kind"]) == ("rnn", "input"))

@@ -1,4 +1,4 @@
-"""Paddle layers run alone on what a run recorded of them."""
+"""Replay of paddle layers on their recorded inputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(run_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("module", ["stem", "block.norm", "block.act", "block"])
-def test_layers_come_out_as_they_did(run: Any, module: str) -> None:
+def test_layers_are_reproduced(run: Any, module: str) -> None:
     result = tt.replay(run, module, Net())
     assert result.verdict == "match", str(result)
     assert not result.unmatched
@@ -57,7 +57,7 @@ def test_layers_come_out_as_they_did(run: Any, module: str) -> None:
     assert {"input", "output", "grad_output"} <= kinds
 
 
-def test_plain_arguments_come_back(run_path: Path) -> None:
+def test_plain_arguments_are_restored(run_path: Path) -> None:
     class Casts(nn.Layer):
         def forward(self, x: Any, dtype: Any, place: Any = None, scale: float = 1.0) -> Any:
             assert str(place) == str(paddle.CPUPlace())  # paddle 3.0's CPUPlace equals no other
@@ -90,7 +90,7 @@ def test_another_dtype_and_implementation(run: Any) -> None:
     assert wrong.first.module == "stem"
 
 
-def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
+def test_bfloat16_is_restored_bit_for_bit(run_path: Path) -> None:
     from tensortap.frameworks.paddle.player import PaddlePlayer
 
     values = paddle.to_tensor([1.5, -2.25, 1e-3]).astype("bfloat16")
@@ -102,8 +102,8 @@ def test_bfloat16_comes_back_bit_for_bit(run_path: Path) -> None:
     assert np.array_equal(Paddle().host(again), host)
 
 
-def test_paddle_layers_that_keep_what_they_were_built_with() -> None:
-    """A layer is written as an expression only if that builds the same one."""
+def test_paddle_layers_that_can_be_written_as_an_expression() -> None:
+    """A layer is written as an expression only if the expression builds the same layer."""
     from tensortap.frameworks.paddle.player import PaddlePlayer
 
     source = PaddlePlayer().plain_source

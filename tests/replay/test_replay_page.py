@@ -15,7 +15,7 @@ import tensortap
 PAGE = Path(__file__).parents[2] / "docs" / "replay.md"
 
 
-def test_all_that_the_page_shows_is_so(tmp_path: Path) -> None:
+def test_the_page_is_true(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     commands = 0
     for kind, text in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL):

@@ -70,7 +70,7 @@ def run(file: Path, run_path: Path) -> Path:
     return run_path
 
 
-def test_a_module_of_ones_own(run: Path, file: Path, tmp_path: Path) -> None:
+def test_a_users_module(run: Path, file: Path, tmp_path: Path) -> None:
     result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
     assert result.verdict == "match"
     assert {path.name for path in (tmp_path / "bug").iterdir()} >= {"model.py", "repro.py", "tensors.safetensors"}
@@ -96,7 +96,7 @@ def test_a_module_of_torch_needs_no_file(run: Path, file: Path, tmp_path: Path) 
     assert set(run_script(tmp_path / "bug")) == set(errors(result, "first"))
 
 
-def test_another_implementation_goes_along(run: Path, file: Path, tmp_path: Path) -> None:
+def test_another_implementation_is_copied(run: Path, file: Path, tmp_path: Path) -> None:
     wrong = f"{file}:halved"
     result = tt.replay(run, "first", f"{file}:build", implementation=wrong, repro=tmp_path / "bug")
     assert result.verdict == "diverged"
@@ -105,8 +105,8 @@ def test_another_implementation_goes_along(run: Path, file: Path, tmp_path: Path
     assert printed == pytest.approx(errors(result, "first"), rel=1e-3, abs=1e-12)
 
 
-def test_torch_modules_that_print_less_than_they_are() -> None:
-    """What torch prints of a module is used only if it builds the same one."""
+def test_torch_modules_whose_repr_is_incomplete() -> None:
+    """A module's repr is used only if it builds the same module."""
     from tensortap.frameworks.torch.player import TorchPlayer
 
     source = TorchPlayer().plain_source
@@ -121,7 +121,7 @@ def test_torch_modules_that_print_less_than_they_are() -> None:
     assert source(zoo.Residual()) is None
 
 
-def test_what_a_script_cannot_be_written_for(run: Path, file: Path, tmp_path: Path) -> None:
+def test_cases_without_a_script_are_refused(run: Path, file: Path, tmp_path: Path) -> None:
     own: dict[str, Any] = {}
     exec(MODEL, own)
     with pytest.raises(UsageError, match=r"file\.py:function"):
@@ -142,17 +142,17 @@ def test_an_implementation_that_returns_something_else(run: Path, file: Path, tm
 
 
 def test_plain_arguments_are_written_as_code() -> None:
-    from tensortap.replay.arguments import arranged
+    from tensortap.replay.arguments import build_arguments
 
     def forward(x: Any, *args: Any, **kwargs: Any) -> None: ...
 
     values = {"1": [1, (2.5,)], "2": {"k": None}, "nan": math.nan, "inf": [-math.inf], "numpy": np.float32(0.5)}
-    told = {
+    others = {
         "dtype": OpaqueValue("dtype", "float16"),
         "device": [OpaqueValue("device", "cuda:0")],
         "text": "a\n'\"\udc80",
     }
-    written = arranged(["0"], values | told, forward, {}, "x").written(lambda path: "t", TorchDialect().opaque)
+    written = build_arguments(["0"], values | others, forward, {}, "x").as_code(lambda path: "t", TorchDialect().opaque)
     args, kwargs = eval(f"(lambda *args, **kwargs: (args, kwargs))({written})", {"torch": torch, "t": 0})
     assert args == (0, [1, (2.5,)], {"k": None})
     assert math.isnan(kwargs.pop("nan"))
@@ -161,12 +161,12 @@ def test_plain_arguments_are_written_as_code() -> None:
         "numpy": 0.5,
         "dtype": torch.float16,
         "device": [torch.device("cuda:0")],
-        "text": told["text"],
+        "text": others["text"],
     }
 
 
 def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path) -> None:
-    from tensortap.replay.arguments import arranged
+    from tensortap.replay.arguments import build_arguments
 
     def forward(**anything: Any) -> None: ...
 
@@ -177,14 +177,14 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
         "device": OpaqueValue("device", evil),
         "other": OpaqueValue("object", evil),
     }
-    found = arranged([evil], kept, forward, {}, "x")
-    written = found.written(lambda path: "t", TorchDialect().opaque)
+    found = build_arguments([evil], kept, forward, {}, "x")
+    written = found.as_code(lambda path: "t", TorchDialect().opaque)
     assert eval(f"dict({written})", {"t": 1, "torch": SimpleNamespace(device=str)}) == {
         evil: 1,
         "k": evil,
         "device": evil,
     }
-    assert len(found.assumed) == 2, "what is no dtype's name is not written, and told"
+    assert len(found.assumed) == 2, "an invalid dtype name is not written, but noted"
     with tt.open(run) as opened:
         opened.info["environment"]["versions"] = {'"""\nprint("hello")\n"""': "1"}
         tt.replay(opened, "first", f"{file}:build", repro=tmp_path / "bug")
@@ -192,10 +192,10 @@ def test_names_in_a_run_cannot_become_code(run: Path, file: Path, tmp_path: Path
     assert run_script(tmp_path / "bug")
 
 
-def test_what_lies_beside_the_file_and_is_not_copied_is_told(run: Path, file: Path, tmp_path: Path) -> None:
+def test_imported_files_that_are_not_copied_are_noted(run: Path, file: Path, tmp_path: Path) -> None:
     (file.parent / "widths.py").write_text("WIDTH = 4\n")
     file.write_text("import json\nfrom widths import WIDTH\n" + MODEL)
     result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
-    told = [note for note in result.notes if note.startswith("repro:")]
-    assert len(told) == 1
-    assert f"{file.name} imports widths.py, which lies beside it: copy it to" in told[0]
+    notes = [note for note in result.notes if note.startswith("repro:")]
+    assert len(notes) == 1
+    assert f"{file.name} imports widths.py from the same folder: copy that to" in notes[0]

@@ -1,4 +1,4 @@
-"""The reproduction of a paddle layer: a script that needs paddle and safetensors alone, and prints the same errors."""
+"""The reproduction of a paddle layer: a script that needs only paddle and safetensors, and prints the same errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_layer_of_ones_own(run: Path, file: Path, tmp_path: Path) -> None:
+def test_a_users_layer(run: Path, file: Path, tmp_path: Path) -> None:
     result = tt.replay(run, "mixer", f"{file}:build", repro=tmp_path / "bug")
     assert result.verdict == "match", str(result)
     assert {path.name for path in (tmp_path / "bug").iterdir()} == {"model.py", "repro.py", "tensors.safetensors"}
@@ -98,7 +98,7 @@ def test_a_layer_of_paddle_needs_no_file(run: Path, file: Path, tmp_path: Path) 
     assert set(run_script(tmp_path / "bug")) == set(errors(result, "embed"))
 
 
-def test_another_implementation_goes_along(run: Path, file: Path, tmp_path: Path) -> None:
+def test_another_implementation_is_copied(run: Path, file: Path, tmp_path: Path) -> None:
     given = {"implementation": f"{file}:halved", "repro": tmp_path / "bug"}
     result = tt.replay(run, "first", f"{file}:build", **given)
     assert result.verdict == "diverged"
@@ -108,7 +108,7 @@ def test_another_implementation_goes_along(run: Path, file: Path, tmp_path: Path
 
 
 def test_short_dtypes_are_read_from_the_file(run_path: Path, tmp_path: Path) -> None:
-    """bfloat16 goes through NumPy, which does not know it, by its bits."""
+    """NumPy has no bfloat16, so it passes through as bits."""
     code = """
 import paddle
 

@@ -1,4 +1,4 @@
-"""A model from a user's file: what can go wrong there, and what is said about it."""
+"""Models from a user's file, and errors in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: Path) -> None:
+def test_a_model_is_built_from_a_file_with_imports_from_its_folder(run: Path, file: Path) -> None:
     before = list(sys.path)
     result = replay(run, "0", f"{file}:build")
     assert result.verdict == "match"
@@ -53,18 +53,18 @@ def test_a_model_is_built_from_a_file_and_what_lies_beside_it(run: Path, file: P
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
-        ("{file}", "say file.py:function"),
-        ("{file}:", "say file.py:function"),
+        ("{file}", "expected file.py:function"),
+        ("{file}:", "expected file.py:function"),
         ("nowhere.py:build", "there is no file nowhere.py"),
         ("{file}:bild", "has no function bild; it has build"),
         ("{file}:list_of_things", "returned list, not a torch.nn.Module"),
         ("{file}:needs", r"needs\(\) failed: TypeError"),
     ],
 )
-def test_what_is_wrong_with_it_is_told(run: Path, file: Path, source: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_errors_name_what_is_wrong(run: Path, file: Path, source: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         replay(run, "0", source.format(file=file))
 
 
@@ -73,10 +73,10 @@ def test_a_file_that_cannot_be_run(run: Path, file: Path) -> None:
     with pytest.raises(UsageError, match="could not be run: ModuleNotFoundError"):
         replay(run, "0", f"{file}:build")
     (file.parent / "model.txt").write_text("hello")
-    with pytest.raises(UsageError, match="no Python file"):
+    with pytest.raises(UsageError, match="not a Python file"):
         replay(run, "0", f"{file.parent / 'model.txt'}:build")
 
 
-def test_something_that_is_no_model(run: Path) -> None:
+def test_something_that_is_not_a_model(run: Path) -> None:
     with pytest.raises(UsageError, match=r"torch\.nn\.Module"):
         replay(run, "0", object())

@@ -1,4 +1,4 @@
-"""Modules run alone on what a run recorded of them: bit for bit the same, and wrong where they were made wrong."""
+"""Replay of modules on their recorded inputs: equal bit for bit, and wrong where a mistake was planted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def statuses(result: Comparison) -> dict[str, str]:
         (zoo.Residual, ()),
     ],
 )
-def test_every_call_of_every_module_comes_out_as_it_did(
+def test_every_call_of_every_module_is_reproduced(
     model: type[nn.Module], inputs: tuple[Any, ...], run_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def test_gradients_are_replayed_too(run_path: Path) -> None:
     assert found["gated.down grad_output 0"] == "equal"
 
 
-def test_the_model_stays_as_it_is(run_path: Path) -> None:
+def test_the_model_is_not_modified(run_path: Path) -> None:
     model = zoo.Statistics()
     run, _ = tapped(model, run_path)
     other = zoo.Statistics()
@@ -120,7 +120,7 @@ class Louder(nn.Linear):
         return 1.01 * super().forward(x)
 
 
-def test_a_mistake_within_a_container_is_named(run_path: Path) -> None:
+def test_a_mistake_inside_a_container_is_located(run_path: Path) -> None:
     run, _ = tapped(zoo.Residual(), run_path)
     wrong = zoo.Residual()
     wrong.gated.up = Louder(4, 8)
@@ -143,7 +143,7 @@ def test_without_recorded_parameters_the_models_own_are_used(run_path: Path) -> 
     assert tt.replay(run, "first", zoo.Residual()).verdict == "diverged"
 
 
-def test_summaries_tell_whether_the_parameters_are_the_same(run_path: Path) -> None:
+def test_summaries_show_whether_the_parameters_are_equal(run_path: Path) -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,13 +154,13 @@ def test_summaries_tell_whether_the_parameters_are_the_same(run_path: Path) -> N
 
     model = Whole()
     run, _ = tapped(model, run_path, keep={"outer": "tensors", "*": "summary"})
-    assert noted(tt.replay(run, "outer", model), "bit for bit what the run had: outer.0.weight, outer.0.bias")
+    assert noted(tt.replay(run, "outer", model), "bit for bit equal to the run's: outer.0.weight, outer.0.bias")
     result = tt.replay(run, "outer", Whole())
     assert result.verdict == "diverged"
-    assert noted(result, "NOT what the run had")
+    assert noted(result, "NOT equal to the run's")
 
 
-def test_a_parameter_of_another_shape_is_told(run_path: Path) -> None:
+def test_a_parameter_of_another_shape_is_refused(run_path: Path) -> None:
     run, _ = tapped(zoo.Residual(), run_path)
     other = zoo.Residual()
     other.first = nn.Linear(4, 5)
@@ -168,7 +168,7 @@ def test_a_parameter_of_another_shape_is_told(run_path: Path) -> None:
         tt.replay(run, "first", other)
 
 
-def test_a_tied_parameter_has_gradient_from_elsewhere(run_path: Path) -> None:
+def test_the_gradient_of_a_tied_parameter_is_not_compared(run_path: Path) -> None:
     run, _ = tapped(zoo.Frozen(), run_path, TOKENS)
     result = tt.replay(run, "embed", zoo.Frozen())
     assert result.verdict == "match"
@@ -176,7 +176,7 @@ def test_a_tied_parameter_has_gradient_from_elsewhere(run_path: Path) -> None:
     assert noted(result, "embed.weight")
 
 
-def test_a_module_that_ran_twice_has_gradient_from_both_calls(run_path: Path) -> None:
+def test_parameter_gradients_of_a_module_that_ran_twice_are_not_compared(run_path: Path) -> None:
     run, _ = tapped(zoo.Shared(), run_path)
     result = tt.replay(run, "norm", zoo.Shared(), call=1)
     assert result.verdict == "match"
@@ -185,15 +185,15 @@ def test_a_module_that_ran_twice_has_gradient_from_both_calls(run_path: Path) ->
     assert {row["call"] for row in result.rows if row["phase"] != "state"} == {1}
 
 
-def test_dropout_that_draws_anew_is_told(run_path: Path) -> None:
+def test_active_dropout_is_noted(run_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     run, _ = tapped(model, run_path)
     assert noted(tt.replay(run, "1", model), "--eval")
     assert not noted(tt.replay(run, "1", model, evaluate=True), "--eval")
 
 
-def test_dropout_is_told_first_and_on_every_page(run_path: Path) -> None:
-    """The verdict blames the module that drops: without this note one would believe it."""
+def test_the_note_on_dropout_is_first_and_always_shown(run_path: Path) -> None:
+    """The verdict names the module with dropout, and only this note explains it."""
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5)
     run, _ = tapped(model, run_path, torch.randn(5, 2, 8))
     result = tt.replay(run, "(root)", model)
@@ -212,7 +212,7 @@ def test_without_kept_gradients_there_is_no_backward(run_path: Path) -> None:
 
 
 # --- which call ----------------------------------------------------------------------------------------------------
-def test_step_and_micro_step_are_chosen(run_path: Path) -> None:
+def test_step_and_micro_step_are_selected(run_path: Path) -> None:
     model = zoo.Residual()
     with tt.capture(model, run_path, keep="tensors", kinds=ALL_KINDS) as tap:
         for step in range(2):
@@ -229,7 +229,7 @@ def test_step_and_micro_step_are_chosen(run_path: Path) -> None:
 
 
 # --- what cannot be replayed ---------------------------------------------------------------------------------------
-def test_names_that_are_not_there(run_path: Path) -> None:
+def test_unknown_names(run_path: Path) -> None:
     run, _ = tapped(zoo.Residual(), run_path)
     with pytest.raises(UsageError, match=r"no records of gatd; did you mean gated"):
         tt.replay(run, "gatd", zoo.Residual())
@@ -241,27 +241,27 @@ def test_names_that_are_not_there(run_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"keep": "summary"}, "only summaries of the inputs"),
         ({"kinds": ("output",)}, "no inputs"),
     ],
 )
-def test_inputs_that_were_not_kept(options: dict[str, Any], told: str, run_path: Path) -> None:
+def test_inputs_that_were_not_kept(options: dict[str, Any], message: str, run_path: Path) -> None:
     run, _ = tapped(zoo.Residual(), run_path, **options)
-    with pytest.raises(UsageError, match=told) as error:
+    with pytest.raises(UsageError, match=message) as error:
         tt.replay(run, "gated", zoo.Residual())
     assert 'keep={"gated": "tensors", "*": "summary"}' in str(error.value)
     assert '"input"' in str(error.value)
 
 
-def test_a_module_that_fails_is_told(run_path: Path) -> None:
+def test_an_error_of_the_module_is_reported(run_path: Path) -> None:
     run, _ = tapped(zoo.Residual(), run_path)
 
     def failing(self: Any, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such kernel")
 
-    with pytest.raises(UsageError, match="gated failed on what the run recorded: RuntimeError: no such kernel"):
+    with pytest.raises(UsageError, match="gated failed on the recorded inputs: RuntimeError: no such kernel"):
         tt.replay(run, "gated", zoo.Residual(), implementation=failing)
 
 
@@ -298,7 +298,7 @@ def test_plain_arguments_are_those_of_the_run(run_path: Path) -> None:
     assert not noted(result, "did not keep")
 
 
-def test_what_is_given_comes_before_what_was_kept(run_path: Path) -> None:
+def test_given_arguments_replace_kept_ones(run_path: Path) -> None:
     run, _ = tapped(Caller(), run_path)
     assert tt.replay(run, "scaled", Caller(), arguments={"by": 0.5}).verdict == "match"
     result = tt.replay(run, "scaled", Caller(), arguments={"by": 2.0})
@@ -311,10 +311,10 @@ def test_what_is_given_comes_before_what_was_kept(run_path: Path) -> None:
             tt.replay(run, "scaled", Caller(), arguments={name: 1})
 
 
-def test_a_run_without_plain_arguments_must_be_told_them(run_path: Path) -> None:
+def test_a_run_without_plain_arguments_needs_them_from_the_user(run_path: Path) -> None:
     tapped(Caller(), run_path)
     run = without_arguments(run_path)
-    with pytest.raises(UsageError, match=r"scaled needs the argument by, which was no tensor .* --arg by=VALUE"):
+    with pytest.raises(UsageError, match=r"scaled needs the argument by, which was not a tensor .* --arg by=VALUE"):
         tt.replay(run, "scaled", Caller())
     result = tt.replay(run, "scaled", Caller(), arguments={"by": 0.5})
     assert result.verdict == "match"
@@ -323,12 +323,12 @@ def test_a_run_without_plain_arguments_must_be_told_them(run_path: Path) -> None
         tt.replay(run, "scaled", Caller(), arguments={"by": 0.5, "x": 1})
 
 
-def test_defaults_are_told_where_they_are_a_guess(run_path: Path) -> None:
+def test_assumed_defaults_are_noted(run_path: Path) -> None:
     run, _ = tapped(zoo.Structured(), run_path)
     assert noted(tt.replay(run, "inner", zoo.Structured()), "called with mode='plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured()), "did not keep")
     run = without_arguments(run_path)
-    assert noted(tt.replay(run, "inner", zoo.Structured()), "did not keep; used are mode = 'plain'")
+    assert noted(tt.replay(run, "inner", zoo.Structured()), "did not keep; used instead: mode = 'plain'")
     assert not noted(tt.replay(run, "inner", zoo.Structured(), arguments={"mode": "plain"}), "mode =")
 
 
@@ -338,7 +338,7 @@ class Cache:
 
 
 class Particular(nn.Module):
-    """Looks at what it is given, and at its type."""
+    """Checks the values and types of its arguments."""
 
     def forward(
         self, x: torch.Tensor, sizes: list[int], cache: Cache | None = None, pair: Any = None, **options: Any
@@ -373,7 +373,7 @@ WAYS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_values_come_back_as_they_were(way: str, run_path: Path) -> None:
+def test_values_are_restored(way: str, run_path: Path) -> None:
     args, kwargs = WAYS[way]
     run, _ = tapped(Particulars(*args, **kwargs), run_path)
     result = tt.replay(run, "inner", Particulars())
@@ -382,20 +382,22 @@ def test_values_come_back_as_they_were(way: str, run_path: Path) -> None:
     assert not noted(result, "other plain arguments")
 
 
-def test_what_could_not_be_kept_is_told(run_path: Path) -> None:
+def test_arguments_that_were_not_kept_are_noted(run_path: Path) -> None:
     run, _ = tapped(Particulars([1], Cache()), run_path)
     result = tt.replay(run, "inner", Particulars())
     assert result.verdict == "diverged"
-    assert noted(result, "did not keep; used are cache = None (it was a Cache object) (--arg NAME=VALUE gives another)")
+    assert noted(
+        result, "did not keep; used instead: cache = None (it was a Cache object) (--arg NAME=VALUE sets another)"
+    )
     assert tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()}).verdict == "match"
     run, _ = tapped(Particulars([1], extra=Cache(), cache=Cache()), run_path, overwrite=True)
     result = tt.replay(run, "inner", Particulars(), arguments={"cache": Cache()})
     assert result.verdict == "match"
-    assert noted(result, "used are no extra (it was a Cache object)")
+    assert noted(result, "used instead: no extra (it was a Cache object)")
     run, _ = tapped(Particulars([1], None, (0, Cache())), run_path, overwrite=True)
     result = tt.replay(run, "inner", Particulars())
     assert result.verdict == "diverged"
-    assert noted(result, "used are 3.1 = None (it was a Cache object)")
+    assert noted(result, "used instead: 3.1 = None (it was a Cache object)")
 
 
 def test_an_argument_that_is_needed_and_was_not_kept(run_path: Path) -> None:
@@ -406,16 +408,18 @@ def test_an_argument_that_is_needed_and_was_not_kept(run_path: Path) -> None:
     model = Particulars(Cache())
     model.inner = Needs()  # type: ignore[assignment]
     run, _ = tapped(model, run_path)
-    with pytest.raises(UsageError, match="needs the argument cache, which was a Cache object and is not kept: give it"):
+    with pytest.raises(
+        UsageError, match="needs the argument cache, which was a Cache object and was not kept: give it"
+    ):
         tt.replay(run, "inner", model)
     assert tt.replay(run, "inner", model, arguments={"cache": Cache()}).verdict == "match"
 
 
-def test_another_implementation_need_not_take_them_all(run_path: Path) -> None:
+def test_another_implementation_may_take_fewer_arguments(run_path: Path) -> None:
     run, _ = tapped(Particulars([2], None, unused=1), run_path)
     result = tt.replay(run, "inner", Particulars(), implementation=lambda self, x: x * 2)
     assert result.verdict == "match"
-    assert noted(result, "left out, because its forward does not take them: 2=None, 1=[2], unused=1")
+    assert noted(result, "dropped, because forward does not take them: 2=None, 1=[2], unused=1")
 
     def needy(self: Any, x: torch.Tensor, sizes: Any, cache: Any, more: int) -> torch.Tensor:
         return x * 2
@@ -432,14 +436,14 @@ def test_a_dtype_is_given_by_its_name(run_path: Path) -> None:
         tt.replay(run, "inner", Particulars(), arguments={"dtype": "float3"})
 
 
-def test_a_device_goes_along_with_the_module(run_path: Path) -> None:
+def test_a_device_argument_follows_the_module(run_path: Path) -> None:
     tapped(Particulars([1], device=torch.device("cpu"), fill=1), run_path)
     file = run_path / "rank_0" / "calls.jsonl"
     file.write_text(file.read_text().replace('"cpu"', '"cuda:7"'))  # as if it had been recorded elsewhere
     assert tt.replay(run_path, "inner", Particulars(), device="cpu").verdict == "match"
 
 
-def test_of_several_calls_each_has_its_own(run_path: Path) -> None:
+def test_each_call_has_its_own_arguments(run_path: Path) -> None:
     class Twice(Particulars):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(self.inner(self.first(x), [1]), [3])

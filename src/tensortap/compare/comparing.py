@@ -30,7 +30,7 @@ from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison
 from tensortap.errors import UsageError
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.rules_file import read_rules
 from tensortap.store import Run
 from tensortap.store.formats.npy.tree import with_common_names
@@ -73,7 +73,7 @@ def open_comparison(
     renames = renames or one_module_each(reference, candidate)
     plan = plan_of(reference, candidate, renames, rules)
 
-    def judged(plan: Plan | None) -> _Judged:
+    def judged(plan: ModelMapping | None) -> _Judged:
         matched = match(reference, candidate, renames, options, options.progress, device, plan)
         pairs = pairs_of(matched)
         noise = as_one(noise_of(matched, options, opened, device), pairs.row_gain)

@@ -35,7 +35,7 @@ from tensortap.compare.translate.repeated import REPEATED, measure_repeated, rep
 from tensortap.compare.translate.translated import Translated
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.device import PairDevice
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.store import Run
 
 __all__ = ["Matched", "device_of", "errors_of", "match", "pairs_of", "reference_movement"]
@@ -51,7 +51,7 @@ class Matched:
     candidate: Side
     alignment: Alignment
     measures: Measures
-    plan: Plan | None = None
+    plan: ModelMapping | None = None
     """How the candidate's names and layouts were mapped; None if they were not."""
     repeated: Sequence[int] = ()
     """Pairs that differ in shape only, because one side repeats a value that the other broadcasts."""
@@ -86,7 +86,7 @@ class Matched:
         key = self.fusions.key(self.reference.key(row))
         if self.plan is None or key.module == self.reference.module[row]:
             return self.reference.cls[row]
-        return self.plan.places.made.modules[key.module].cls
+        return self.plan.module_matches.target.modules[key.module].cls
 
     def levels(self) -> Levels:
         """Return how certain each pair is."""
@@ -146,7 +146,7 @@ def match(
     options: ComparisonOptions,
     progress: Callable[[int, int], None] | None,
     device: PairDevice | None,
-    plan: Plan | None = None,
+    plan: ModelMapping | None = None,
 ) -> Matched:
     """Align and measure. With `until_first`, pairs after the first divergence stay unmeasured."""
     left = Side(reference, _scope(options, None, state_only=candidate.is_checkpoint))

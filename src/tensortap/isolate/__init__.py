@@ -1,9 +1,10 @@
-"""Every module judged on the reference's own inputs: a check around the user's own step, and the noise to allow for.
+"""Checks a running model against a reference, each module on the reference's own inputs, and measures noise.
 
-check.py         Check: an observer that compares on the fly; over
-isolator.py      the hooks that replace what goes into modules and what comes out
+check.py         Check: an observer that compares while the model runs
+isolator.py      the hooks that replace inputs and outputs of modules, over aliases.py
 comparator.py    measures every tensor against its record, and keeps the numbers
-reference.py     which record that is, and its values
+reference.py     finds that record and its values
+conclusion.py    the result: aligns, judges and words what was measured
 noise.py         how far records move under steps of one epsilon (perturbation.py)
 """
 
@@ -36,22 +37,22 @@ def check(
     compiled: str = "boundary",
     on_error: str = "raise",
 ) -> Check:
-    """Hold a model against a reference while it runs. After the block, `result` is what `tensortap.compare` gives.
+    """Compare a model with a reference while it runs. After the block, `result` is as from `tensortap.compare`.
 
-    isolate: feed every module the reference's recorded inputs in place of its own, compare its output, and pass the
-        reference's output on; gradients likewise. Each module is judged by itself, and what the code between modules
-        makes wrong is laid to the container. False compares the run as it is. The candidate is never stored.
-    noise: a file that `tensortap.noise` wrote, a further run of the reference, or a sequence of these.
-    rename: 'PATTERN=REPLACEMENT' regular expressions that turn the model's module names into the reference's.
-    modules: name patterns, or a function of (name, module); others are neither fed nor compared.
-    steps: the steps to check, as the reference counts them; None is all that it has.
-    rtol, atol: a tolerance for all records alike.
-    optimizer: its steps are counted; without it, call `check.step()` after each step but the last.
+    isolate: feed every module the reference's recorded inputs in place of its own, compare its output, and pass on the
+        reference's output; gradients likewise. Each module is judged alone, and errors of the code between modules are
+        attributed to the container. False compares the run without replacing anything. The candidate is never stored.
+    noise: a file written by `tensortap.noise`, another run of the reference, or a sequence of these.
+    rename: 'PATTERN=REPLACEMENT' regular expressions from the model's module names to the reference's.
+    modules: name patterns, or a function of (name, module); other modules are neither fed nor compared.
+    steps: the steps to check, as the reference counts them; None checks all that it has.
+    rtol, atol: one tolerance for all records.
+    optimizer: the optimizer whose steps are counted; without it, call `check.step()` after each step but the last.
     compiled, on_error: as in `tensortap.capture`.
 
-    The reference is a run captured with keep="tensors" and at least the kinds input and output; with grad_input too, a
-    wrong backward is laid to exactly one module. Parameters are left alone, and no hook stays behind. Inside the block
-    the model returns the reference's outputs, so that a loss computed from them is the reference's loss.
+    The reference is a run captured with keep="tensors" and at least the kinds input and output. With grad_input, too, a
+    wrong backward is attributed to exactly one module. Parameters are not modified, and no hook remains. Inside the
+    block the model returns the reference's outputs, so a loss computed from them is the reference's loss.
 
     >>> with tensortap.check(model, "runs/reference") as check:
     ...     model(batch).loss.backward()
@@ -59,9 +60,9 @@ def check(
     layers.2.norm2 (Norm) is wrong on the reference's own inputs: in step 0, its output 0 is off by 0.15 (relative L2).
     """
     from tensortap.compare.sources import noise_sources
-    from tensortap.isolate.check import Check, Options  # loads the reader: not before it is needed
+    from tensortap.isolate.check import Check, CheckOptions  # deferred: loads the reader
 
-    options = Options(
+    options = CheckOptions(
         isolate=isolate,
         noise=noise_sources(noise),
         rename=tuple(rename),
@@ -84,25 +85,25 @@ def noise(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Measure how far each record of a right model moves when nothing but rounding changes; write it to `path`.
+    """Measure how far each record of a correct model moves when only rounding changes; write it to `path`.
 
-    model: the reference model, in the precision that is to be judged.
+    model: the reference model, in the precision to be judged.
     work: a batch (a tensor, a tuple of arguments or a dict of keyword arguments), or a function of the model that does
-        a forward and a backward the way the user's step does. Of a batch alone, backward starts at the loss if the
-        model returns one, else at all outputs with random gradients.
+        a forward and a backward as the user's step does. For a batch, backward starts at the loss if the model
+        returns one, else at all outputs with random gradients.
     path: a new file, for `check(noise=...)`, `compare(noise=...)` and `tensortap compare --noise`.
-    seeds: how many runs, each with other random steps.
-    progress: called with runs done and runs in all.
+    seeds: number of runs, each with other random perturbations.
+    progress: called with the number of finished runs and of all runs.
 
-    The model runs once as it is. Then each module is run on what it was given, its parameters and everything that comes
-    in moved by one epsilon up or down at random, and what comes out is compared. Parameters, buffers, gradients and the
-    random state are afterwards what they were, bit for bit.
+    The model runs once unchanged. Then each module runs on its recorded inputs, with inputs and parameters moved by one
+    epsilon up or down at random, and its outputs are compared. Parameters, buffers, gradients and the random state are
+    restored bit for bit.
 
     >>> tensortap.noise(model, lambda model: loss_of(model, batch).backward(), "runs/noise")
     >>> with tensortap.check(ported, "runs/reference", noise="runs/noise") as check:
     ...     loss_of(ported, batch).backward()
     """
-    from tensortap.isolate.noise import measure_noise  # loads the reader: not before it is needed
+    from tensortap.isolate.noise import measure_noise  # deferred: loads the reader
 
     measure_noise(model, work, Path(path), seeds, overwrite, progress)
     return Path(path)

@@ -1,4 +1,4 @@
-"""The check: an observer that holds a running model against a reference, module by module or as it runs freely."""
+"""Check: an observer that compares a running model with a reference, module by module or as a whole."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.conclusion import conclude_live
 from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
-from tensortap.isolate.reference import Reference
+from tensortap.isolate.reference import ReferenceRecords
 from tensortap.store import Run
 from tensortap.store.noise_file import is_noise, read_noise
 
-__all__ = ["Check", "Options"]
+__all__ = ["Check", "CheckOptions"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a check is done; see `tensortap.check`."""
+class CheckOptions:
+    """The options of a check; see `tensortap.check`."""
 
     isolate: bool = True
     noise: tuple[Source, ...] = ()
@@ -45,11 +45,11 @@ class Options:
     compiled: str = "boundary"
     on_error: str = "raise"
     seed: int | None = None
-    """Of random steps by which all that modules are fed is moved; None is not at all."""
+    """Seed of the random perturbation of all recorded inputs and gradients; None perturbs nothing."""
     epsilons: int = 1
-    """How large these steps are."""
+    """Size of the perturbation in epsilons."""
     lowered: Mapping[str, str] = field(default_factory=dict)
-    """Modules that compute in a coarser dtype than they show, and which: steps are as large as that one's."""
+    """Module → coarser dtype in which it computes internally; its perturbation uses that dtype's epsilon."""
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -60,11 +60,11 @@ class Options:
 
 
 class Check(Observer):
-    """What `tensortap.check` returns. Use it as a context manager; afterwards, `result` is the comparison."""
+    """The context manager that `tensortap.check` returns; after the block, `result` is the comparison."""
 
     _ignores_evaluation = True
 
-    def __init__(self, model: Any, reference: Source, options: Options, optimizer: Any = None) -> None:
+    def __init__(self, model: Any, reference: Source, options: CheckOptions, optimizer: Any = None) -> None:
         self._options = options
         self._result: Comparison | None = None
         self._comparator: Comparator | None = None
@@ -73,12 +73,12 @@ class Check(Observer):
         renames = Renames.of(options.rename)
         with ExitStack() as files:
             run = open_source(reference, files)
-            if (theirs := run.info.get("framework", framework.name)) != framework.name:
+            if (recorded_with := run.info.get("framework", framework.name)) != framework.name:
                 raise UsageError(
-                    f"{run.path} is a run of {theirs}, and the model is one of {framework.name}: capture both and "
-                    "compare the runs with tensortap.compare, which maps names and layouts"
+                    f"{run.path} is a run of {recorded_with}, and the model is a {framework.name} model: capture both "
+                    "and compare the runs with tensortap.compare, which maps names and layouts"
                 )
-            self._reference = Reference(run, framework.rank(), renames)
+            self._reference = ReferenceRecords(run, framework.rank(), renames)
             sites = Tree(framework, model).sites
             self._reference.check_names(site.name for site in sites)
             wanted = Selection(modules=options.modules, steps=options.steps)
@@ -87,15 +87,15 @@ class Check(Observer):
             self._unkept = self._reference.unkept() if options.isolate else set[str]()
             if options.isolate:
                 self._reference.check_kept()
-            # What cannot be read is told before the step runs, not after.
+            # Unreadable noise must raise before the step runs, not after it.
             known = self._reference.modules
             self._noise = tuple(
-                source if _is_file(source, known) else open_source(source, files) for source in options.noise
+                source if _is_noise_file(source, known) else open_source(source, files) for source in options.noise
             )
-            self._perturbation = self._perturbation_of(options)
+            self._perturbation = self._make_perturbation(options)
             super().__init__(
                 model,
-                self._selection_of(wanted),
+                self._select(wanted),
                 self._open_comparator,
                 on_error=options.on_error,
                 eager=options.compiled == "eager",
@@ -103,13 +103,13 @@ class Check(Observer):
             )
             self._files = files.pop_all()
 
-    def _perturbation_of(self, options: Options) -> Perturbation | None:
+    def _make_perturbation(self, options: CheckOptions) -> Perturbation | None:
         def coarsest(key: Key) -> str | None:
             return options.lowered.get(key.module) or self._reference.coarsest(key)
 
         return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
 
-    def _selection_of(self, wanted: Selection) -> Selection:
+    def _select(self, wanted: Selection) -> Selection:
         known = self._reference
 
         def chosen(name: str, module: Any) -> bool:
@@ -119,8 +119,8 @@ class Check(Observer):
 
         steps = [step for step in known.steps if wanted.wants_step(step)]
         if not steps:
-            there = ", ".join(map(str, known.steps[:8])) or "none at all"
-            raise UsageError(f"steps: {known.run.path} has none of these; it has {there}")
+            existing = ", ".join(map(str, known.steps[:8])) or "none at all"
+            raise UsageError(f"steps: {known.run.path} has none of these; it has {existing}")
         return Selection(kinds=known.kinds, modules=chosen, steps=steps)
 
     def _open_comparator(self) -> Comparator:
@@ -130,17 +130,17 @@ class Check(Observer):
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         self._chosen = chosen
-        watcher = self._isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
+        watcher = self._new_isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
         assert self._comparator is not None
         watcher.called_with = self._comparator.run.called
         return watcher
 
-    def _isolator(self, chosen: list[str]) -> Isolator:
+    def _new_isolator(self, chosen: list[str]) -> Isolator:
         assert self._comparator is not None
         if self._unkept:
             self._book.notice(
                 f"the reference kept no tensors of {len(self._unkept)} of its {len(self._reference.modules)} modules: "
-                "they were not checked, and run as parts of the ones around them"
+                "they were not checked, and ran as parts of the modules around them"
             )
         return Isolator(
             self._framework,
@@ -206,9 +206,9 @@ class Check(Observer):
             tied=tied,
         )
 
-    # --- for the noise -----------------------------------------------------------------------------------------
+    # --- for noise ---------------------------------------------------------------------------------------------
     def perturb_parameters(self) -> None:
-        """Move the model's own parameters, too; whoever asks for it puts them back."""
+        """Perturb the model's parameters in place; the caller restores them."""
         moved: set[int] = set()
         writing: ValueWriting = require(self._framework, ValueWriting, "measuring noise")
         for site in self._tree.sites:
@@ -216,17 +216,17 @@ class Check(Observer):
                 if id(parameter) not in moved and self._perturbation is not None:
                     moved.add(id(parameter))
                     key = Key(self._clock.step, 0, "state", site.name, 0, "param", name)
-                    values = self._perturbation.of(self._framework.host(parameter), key)
+                    values = self._perturbation.apply(self._framework.host(parameter), key)
                     writing.fill(parameter, values)
 
     def coarsest(self) -> dict[str, str | None]:
-        """By module: the coarsest dtype that it shows."""
+        """Return the coarsest dtype among the inputs and outputs of each module."""
         step = self._reference.steps[0]
         keys = [Key(step, 0, "forward", site.name, 0, "output", "0") for site in self._tree.sites]
         return {key.module: self._reference.coarsest(key) for key in keys}
 
     def errors(self) -> Iterator[tuple[Key, float, float]]:
-        """Of every record that differs: its relative error, and that of its worst row."""
+        """Yield key, relative error and relative error of the worst row of every record that differs."""
         assert self._comparator is not None
         for record in self._comparator.run.records():
             if (measure := self._comparator.measured.get(record.seq)) is not None:
@@ -235,14 +235,14 @@ class Check(Observer):
 
     @property
     def result(self) -> Comparison:
-        """What came of it; the same that `tensortap.compare` gives. There once the block is over."""
+        """The comparison, as from `tensortap.compare`; available after the block."""
         if self._result is None:
-            raise UsageError("the check is not over: `result` is there after the with block, or after close()")
+            raise UsageError("the check is not over: `result` is available after the with block, or after close()")
         return self._result
 
 
-def _is_file(source: Source, modules: Collection[str]) -> bool:
-    """Whether it is a noise file, and a sound one of these modules; else it is a run."""
+def _is_noise_file(source: Source, modules: Collection[str]) -> bool:
+    """Whether a source is a noise file, not a run; raise UsageError if it is not one of these modules."""
     if isinstance(source, Run) or not is_noise(source):
         return False
     check_noise(source, read_noise(source), modules)

@@ -1,4 +1,4 @@
-"""Holds every tensor of a running model against its record in the reference, and keeps the numbers, not the tensor."""
+"""Measures every tensor of a running model against its record in the reference; keeps the numbers, not the tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensortap.compare.measure.range_ends import beside_range_ends
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
-from tensortap.isolate.reference import Counterpart, Reference
+from tensortap.isolate.reference import Counterpart, ReferenceRecords
 from tensortap.kernels import summarize
 from tensortap.kernels.pairs.cpu import PairMeasure, difference
 from tensortap.store.formats.live import LiveRun
@@ -29,24 +29,28 @@ _NO_SKETCH = np.empty(0, np.float32)
 
 
 class Comparator:
-    """The sink of a check: what comes in is measured at once and forgotten."""
+    """The sink of a check: measures each tensor at once, and does not retain it."""
 
     def __init__(
-        self, framework: Framework, model: str, reference: Reference, tolerances: tuple[float | None, float | None]
+        self,
+        framework: Framework,
+        model: str,
+        reference: ReferenceRecords,
+        tolerances: tuple[float | None, float | None],
     ) -> None:
         self.where = f"a check against {reference.run.path}"
         self.measured: dict[int, PairMeasure] = {}
-        """By row: how far it is from the reference, where that took a look at all elements."""
+        """Row → difference from the reference, if it was measured element by element."""
         self.forced: set[int] = set()
-        """Rows whose tensor was replaced by the reference's, once it had been looked at."""
+        """Rows whose tensor was replaced by the reference's after it was measured."""
         self.used_inside: set[int] = set()
-        """Rows of wrong gradients at an output that the module itself uses further."""
+        """Rows of wrong gradients of outputs that the module itself uses, too."""
         self.same: list[list[int]] = []
-        """Rows of one gradient at an output that several calls return as it is, the innermost first."""
+        """Groups of rows of one gradient, of an output that several calls return unchanged; innermost call first."""
         self.cut_off: set[Key] = set()
-        """Inputs that take no part in autograd, and outputs that should; in the reference's names."""
+        """Inputs, and outputs that should be differentiable, that autograd does not reach; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
-        """By step, micro step, module and call: the module whose code made the call. In the reference's names."""
+        """(step, micro step, module, call) → the module whose code made the call; in the reference's names."""
         self._framework = framework
         self._reference = reference
         self._tolerances = tolerances
@@ -57,10 +61,10 @@ class Comparator:
         self._rows: dict[Key, int] = {}
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        self.look(tensor, key, site)
+        self.measure(tensor, key, site)
 
-    def look(self, tensor: Any, key: Key, site: Site) -> tuple[Key, Counterpart | None]:
-        """Measure a tensor. Returns the key it got, which may be a repeated one's, and what stands against it."""
+    def measure(self, tensor: Any, key: Key, site: Site) -> tuple[Key, Counterpart | None]:
+        """Measure a tensor; return its key, numbered if it is repeated, and its counterpart in the reference."""
         key = Key(*self._keys.unique(key))
         array = self._framework.host(tensor)
         summary = summarize(array)
@@ -69,21 +73,24 @@ class Comparator:
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:
             if summary.digest != found.digest or dtype != found.dtype:
-                self._measure(row, found, array, (summary.min, summary.max))
-            summary = replace(summary, sketch=_NO_SKETCH)  # only needed where the bytes are not
+                self._measure_pair(row, found, array, (summary.min, summary.max))
+            summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, found
 
     def called(self, call: ModuleCall, step: int, caller: str | None) -> None:
-        """A module is being called by another one's code, or from outside the model."""
+        """Note which module calls another; None if the call comes from outside the model."""
         rename = self._reference.rename
-        spot = step, call.micro, rename(call.module), call.number
-        self.callers[spot] = None if caller is None else rename(caller)
+        identity = step, call.micro, rename(call.module), call.number
+        self.callers[identity] = None if caller is None else rename(caller)
 
     def note_inner_use(self, key: Key, from_outside: Any | None, gradient: Any) -> None:
-        """Whether a wrong gradient at an output is not only what came from outside: the module uses the output too.
-        `gradient` is all that comes to it there, but for what modules inside add."""
+        """Note a wrong gradient of an output if the module itself uses that output, too.
+
+        from_outside: the part of the gradient that comes from outside the module.
+        gradient: the whole gradient, without the parts that modules inside add.
+        """
         if (row := self._rows[key]) not in self.measured:
             return
         if from_outside is not None:
@@ -93,16 +100,16 @@ class Comparator:
         self.used_inside.add(row)
 
     def note_same(self, keys: Sequence[Key]) -> None:
-        """The same gradient was held against several records."""
+        """Note that several records hold the same gradient."""
         if len(keys) > 1:
             self.same.append([self._rows[key] for key in keys])
 
     def note_cut_off(self, key: Key) -> None:
-        """An input takes no part in autograd, or an output though it should."""
+        """Note an input or output that autograd does not reach."""
         self.cut_off.add(key._replace(module=self._reference.rename(key.module)))
 
     def mark_forced(self, key: Key) -> None:
-        """From here on, the reference's values are in this tensor's place."""
+        """Note that the reference's values replace this tensor."""
         if (row := self._rows.get(key)) is not None:
             self.forced.add(row)
 
@@ -113,7 +120,7 @@ class Comparator:
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
 
-    def _measure(self, row: int, found: Counterpart, array: npt.NDArray[Any], ends: tuple[float, float]) -> None:
+    def _measure_pair(self, row: int, found: Counterpart, array: npt.NDArray[Any], ends: tuple[float, float]) -> None:
         rtol, atol = self._tolerances
         if ("complex" in found.dtype) != (array.dtype.kind == "c"):
             return

@@ -1,4 +1,4 @@
-"""A comparison whose candidate was measured while it ran: what is left is to align, judge and say."""
+"""Concludes a comparison whose candidate was measured while it ran: aligns, judges and words the result."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def conclude_live(
     if not len(right):
         text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
     elif result.verdict == "match" and not candidate.finished:
-        text = f"The step was broken off. As far as it came: {text}"
+        text = f"The step was interrupted. Up to there: {text}"
     elif result.verdict == "match" and unseen:
         text += " No backward ran: the reference's gradients were not compared."
     if result.verdict == "match" and unchecked:
@@ -106,7 +106,7 @@ def conclude_live(
 
 
 def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
-    """That the model ran fewer steps than the reference has, or took several for one."""
+    """Return notes if the model ran fewer steps than the reference has, or several as one."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     if not len(right):
         return []

@@ -1,14 +1,13 @@
-"""Gives every module the reference's inputs in place of its own, and passes the reference's outputs on.
+"""Feeds every module the reference's inputs in place of its own, and passes on the reference's outputs.
 
-Each tensor that goes into a module or comes out of it is looked at first, then replaced by a new one that holds the
-recorded values and stands in the same place of the autograd graph. What comes back through it in backward is the
-gradient of exactly that module's input or output: it, too, is looked at and then replaced by the recorded one. So no
-module ever works with what another one has made, and an input that is off before it is replaced was made so by the code
-between modules.
+The hooks measure each input and output of a module, then replace it by a new tensor that holds the recorded values and
+has the same position in the autograd graph. In backward, the gradient that arrives at the new tensor is the gradient of
+exactly that input or output: it is measured, and replaced by the recorded one. No module therefore computes with the
+results of another, and an input that is wrong before its replacement was made wrong by the code between modules.
 
-The gradient at an output is taken where all its uses meet, also those inside the module, as capture records it; the one
-at an input where only the module's own uses do. An output that the modules around return as it is has one gradient for
-all of them, taken at the innermost.
+The gradient of an output is measured where all its uses meet, including those inside the module, as capture records it.
+The gradient of an input is measured where only the module's own uses meet. An output that outer modules return
+unchanged has one gradient for all of them, measured at the innermost.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from tensortap.capture.watcher import Watcher
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import GradientReplacer, Substitution
+from tensortap.isolate.aliases import CallBoundary, TensorAliases
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.perturbation import Perturbation
-from tensortap.isolate.reference import Counterpart, Reference
-from tensortap.isolate.sameness import Level, Sameness
+from tensortap.isolate.reference import Counterpart, ReferenceRecords
 
 __all__ = ["Isolator"]
 
@@ -43,32 +42,32 @@ _DIFFERENTIATED = (
 )
 
 
-class _Given(NamedTuple):
-    """A tensor that a module got in place of another one."""
+class _ReplacedInput(NamedTuple):
+    """An input, and the substitute that the module received."""
 
     path: str
     own: Any
-    forced: Any
+    substitute: Any
     version: int
-    """Of `forced`, when the module got it."""
+    """Version of `substitute` when the module received it."""
 
 
-class _Open(NamedTuple):
-    """What must be put in order once the module has run."""
+class _RunningCall(NamedTuple):
+    """A call in progress, and what must be undone when it returns."""
 
-    given: list[_Given]
+    inputs: list[_ReplacedInput]
     swaps: list[Swap]
     differentiable: bool
-    """Whether an input or a parameter of its own takes part in autograd: then so should what comes of them."""
+    """Whether an input or an own parameter requires gradients: then the outputs should, too."""
 
 
-class _Found(NamedTuple):
-    """What comes of one tensor, however often it is among a call's."""
+class _Replacement(NamedTuple):
+    """The replacement of one tensor, however often it is among a call's inputs or outputs."""
 
-    forced: Any | None
-    """What takes its place; None if nothing can."""
-    level: Level | None
-    """Under which keys its gradient is recorded; None if it has none of its own."""
+    substitute: Any | None
+    """None if the tensor cannot be replaced."""
+    boundary: CallBoundary | None
+    """The keys under which its gradient is recorded; None if it has no gradient of its own."""
 
 
 class Isolator(Watcher):
@@ -83,7 +82,7 @@ class Isolator(Watcher):
         clock: Clock,
         book: CoverageBook,
         comparator: Comparator,
-        reference: Reference,
+        reference: ReferenceRecords,
         perturbation: Perturbation | None,
     ) -> None:
         super().__init__(framework, tree, chosen, selection, clock, book, comparator.record)
@@ -92,17 +91,17 @@ class Isolator(Watcher):
         self._comparator = comparator
         self._perturbation = perturbation
         self._watched_gradients = self._kinds & set(_GRADIENT_OF.values())
-        self._kinds -= self._watched_gradients  # they are seen on their way through the replaced tensors
-        self._under_way: dict[int, _Open] = {}
+        self._kinds -= self._watched_gradients  # they are measured at the replaced tensors instead
+        self._running: dict[int, _RunningCall] = {}
         self._arrived: dict[Key, Any] = {}
-        self._sameness = Sameness(framework.version)
+        self._aliases = TensorAliases(framework.version)
         self._feeds = True
 
     def _drop_step_hooks(self) -> None:
         super()._drop_step_hooks()
-        self._under_way.clear()
+        self._running.clear()
         self._arrived.clear()
-        self._sameness.clear()
+        self._aliases.clear()
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -111,15 +110,15 @@ class Isolator(Watcher):
         if site.name not in self._sites:
             return None
         self._comparator.called(call, self._clock.step, self._clock.caller())
-        tensors = self._force(site, call, "input", opened)
+        tensors = self._replace_all(site, call, "input", opened)
         swaps: list[Swap] = []
-        given = [
-            _Given(path, own, forced, self._framework.version(forced))
-            for (path, own), forced in zip(opened.tensors, tensors, strict=True)
-            if own is not forced
+        inputs = [
+            _ReplacedInput(path, own, substitute, self._framework.version(substitute))
+            for (path, own), substitute in zip(opened.tensors, tensors, strict=True)
+            if own is not substitute
         ]
-        self._under_way[id(call)] = _Open(given, swaps, self._is_differentiable(site, tensors))
-        if not given:
+        self._running[id(call)] = _RunningCall(inputs, swaps, self._is_differentiable(site, tensors))
+        if not inputs:
             return None
         others = iter(tensors)
         args = swapped(tuple(args), others, self._framework.is_tensor, swaps)
@@ -134,29 +133,31 @@ class Isolator(Watcher):
             return None
         opened = open_value(output, self._framework.is_tensor)
         self._leave(site, call, opened)
-        under_way = self._under_way.pop(id(call), _Open([], [], False))
-        tensors = self._force(site, call, "output", opened, under_way.given, under_way.differentiable)
-        self._hand_back(under_way.given, opened, tensors)
-        for swap in under_way.swaps:
+        running = self._running.pop(id(call), _RunningCall([], [], False))
+        tensors = self._replace_all(site, call, "output", opened, running.inputs, running.differentiable)
+        self._copy_in_place_changes(running.inputs, opened, tensors)
+        for swap in running.swaps:
             swap.restore()
-        if all(own is forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)):
+        if all(own is substitute for (_, own), substitute in zip(opened.tensors, tensors, strict=True)):
             return None
         return swapped(output, iter(tensors), self._framework.is_tensor, [])
 
-    def _force(
+    def _replace_all(
         self,
         site: Site,
         call: ModuleCall,
         kind: str,
         opened: Opened,
-        given: Sequence[_Given] = (),
-        may_be_cut: bool = True,
+        inputs: Sequence[_ReplacedInput] = (),
+        differentiable: bool = True,
     ) -> list[Any]:
-        """For each tensor, the one that takes its place: itself where the reference has none of its shape. One that
-        takes no part in autograd is told of, if it `may_be_cut` off right here."""
-        # What a module returns as it was given goes back to its caller's own tensor: the module has no part in it.
-        unchanged = {id(g.forced): g for g in given if self._framework.version(g.forced) == g.version}
-        found: dict[tuple[int, int], _Found] = {}
+        """Return a substitute for each tensor, or the tensor itself if the reference has none of its shape.
+
+        If the tensors should be `differentiable`, those that autograd does not reach are noted.
+        """
+        # An input that a module returns unchanged is its caller's own tensor: the module did not compute it.
+        unchanged = {id(i.substitute): i for i in inputs if self._framework.version(i.substitute) == i.version}
+        found: dict[tuple[int, int], _Replacement] = {}
         tensors = []
         for path, tensor in opened.tensors:
             key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
@@ -164,19 +165,19 @@ class Isolator(Watcher):
             if counterpart is None or counterpart.location is None or counterpart.shape != tuple(tensor.shape):
                 tensors.append(tensor)
                 continue
-            # One tensor given twice stays one: modules look at that, and its gradient is the sum of both uses.
-            original = self._sameness.original(tensor, counterpart.tensor)
-            spot = id(original), counterpart.tensor
-            if (known := found.get(spot)) is None:
+            # A tensor passed twice stays one: modules test for it, and its gradient is the sum of both uses.
+            original = self._aliases.original(tensor, counterpart.tensor)
+            identity = id(original), counterpart.tensor
+            if (known := found.get(identity)) is None:
                 known = self._replace(tensor, original, key, counterpart, site, unchanged.get(id(original)))
-                found[spot] = known
-            elif known.level is not None and kind == "output":
-                known.level.keys.append(key)
-            if known.forced is not None:
+                found[identity] = known
+            elif known.boundary is not None and kind == "output":
+                known.boundary.keys.append(key)
+            if known.substitute is not None:
                 self._comparator.mark_forced(key)
-            if call.autograd and may_be_cut and not self._framework.requires_gradient(tensor):
+            if call.autograd and differentiable and not self._framework.requires_gradient(tensor):
                 self._comparator.note_cut_off(key)
-            tensors.append(tensor if known.forced is None else known.forced)
+            tensors.append(tensor if known.substitute is None else known.substitute)
         return tensors
 
     def _is_differentiable(self, site: Site, inputs: Sequence[Any]) -> bool:
@@ -184,100 +185,112 @@ class Isolator(Watcher):
         return any(self._framework.requires_gradient(tensor) for tensor in (*inputs, *own))
 
     def _replace(
-        self, tensor: Any, original: Any, key: Key, counterpart: Counterpart, site: Site, given: _Given | None
-    ) -> _Found:
-        """A tensor in the place of another one, which stands for its `original`; `given` is the input that it is, where
-        the module returns one as it was."""
+        self,
+        tensor: Any,
+        original: Any,
+        key: Key,
+        counterpart: Counterpart,
+        site: Site,
+        passed_through: _ReplacedInput | None,
+    ) -> _Replacement:
+        """Replace a tensor, which itself is an alias of `original`.
+
+        passed_through: the input that this output is, if the module returns it unchanged.
+        """
         if self._framework.unreadable(tensor):
-            return _Found(None, None)
-        level = Level(site, [key])
+            return _Replacement(None, None)
+        boundary = CallBoundary(site, [key])
         if key.kind == "input":
-            exchange = self._guard(partial(self._exchange, [level]))
-            return _Found(self._forced(tensor, key, counterpart, site, exchange), level)
+            exchange = self._guard(partial(self._exchange, [boundary]))
+            return _Replacement(self._substitute(tensor, key, counterpart, site, exchange), boundary)
         arrive = self._guard(partial(self._arrive, key))
-        if given is not None:
-            forced = self._forced(given.own, key, counterpart, site, arrive)
-            taken = self._reference.get(key._replace(kind="input", path=given.path))
-            if forced is not None and taken is not None and taken.tensor == counterpart.tensor:
-                self._sameness.stands_for(forced, given.own, counterpart.tensor)
-            return _Found(forced, None)
-        if (around := self._sameness.levels(original, counterpart.tensor)) is not None:
-            around.append(level)  # a module inside has returned it, and looks at its gradient for this one, too
-            forced = self._forced(tensor, key, counterpart, site, arrive)
-            if forced is not None:
-                self._sameness.stands_for(forced, tensor, counterpart.tensor)
-            return _Found(forced, level)
-        levels = [level]
-        remove = self._substitution.replace_gradient(original, self._guard(partial(self._exchange, levels)))
-        forced = self._forced(tensor, key, counterpart, site, arrive)
+        if passed_through is not None:
+            own = passed_through.own
+            substitute = self._substitute(own, key, counterpart, site, arrive)
+            recorded_input = self._reference.get(key._replace(kind="input", path=passed_through.path))
+            same = recorded_input is not None and recorded_input.tensor == counterpart.tensor
+            if substitute is not None and same:
+                self._aliases.add_substitute(substitute, own, counterpart.tensor)
+            return _Replacement(substitute, None)
+        if (inner := self._aliases.boundaries(original, counterpart.tensor)) is not None:
+            inner.append(boundary)  # an inner module returned it, and its gradient is measured there for this one, too
+            substitute = self._substitute(tensor, key, counterpart, site, arrive)
+            if substitute is not None:
+                self._aliases.add_substitute(substitute, tensor, counterpart.tensor)
+            return _Replacement(substitute, boundary)
+        boundaries = [boundary]
+        remove = self._substitution.replace_gradient(original, self._guard(partial(self._exchange, boundaries)))
+        substitute = self._substitute(tensor, key, counterpart, site, arrive)
         if remove is not None:
             self._step_hooks.append(remove)
-            if forced is not None:
-                self._sameness.returned(forced, counterpart.tensor, levels)
-        return _Found(forced, level)
+            if substitute is not None:
+                self._aliases.add_output(substitute, counterpart.tensor, boundaries)
+        return _Replacement(substitute, boundary)
 
-    def _forced(
+    def _substitute(
         self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, exchange: GradientReplacer
     ) -> Any | None:
-        forced = self._substitution.substitute(tensor, self._values(counterpart, key), exchange)
-        if forced is None:
+        substitute = self._substitution.substitute(tensor, self._values(counterpart, key), exchange)
+        if substitute is None:
             self._book.remark(site.name, f"{key.kind} {key.path} cannot be replaced by the reference's")
-        return forced
+        return substitute
 
-    def _hand_back(self, given: list[_Given], opened: Opened, tensors: list[Any]) -> None:
-        """A module that changes its input in place changes what its caller holds: so must the replaced one's."""
-        returned = {id(own): forced for (_, own), forced in zip(opened.tensors, tensors, strict=True)}
-        for _, own, forced, version in given:
-            if self._framework.version(forced) != version:
-                self._substitution.overwrite(own, returned.get(id(forced), forced))
+    def _copy_in_place_changes(self, inputs: list[_ReplacedInput], opened: Opened, tensors: list[Any]) -> None:
+        """Copy in-place changes of substitutes to the caller's own tensors."""
+        returned = {id(own): substitute for (_, own), substitute in zip(opened.tensors, tensors, strict=True)}
+        for _, own, substitute, version in inputs:
+            if self._framework.version(substitute) != version:
+                self._substitution.overwrite(own, returned.get(id(substitute), substitute))
 
     # --- backward ----------------------------------------------------------------------------------------------
-    def _exchange(self, levels: Sequence[Level], gradient: Any) -> npt.NDArray[np.generic] | None:
-        """A gradient comes back through a replaced tensor: look at it, and send the recorded one on instead."""
-        of = levels[0].keys[0]
+    def _exchange(self, boundaries: Sequence[CallBoundary], gradient: Any) -> npt.NDArray[np.generic] | None:
+        """Measure the gradient of a replaced tensor, and return the recorded one to propagate instead."""
+        of = boundaries[0].keys[0]
         kind = _GRADIENT_OF[of.kind]
         if of.step != self._clock.step or kind not in self._watched_gradients:
             return None
         self._clock.backward_micro = of.micro
         if self._framework.unreadable(gradient):
             return None
-        seen = self._look(levels, kind, gradient)
+        seen = self._measure(boundaries, kind, gradient)
         if not seen:
             return None
         key, counterpart = seen[0]
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
-        if self._substitution.is_differentiable(gradient):  # the recorded one has no past to differentiate again
+        if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again
             self._book.notice(_DIFFERENTIATED)
             return None
         for each, _ in seen:
             self._comparator.mark_forced(each)
         return self._values(counterpart, key)
 
-    def _look(self, levels: Sequence[Level], kind: str, gradient: Any) -> list[tuple[Key, Counterpart | None]]:
+    def _measure(
+        self, boundaries: Sequence[CallBoundary], kind: str, gradient: Any
+    ) -> list[tuple[Key, Counterpart | None]]:
         """Measure a gradient against each of its records."""
         seen = []
         here: Any | None = gradient
-        for level in levels:
-            arrived = self._arrived.pop(level.keys[0], None)
-            for of in level.keys:
+        for boundary in boundaries:
+            arrived = self._arrived.pop(boundary.keys[0], None)
+            for of in boundary.keys:
                 key = of._replace(phase="backward", kind=kind)
                 if self._reference.get(key) is None:
                     continue
-                self._book.gradient(level.site.name)
-                key, counterpart = self._comparator.look(gradient, key, level.site)
+                self._book.gradient(boundary.site.name)
+                key, counterpart = self._comparator.measure(gradient, key, boundary.site)
                 seen.append((key, counterpart))
                 if kind == "grad_output" and here is not None:
                     self._comparator.note_inner_use(key, arrived, here)
-            here = arrived  # what comes from outside the one is all that comes to the next
+            here = arrived  # the part from outside this call is the whole gradient of the next outer one
         self._comparator.note_same([key for key, _ in seen])
         return seen
 
     def _arrive(self, of: Key, gradient: Any) -> None:
-        """What a module's caller sends back to an output, before the module's own uses of it are added."""
+        """Note the gradient of an output from outside its module, before the module's own uses add to it."""
         if _GRADIENT_OF[of.kind] in self._watched_gradients:
             self._arrived[of] = gradient
 
     def _values(self, counterpart: Counterpart, key: Key) -> npt.NDArray[np.generic]:
         values = self._reference.values(counterpart)
-        return values if self._perturbation is None else self._perturbation.of(values, key)
+        return values if self._perturbation is None else self._perturbation.apply(values, key)

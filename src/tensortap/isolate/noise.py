@@ -1,4 +1,4 @@
-"""How far each record of a model moves when all that a module works with is off by one epsilon."""
+"""Measures how far each record of a model moves if inputs and parameters of its module change by one epsilon."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import Reruns
-from tensortap.isolate.check import Check, Options
+from tensortap.isolate.check import Check, CheckOptions
 from tensortap.store import open_run
 from tensortap.store.noise_file import Spot, write_noise
 
 __all__ = ["measure_noise"]
 
-_KINDS = tuple(kind for kind in KINDS if kind != "param")  # parameters are what is moved
+_KINDS = tuple(kind for kind in KINDS if kind != "param")  # parameters are perturbed, not measured
 _OWN_KINDS = ("output", "grad_input", "param_grad")
-"""What a module itself computes; the other kinds are made by the code around it."""
+"""Kinds that a module itself computes; the code around it makes the others."""
 _PROBE, _JUMP = 16, 16
-"""Epsilons of a first step; a module that magnifies it this often has rounded to a coarser dtype inside."""
+"""Epsilons of the probing perturbation; amplification by which a module is known to round to a coarser dtype."""
 
 Spreads = dict[Spot, tuple[float, float]]
 
@@ -36,28 +36,28 @@ Spreads = dict[Spot, tuple[float, float]]
 def measure_noise(
     model: Any, work: Any, path: Path, seeds: int, overwrite: bool, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Run the model once as it is and once for each seed; see `tensortap.noise`."""
+    """Run the model once unchanged and once for each seed; see `tensortap.noise`."""
     if seeds < 1:
-        raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random steps")
+        raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random perturbations")
     network = network_of(model)
     framework = framework_of(network)
     reruns: Reruns = require(framework, Reruns, "measuring noise")
     run = work if callable(work) else lambda _: _forward_and_backward(framework, reruns, network, work)
     spreads: Spreads = {}
     lowered: Mapping[str, str] = {}
-    model_back, randoms = reruns.save_state(network), (random.getstate(), np.random.get_state())
+    restore_model, random_states = reruns.save_state(network), (random.getstate(), np.random.get_state())
 
-    def put_back() -> None:
-        model_back()
-        random.setstate(randoms[0])
-        np.random.set_state(randoms[1])
+    def restore() -> None:
+        restore_model()
+        random.setstate(random_states[0])
+        np.random.set_state(random_states[1])
 
     with tempfile.TemporaryDirectory(prefix="tensortap-noise-") as folder:
         reference = Path(folder) / "reference"
 
         def perturbed(seed: int, epsilons: int = 1) -> Check:
-            put_back()
-            with Check(model, reference, Options(seed=seed, epsilons=epsilons, lowered=lowered)) as check:
+            restore()
+            with Check(model, reference, CheckOptions(seed=seed, epsilons=epsilons, lowered=lowered)) as check:
                 check.perturb_parameters()
                 run(model)
             return check
@@ -67,23 +67,23 @@ def measure_noise(
                 run(model)
             with open_run(reference) as seen:
                 if not len(seen):
-                    raise UsageError("the work ran no module of the model: it is given the model, and should call it")
-            lowered = _lowered(perturbed(0, _PROBE))
+                    raise UsageError("the work ran no module of the model: it receives the model and must call it")
+            lowered = _find_lowered(perturbed(0, _PROBE))
             for seed in range(seeds):
                 _collect(perturbed(seed), spreads)
                 if progress is not None:
                     progress(seed + 1, seeds)
         finally:
-            put_back()
+            restore()
     about = {"seeds": str(seeds), "model": type(network).__qualname__, "framework": framework.name}
     write_noise(path, spreads.items(), about, overwrite)
 
 
-def _lowered(check: Check) -> dict[str, str]:
-    """Modules that take and return numbers of one dtype but compute in a coarser one, as under autocast, and which.
+def _find_lowered(check: Check) -> dict[str, str]:
+    """Return modules that take and return one dtype but compute in a coarser one, as under autocast, with that dtype.
 
-    Steps too small for the inner dtype show as jumps where they turn a rounding over. What the inner dtype is nobody
-    says: the coarsest that the model has anywhere is taken.
+    Perturbations too small for the inner dtype appear as jumps where they flip a rounding. The inner dtype is unknown,
+    so the coarsest dtype anywhere in the model is assumed.
     """
     coarsest = check.coarsest()
     floats = [dtype for dtype in coarsest.values() if dtype is not None]
@@ -98,13 +98,13 @@ def _lowered(check: Check) -> dict[str, str]:
 
 def _collect(check: Check, spreads: Spreads) -> None:
     for key, error, row_error in check.errors():
-        spot = key.module, key.call, key.kind, key.path
-        before = spreads.get(spot, (0.0, 0.0))
-        spreads[spot] = max(before[0], error), max(before[1], row_error)
+        where = key.module, key.call, key.kind, key.path
+        before = spreads.get(where, (0.0, 0.0))
+        spreads[where] = max(before[0], error), max(before[1], row_error)
 
 
 def _forward_and_backward(framework: Framework, reruns: Reruns, model: Any, batch: Any) -> None:
-    """Of a batch alone: backward starts at the loss if the model returns one, else everywhere at its outputs."""
+    """Run a batch; backward starts at the loss if the model returns one, else at all its outputs."""
     if isinstance(batch, Mapping):
         output = model(**batch)
     else:

@@ -1,4 +1,4 @@
-"""Numbers moved by one step of their own precision, up or down at random: what rounding somewhere else may do."""
+"""Perturbs tensors by steps of their own precision, up or down at random, as rounding elsewhere may do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Perturbation"]
 
 
 class Perturbation:
-    """Moves every number of a tensor by some epsilons, relative to itself. The same seed moves the same tensor alike.
+    """Moves every element of a tensor by some epsilons, relative to its value; reproducible by seed and key.
 
-    `coarsest` tells the coarsest dtype that the call of a key works with: a module that takes float32 and returns
-    bfloat16 rounds to that.
+    `coarsest` returns the coarsest dtype of the call of a key: a module that takes float32 and returns bfloat16 rounds
+    to bfloat16.
     """
 
     def __init__(self, seed: int, epsilons: int, coarsest: Callable[[Key], str | None]) -> None:
@@ -28,8 +28,8 @@ class Perturbation:
         self._epsilons = epsilons
         self._coarsest = coarsest
 
-    def of(self, values: npt.NDArray[Any], key: Key) -> npt.NDArray[Any]:
-        """Zeros stay zeros; integers, truth values, NaN and infinities stay what they are."""
+    def apply(self, values: npt.NDArray[Any], key: Key) -> npt.NDArray[Any]:
+        """Return the perturbed values. Zeros, integers, booleans, NaN and infinities stay unchanged."""
         names = (dtypes.name_of(values.dtype), self._coarsest(key) or "")
         own, coarse = (EPSILON.get(name, 0.0) for name in names)
         if not own:

@@ -1,4 +1,4 @@
-"""The reference's side of a check: which record stands against a tensor of the model, and its values."""
+"""The reference of a check: finds the record of a model's tensor, and its values."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tensortap.core.records import KINDS, Key, Location, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run
 
-__all__ = ["Counterpart", "Reference"]
+__all__ = ["Counterpart", "ReferenceRecords"]
 
 _COLUMNS = ("seq", "cls", "dtype", "shape", "tensor", "digest", "l2", "file", "offset", "nbytes")
 _LEAST_SHARE = 0.1
 _NEEDED = ("input", "output")
-"""Without these, no module can be given the reference's inputs, and none its outputs."""
+"""Kinds without which modules cannot be fed from the reference."""
 
 
 class Counterpart(NamedTuple):
-    """A record of the reference, as far as a check needs it."""
+    """The columns of a reference record that a check needs."""
 
     seq: int
     cls: str
@@ -37,13 +37,15 @@ class Counterpart(NamedTuple):
     location: Location | None
 
 
-class Reference:
-    """One rank of a run, looked up by key. `rename` turns the model's module names into the run's."""
+class ReferenceRecords:
+    """One rank of a run, by key. `rename` maps the model's module names to the run's."""
 
     def __init__(self, run: Run, rank: int, rename: Callable[[str], str]) -> None:
         if rank not in run.ranks:
             ranks = ", ".join(map(str, run.ranks)) or "none at all"
-            raise UsageError(f"this is rank {rank}, and {run.path} has ranks {ranks}: capture the reference alike")
+            raise UsageError(
+                f"this is rank {rank}, and {run.path} has ranks {ranks}: capture the reference on the same ranks"
+            )
         self.run = run
         self.rank = rank
         self.rename = rename
@@ -51,7 +53,7 @@ class Reference:
         self._step: int | None = None
         self._known: dict[Key, Counterpart] = {}
         self._coarsest: dict[tuple[str, int], str] = {}
-        self._any: Record | None = None
+        self._template: Record | None = None
         self._last: tuple[Location | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
         self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
@@ -59,7 +61,7 @@ class Reference:
         self.kinds = tuple(kind for kind in KINDS if kind in found)
 
     def check_kept(self) -> None:
-        """That modules can be fed from it."""
+        """Raise UsageError if the run has no tensors to feed modules with."""
         kept = self._rows.filter(pc.is_valid(self._rows.column("file")))
         kinds = set(pc.unique(kept.column("kind")).to_pylist())
         if missing := [kind for kind in _NEEDED if kind not in kinds]:
@@ -71,46 +73,47 @@ class Reference:
             )
 
     def unkept(self) -> set[str]:
-        """Modules of which it has inputs or outputs, but kept none whole: they cannot be fed."""
+        """Return the modules whose inputs and outputs were recorded but not kept: they cannot be fed."""
         flowing = self._rows.filter(pc.is_in(self._rows.column("kind"), pa.array(_NEEDED)))
         kept = flowing.filter(pc.is_valid(flowing.column("file")))
         seen, whole = (set(pc.unique(rows.column("module")).to_pylist()) for rows in (flowing, kept))
         return seen - whole
 
     def check_names(self, names: Iterable[str]) -> None:
-        """That the model's modules are the run's, by name."""
+        """Raise UsageError if too few modules of the run are in the model."""
         found = sum(self.has(name) for name in names)
         if found < _LEAST_SHARE * len(self.modules):
             some = ", ".join(map(display_name, sorted(self.modules)[:4]))
             raise UsageError(
                 f"only {found} of the {len(self.modules)} modules of {self.run.path} are in the model; it calls them "
-                f"{some}, ...: give rename=['PATTERN=REPLACEMENT'] that turns the model's names into these"
+                f"{some}, ...: pass rename=['PATTERN=REPLACEMENT'] to map the model's names to these"
             )
 
     def has(self, module: str) -> bool:
         return self.rename(module) in self.modules
 
     def get(self, key: Key) -> Counterpart | None:
-        """What the reference recorded there; None if nothing."""
+        """Return the reference's record of a key; None if it has none."""
         if key.step != self._step:
-            self._step, self._known = key.step, self._of_step(key.step)
+            self._step, self._known = key.step, self._read_step(key.step)
         return self._known.get(key._replace(module=self.rename(key.module)))
 
     def coarsest(self, key: Key) -> str | None:
-        """The coarsest dtype among what a call takes and returns; None if it has no floating-point numbers."""
+        """Return the coarsest dtype among a call's inputs and outputs; None if none is floating-point."""
         self.get(key)
         return self._coarsest.get((self.rename(key.module), key.call))
 
     def values(self, found: Counterpart) -> npt.NDArray[Any]:
-        """The tensor itself, read-only."""
+        """Return the recorded tensor, read-only."""
         if found.location != self._last[0]:
             assert found.location is not None
-            self._any = self._any or self.run.at(self.rank, 0)  # building the records of all tensors would take long
-            record = replace(self._any, dtype=found.dtype, shape=found.shape, location=found.location)
+            # One Record serves as a template, because building one for each tensor is slow.
+            self._template = self._template or self.run.at(self.rank, 0)
+            record = replace(self._template, dtype=found.dtype, shape=found.shape, location=found.location)
             self._last = found.location, self.run.load(record)
         return self._last[1]
 
-    def _of_step(self, step: int) -> dict[Key, Counterpart]:
+    def _read_step(self, step: int) -> dict[Key, Counterpart]:
         rows = self._rows.filter(pc.equal(self._rows.column("step"), pa.scalar(step, pa.int64())))
         keys = zip(*(rows.column(name).to_pylist() for name in Key._fields), strict=True)
         columns = zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True)

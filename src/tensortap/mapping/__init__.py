@@ -1,5 +1,14 @@
-"""The same architecture under other names and in other layouts: rules as data, and alignment by structure.
+"""Maps one model to another of the same architecture under other names and in other tensor layouts.
 
-Works on outlines, plain descriptions of two trees of modules, and knows neither frameworks nor runs: `compare` makes
-outlines of runs, `model.transfer` of live models.
+The input is two outlines, plain descriptions of module trees, and rules. `compare` makes outlines of runs,
+`model.transfer` of live models. The source model is described in terms of the target: in a comparison the candidate is
+the source and the reference the target.
+
+outline.py         ModelOutline: the modules and tensors of one model
+rules.py           Rules as data; rules_file.py reads them from torch_paddle.toml or a user's file
+class_rules.py     the rule for the classes of two modules, also for packed projections
+module_matches.py  which module is which, over similarity.py
+tensor_matches.py  which parameter is which, and its LayoutConversion (layouts.py)
+value_matches.py   which input or output is which
+model_mapping.py   ModelMapping: all of these together
 """

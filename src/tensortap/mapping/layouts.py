@@ -1,4 +1,4 @@
-"""How one side's tensor is read in the other side's layout: axes in another order, several joined, a part of one."""
+"""Converts tensors between layouts: permuted axes, several tensors joined, a slice of one."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Reading", "Shape", "common_shape", "inverse", "same_elements"]
+__all__ = ["LayoutConversion", "Shape", "common_shape", "inverse", "same_elements"]
 
 Shape = tuple[int, ...]
 
 
 def inverse(axes: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes another."""
+    """Return the inverse of a permutation."""
     return tuple(int(axis) for axis in np.argsort(axes))
 
 
 def same_elements(left: Shape, right: Shape) -> bool:
-    """Whether two shapes differ in axes of size one at most: the elements lie in the same order."""
+    """Whether two shapes differ only in axes of size one, so that the elements are in the same order."""
     return [size for size in left if size != 1] == [size for size in right if size != 1]
 
 
 def common_shape(left: Shape, right: Shape) -> Shape | None:
-    """The shape at which two values are compared that differ in axes of size one alone; None if they differ otherwise.
+    """Return the shape at which two values that differ only in axes of size one are compared; None if others differ.
 
     >>> common_shape((1, 12), (2, 12)), common_shape((2, 1, 1, 8), (2, 8)), common_shape((2, 12), (12, 2))
     ((2, 12), (2, 1, 1, 8), None)
     """
     if same_elements(left, right):
         return max(left, right, key=len)
-    if prod(left) == 1 or prod(right) == 1:  # one number is no value that was repeated
+    if prod(left) == 1 or prod(right) == 1:  # a single number is not a broadcast value
         return None
     longer, shorter = sorted((left, right), key=len, reverse=True)
     shorter = (1,) * (len(longer) - len(shorter)) + shorter
@@ -44,27 +44,27 @@ def common_shape(left: Shape, right: Shape) -> Shape | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How a tensor is made of the other side's: each part cut, then permuted, then all joined, then shaped."""
+class LayoutConversion:
+    """Makes a target tensor from source tensors: slices each part, permutes it, joins all, reshapes the result."""
 
     parts: tuple[str, ...]
-    """Full names on the other side; several are joined."""
+    """Full names of the source tensors; several are joined."""
     permute: tuple[int, ...] = ()
     axis: int = 0
-    """Along which parts are joined, or one is cut."""
+    """The axis along which parts are joined, or one is sliced."""
     cut: tuple[int, int] | None = None
-    """From where to where along `axis` of the one part."""
+    """Start and end of the slice along `axis` of a single part."""
     shape: Shape | None = None
-    """What comes out, if that is known."""
+    """Shape of the result, if known."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is the other side's tensor, as it is."""
+        """Whether the source tensor is used unchanged."""
         return len(self.parts) == 1 and not self.permute and self.cut is None
 
     def result(self, shapes: Sequence[Shape]) -> Shape | None:
-        """The shape that comes out of parts of these shapes; None if they do not fit together."""
-        found = [self._one(shape) for shape in shapes]
+        """Return the shape of the result for parts of these shapes; None if they do not fit together."""
+        found = [self._part_result(shape) for shape in shapes]
         if any(shape is None for shape in found):
             return None
         first, *others = [shape for shape in found if shape is not None]
@@ -75,7 +75,7 @@ class Reading:
         joined = sum(shape[self.axis] for shape in (first, *others))
         return (*first[: self.axis], joined, *first[self.axis + 1 :])
 
-    def _one(self, shape: Shape) -> Shape | None:
+    def _part_result(self, shape: Shape) -> Shape | None:
         if self.cut is not None:
             if self.axis >= len(shape) or self.cut[1] > shape[self.axis]:
                 return None
@@ -85,7 +85,7 @@ class Reading:
         return tuple(shape[axis] for axis in self.permute) if len(self.permute) == len(shape) else None
 
     def moves(self, shape: Shape) -> bool:
-        """Whether elements end up in another order than they lie in; if not, digest and sketch still hold."""
+        """Whether the order of the elements changes; if not, digest and sketch remain valid."""
         if self.cut is not None or len(self.parts) > 1:
             return True
         if not self.permute or not prod(shape):
@@ -94,7 +94,7 @@ class Reading:
         return order != sorted(order)
 
     def apply(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The tensor itself, in C order."""
+        """Return the converted tensor in C order."""
         found = []
         for array in arrays:
             if self.cut is not None:
@@ -103,20 +103,20 @@ class Reading:
         whole = found[0] if len(found) == 1 else np.concatenate(found, axis=self.axis)
         if self.shape is not None and whole.shape != self.shape:
             whole = whole.reshape(self.shape)
-        return np.ascontiguousarray(whole).reshape(whole.shape)  # a scalar stays one
+        return np.ascontiguousarray(whole).reshape(whole.shape)  # keeps a scalar 0-dimensional
 
     def words(self) -> str:
-        """What is done, in a few words; empty if nothing is."""
-        said = []
+        """Describe the conversion in a few words; empty if nothing changes."""
+        words = []
         if len(self.parts) > 1:
-            said.append(f"joined ({len(self.parts)} along axis {self.axis})")
+            words.append(f"joined ({len(self.parts)} along axis {self.axis})")
         if self.cut is not None:
-            said.append(f"split ({self.cut[0]} to {self.cut[1]} of axis {self.axis})")
+            words.append(f"split ({self.cut[0]} to {self.cut[1]} of axis {self.axis})")
         if self.permute == (1, 0):
-            said.append("transposed")
+            words.append("transposed")
         elif self.permute:
-            said.append("axes " + ",".join(map(str, self.permute)))
-        return ", ".join(said)
+            words.append("axes " + ",".join(map(str, self.permute)))
+        return ", ".join(words)
 
 
 def _without(shape: Shape, axis: int) -> Shape:

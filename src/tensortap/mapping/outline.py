@@ -1,49 +1,49 @@
-"""What mapping needs to know of a model: its modules in the order they were defined, and the tensors that each owns."""
+"""Describes a model for mapping: its modules in the order of their definition, and the tensors that each owns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Module", "Outline", "Own", "full_name"]
+__all__ = ["ModelOutline", "ModuleOutline", "TensorOutline", "full_name"]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class TensorOutline:
     """A parameter or buffer of a module."""
 
     shape: tuple[int, ...]
     kind: str = "param"
     """param | buffer"""
     tied: str = ""
-    """The full name under which the same tensor was met first."""
+    """The full name under which the same tensor appears first; empty if this is the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Module:
-    """A module at its place in the tree."""
+class ModuleOutline:
+    """A module, with its name from the root."""
 
     name: str
     cls: str
-    tensors: dict[str, Own] = field(default_factory=dict)
+    tensors: dict[str, TensorOutline] = field(default_factory=dict)
     called: int | None = None
-    """When it was first called, in the order of execution; None if that is not known, or never."""
+    """Position of its first call in the order of execution; None if unknown, or if it was never called."""
     base: str = ""
-    """The framework's own class that it inherits from, if it is not that itself."""
+    """The framework's own class that it inherits from; empty if it is such a class itself."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What rules may call it."""
+        """The class names under which rules may list it."""
         return (self.cls, self.base) if self.base else (self.cls,)
 
 
-class Outline:
-    """All modules of a model by name. What hangs below what follows from the names."""
+class ModelOutline:
+    """All modules of a model by name. The names define the tree."""
 
-    def __init__(self, framework: str, modules: Iterable[Module]) -> None:
+    def __init__(self, framework: str, modules: Iterable[ModuleOutline]) -> None:
         self.framework = framework
         self.modules = {module.name: module for module in modules}
-        self.modules.setdefault("", Module("", ""))
+        self.modules.setdefault("", ModuleOutline("", ""))
         self._children: dict[str, list[str]] = {name: [] for name in self.modules}
         for name in self.modules:
             if name:
@@ -52,7 +52,7 @@ class Outline:
         self._leaves: dict[str, list[str]] = {}
 
     def parent(self, name: str) -> str:
-        """The nearest module above; one in between may not have been recorded."""
+        """Return the nearest recorded module above; modules in between may not have been recorded."""
         while name:
             name = name.rpartition(".")[0]
             if name in self.modules:
@@ -60,14 +60,14 @@ class Outline:
         return name
 
     def above(self, name: str) -> list[str]:
-        """The modules around a module, the innermost first; the root is not among them."""
+        """Return the modules around a module, innermost first, without the root."""
         found = []
         while name := self.parent(name) if name else "":
             found.append(name)
         return found
 
     def children(self, name: str) -> list[str]:
-        """Direct children in the order in which they ran, as far as that is known; else as they were defined."""
+        """Return direct children in the order of execution as far as it is known, else in the order of definition."""
         return self._ordered[name]
 
     def _order(self, children: list[str]) -> list[str]:
@@ -86,23 +86,23 @@ class Outline:
         return min(below, default=None)
 
     def leaves(self, name: str) -> list[str]:
-        """The modules below that hold no others; a module without children is its own."""
+        """Return the modules below that hold no others; a module without children is its own leaf."""
         if name not in self._leaves:
             children = self.children(name)
             self._leaves[name] = [leaf for child in children for leaf in self.leaves(child)] if children else [name]
         return self._leaves[name]
 
-    def tensor(self, name: str) -> Own:
-        """A tensor by its full name."""
+    def tensor(self, name: str) -> TensorOutline:
+        """Return a tensor by its full name."""
         module, _, own = name.rpartition(".")
         return self.modules[module].tensors[own]
 
     def find(self, tensor: str) -> tuple[str, str] | None:
-        """(module, own name) of a tensor by its full name."""
+        """Return (module, own name) of a tensor by its full name; None if there is no such tensor."""
         module, _, own = tensor.rpartition(".")
         return (module, own) if module in self.modules and own in self.modules[module].tensors else None
 
 
 def full_name(module: str, tensor: str) -> str:
-    """A tensor's name from the root, as a checkpoint has it."""
+    """Return a tensor's name from the root, as in a checkpoint."""
     return f"{module}.{tensor}" if module else tensor

@@ -1,4 +1,4 @@
-"""Names on one side that belong to names on the other: patterns with wildcards, or a regular expression."""
+"""Translates names of one side to names of the other, by patterns with wildcards or by regular expressions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WILD = re.compile(r"\*\*|\*")
 
 
 def wildcards(pattern: str) -> list[str]:
-    """The wildcards of a pattern in order: `*` is within one part of a name, `**` over any number of them."""
+    """Return the wildcards of a pattern in order: `*` matches within one part of a name, `**` across parts."""
     return _WILD.findall(pattern)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name is meant by a pattern. `a.**` means all below a, and a itself.
+    """Whether a pattern matches a name. `a.**` matches a and everything below it.
 
     >>> matches("layers.*.fc", "layers.3.fc"), matches("layers.*", "layers.3.fc"), matches("layers.**", "layers.3.fc")
     (True, False, True)
@@ -28,7 +28,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def translator(pattern: str, other: str, regex: bool = False) -> Callable[[str], str | None]:
-    """From names that `pattern` means to those that `other` makes of them; None for a name that is not meant.
+    """Return a function from names that match `pattern` to names in the form of `other`; None for other names.
 
     >>> translator("stages.*.conv", "layer*.conv1")("stages.2.conv")
     'layer2.conv1'

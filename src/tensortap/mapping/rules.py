@@ -1,7 +1,7 @@
-"""The rules themselves, as plain data: which names, classes and layouts of one side belong to which of the other.
+"""Mapping rules as plain data: which names, classes and layouts of the two sides correspond.
 
-A rule names its two sides by their frameworks, `torch` and `paddle`, or by their part in a comparison, `reference` and
-`candidate`; in a transfer the source is the reference. It holds in both directions. `rules_file` reads them from TOML.
+A rule names its sides by framework, `torch` and `paddle`, or by role, `reference` and `candidate`. In a transfer the
+source is the reference. A rule applies in both directions. `rules_file` reads rules from TOML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = [
     "FIRST",
     "SIDES",
     "ClassRule",
-    "Ignore",
+    "IgnoreRule",
     "ModuleRule",
     "Rules",
     "Sides",
@@ -31,67 +31,67 @@ T = TypeVar("T")
 
 SIDES = (("torch", "paddle"), ("reference", "candidate"))
 FIRST = ("torch", "reference")
-"""A permutation is of the axes of this side: the other side's tensor is this one's with its axes in that order."""
+"""Labels of the side whose axes a permutation lists: the other side's tensor has its axes in that order."""
 
 
 @dataclass(frozen=True)
 class Sides:
-    """What rules may call the two trees that are matched: `made` is the one whose terms count, `given` the other."""
+    """The labels by which rules may name the two models."""
 
-    made: tuple[str, ...]
-    given: tuple[str, ...]
+    target: tuple[str, ...]
+    source: tuple[str, ...]
 
 
 def side_of(names: Mapping[str, T], labels: Sequence[str]) -> T | None:
-    """What a rule says of one side; None if it is about others."""
+    """Return the entry of a rule for one side; None if the rule concerns other sides."""
     return next((names[label] for label in labels if label in names), None)
 
 
-def _chained(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
-    """One permutation after the other; an empty one changes nothing."""
+def _compose(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that applies both in turn; an empty one is the identity."""
     return tuple(first[axis] for axis in then) if first and then else tuple(first or then)
 
 
 @dataclass(frozen=True)
 class ModuleRule:
-    """Modules of the one side and of the other that are the same."""
+    """Modules of the two sides that correspond."""
 
     names: Mapping[str, str]
     regex: str = ""
-    """The side whose name is a regular expression, which the other's is made from; empty if both are patterns."""
+    """The side whose name is a regular expression; the other's is its replacement. Empty if both are patterns."""
     where: str = ""
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """A parameter or buffer, and how it lies; one of one side may be several of the other."""
+    """A parameter or buffer and its layout; one tensor of a side may be several of the other."""
 
     names: Mapping[str, tuple[str, ...]]
     permute: tuple[int, ...] = ()
     axis: int = 0
     bessel: bool = False
-    """The first side's is divided by n - 1, the other's by n: they differ by design."""
+    """The first side divides by n - 1, the other by n: the values differ by design."""
     where: str = ""
 
 
 @dataclass(frozen=True)
 class ValueRule:
-    """Something that goes in or comes out: 'KIND PATH' within a class, 'MODULE KIND PATH' else."""
+    """An input or output: 'KIND PATH' within a class rule, 'MODULE KIND PATH' elsewhere."""
 
     names: Mapping[str, str]
     permute: tuple[int, ...] = ()
     where: str = ""
 
 
-def permute_to(rule: TensorRule | ValueRule, made: Sequence[str]) -> tuple[int, ...]:
-    """The axes of the other side's tensor in the order of this side's."""
-    first = any(label in FIRST for label in made if label in rule.names)
+def permute_to(rule: TensorRule | ValueRule, target: Sequence[str]) -> tuple[int, ...]:
+    """Return the permutation that brings the source tensor's axes into the target's order."""
+    first = any(label in FIRST for label in target if label in rule.names)
     return inverse(rule.permute) if first else rule.permute
 
 
 @dataclass(frozen=True)
-class Ignore:
-    """What one side has and the other has no counterpart for, by design."""
+class IgnoreRule:
+    """A module or tensor of one side that has no counterpart by design."""
 
     side: str
     pattern: str
@@ -101,39 +101,39 @@ class Ignore:
 
 @dataclass(frozen=True)
 class ClassRule:
-    """Classes that do the same, and what their tensors are called. `*` stands for any class that has those tensors."""
+    """Equivalent classes, and the names of their tensors. `*` is any class that has those tensors."""
 
     names: Mapping[str, tuple[str, ...]]
     tensors: tuple[TensorRule, ...] = ()
     values: tuple[ValueRule, ...] = ()
-    ignores: tuple[Ignore, ...] = ()
+    ignores: tuple[IgnoreRule, ...] = ()
     whole: bool = False
-    """What hangs below such a module is its own affair, and need not agree."""
+    """Whether modules below such a module may differ."""
     like: str = ""
-    """The class that these are variants of: they do the same, and differ in the layout of their tensors."""
+    """The class of which these are variants: they compute the same with another layout of their tensors."""
     where: str = ""
 
     def permute_of(self, labels: Sequence[str], tensor: str) -> tuple[int, ...]:
-        """The permutation that the rule has for a tensor that a side calls so."""
+        """Return the rule's permutation for a tensor by its name on one side."""
         return next((t.permute for t in self.tensors if side_of(t.names, labels) == (tensor,)), ())
 
     def names_class(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
-        """Whether a class, or one that it inherits from, is among those that a side lists; a lone `*` lists none."""
+        """Whether the rule lists one of these classes for a side; a lone `*` lists none."""
         words = [word for word in side_of(self.names, labels) or () if word != "*"]
         return any(matches(word, cls) for cls in classes for word in words)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """A table of rules. Earlier ones win."""
+    """A table of rules. Earlier rules win."""
 
     modules: tuple[ModuleRule, ...] = ()
     classes: tuple[ClassRule, ...] = ()
     tensors: tuple[TensorRule, ...] = ()
     values: tuple[ValueRule, ...] = ()
-    ignores: tuple[Ignore, ...] = ()
+    ignores: tuple[IgnoreRule, ...] = ()
     structure: bool = True
-    """Whether modules that no name and no rule places may be placed by the structure of the trees."""
+    """Whether modules that neither name nor rule matches may be matched by structure."""
     source: str = ""
     _canon: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -149,7 +149,7 @@ class Rules:
         )
 
     def canonical(self, labels: Sequence[str], classes: tuple[str, ...]) -> str:
-        """One word for a class and for its counterparts: BatchNorm2d and BatchNorm2D, ModuleList and LayerList."""
+        """Return one name for a class and its counterparts: BatchNorm2d and BatchNorm2D, ModuleList and LayerList."""
         key = (labels[0], classes)
         if key not in self._canon:
             rule = next((rule for rule in self.classes if rule.names_class(labels, classes)), None)
@@ -158,8 +158,10 @@ class Rules:
         return self._canon[key]
 
     def to_first(self, labels: Sequence[str], classes: Sequence[str], tensor: str) -> tuple[int, ...]:
-        """The axes of a class's tensor in the order in which the first side's usual class has them; empty if they lie
-        so already, or nothing is known of the class."""
+        """Return the permutation from a class's tensor to the layout of the first side's usual class.
+
+        The result is empty if the layouts agree, or if no rule knows the class.
+        """
         rule = next((rule for rule in self.classes if rule.names_class(labels, classes)), None)
         if rule is None:
             return ()
@@ -167,16 +169,16 @@ class Rules:
             usual = next((each for each in self.classes if each.names_class(FIRST, (rule.like,))), None)
             own, others = rule.permute_of(labels, tensor), () if usual is None else usual.permute_of(FIRST, tensor)
             if labels[0] in FIRST:  # into the other side's layout, and from there into the usual one
-                return _chained(own, inverse(others))
+                return _compose(own, inverse(others))
         return inverse(rule.permute_of(labels, tensor)) if labels[0] not in FIRST else ()
 
     def outputs_axis(self, labels: Sequence[str], classes: Sequence[str]) -> int | None:
-        """The axis of a Linear's weight along which its outputs lie; None if the class is not known as one."""
+        """Return the axis of a Linear's weight along which its outputs lie; None if the class is not a known Linear."""
         if self.canonical(labels, tuple(classes)) != "linear":
             return None
-        turn = self.to_first(labels, classes, "weight")
-        return turn[0] if turn else 0
+        axes = self.to_first(labels, classes, "weight")
+        return axes[0] if axes else 0
 
     def opaque(self, labels: Sequence[str], classes: Sequence[str]) -> bool:
-        """Whether a class is known as a whole, so that what hangs below it need not agree."""
+        """Whether modules below this class may differ."""
         return any(rule.whole for rule in self.classes if rule.names_class(labels, classes))

@@ -1,4 +1,4 @@
-"""Reads rules from TOML, or from a mapping of the same form, and says what is wrong with them."""
+"""Reads rules from TOML, or from a mapping of the same form, and reports errors in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.mapping.patterns import wildcards
-from tensortap.mapping.rules import SIDES, ClassRule, Ignore, ModuleRule, Rules, TensorRule, ValueRule
+from tensortap.mapping.rules import SIDES, ClassRule, IgnoreRule, ModuleRule, Rules, TensorRule, ValueRule
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,12 +29,12 @@ _EITHER = "torch and paddle, or reference and candidate"
 
 @cache
 def shipped_rules() -> Rules:
-    """What is known of torch and paddle."""
+    """Return the rules for torch and paddle."""
     return read_rules(Path(__file__).with_name("torch_paddle.toml"))
 
 
 def read_rules(source: str | os.PathLike[str] | Mapping[str, Any]) -> Rules:
-    """The rules of a TOML file, or of a mapping of the same form.
+    """Read rules from a TOML file, or from a mapping of the same form.
 
     >>> read_rules({"module": [{"torch": "layer*.conv1", "paddle": "stages.*.conv"}]}).modules[0].names["torch"]
     'layer*.conv1'
@@ -43,18 +43,18 @@ def read_rules(source: str | os.PathLike[str] | Mapping[str, Any]) -> Rules:
     data = source if isinstance(source, Mapping) else _load(Path(name))
     for key in data:
         if key not in (*_TABLES, "version", "structure"):
-            raise UsageError(f"{name}: {key!r} is no key here; there are version, structure, {', '.join(_TABLES)}")
+            raise UsageError(f"{name}: unknown key {key!r}; expected version, structure, {', '.join(_TABLES)}")
     if data.get("version", FORMAT) != FORMAT:
         raise UsageError(f"{name}: version = {data['version']!r}, but this tensortap reads version {FORMAT}")
     structure = data.get("structure", True)
     if not isinstance(structure, bool):
         raise UsageError(f"{name}: structure = {structure!r}; expected true or false")
     return Rules(
-        modules=tuple(_module(entry) for entry in _entries(data, "module", name)),
-        classes=tuple(_class(entry) for entry in _entries(data, "class", name)),
-        tensors=tuple(_tensor(entry) for entry in _entries(data, "tensor", name)),
-        values=tuple(_value(entry, "MODULE KIND PATH") for entry in _entries(data, "value", name)),
-        ignores=tuple(_ignore(entry) for entry in _entries(data, "ignore", name)),
+        modules=tuple(_module(table) for table in _top_level_tables(data, "module", name)),
+        classes=tuple(_class(table) for table in _top_level_tables(data, "class", name)),
+        tensors=tuple(_tensor(table) for table in _top_level_tables(data, "tensor", name)),
+        values=tuple(_value(table, "MODULE KIND PATH") for table in _top_level_tables(data, "value", name)),
+        ignores=tuple(_ignore(table) for table in _top_level_tables(data, "ignore", name)),
         structure=structure,
         source=name,
     )
@@ -87,8 +87,8 @@ def _refuse_list_of_names(path: Path, text: str) -> None:
     )
 
 
-class _Entry:
-    """One table of a file: takes its keys one by one, and complains of what is left."""
+class _RuleTable:
+    """One table of a file; its keys are taken one by one, and `done` rejects any that remain."""
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, Mapping):
@@ -101,11 +101,11 @@ class _Entry:
         self._known.append(key)
         value = self._values.pop(key, default)
         if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise self.wrong(key, value, words)
+            raise self.error(key, value, words)
         return value
 
     def names(self, several: bool = False) -> dict[str, Any]:
-        """What it calls both sides; with `several`, a list of names is one too."""
+        """Take the names of both sides; with `several`, a list of names is accepted."""
         pair = next((pair for pair in SIDES if any(side in self._values for side in pair)), ())
         found = {}
         for side in pair:
@@ -115,7 +115,7 @@ class _Entry:
             words = [value] if isinstance(value, str) else value
             fine = isinstance(words, list) and words and all(isinstance(word, str) for word in words)
             if not fine or (not several and not isinstance(value, str)):
-                raise self.wrong(side, value, "a name, or a list of names" if several else "a name")
+                raise self.error(side, value, "a name, or a list of names" if several else "a name")
             words = [word.removeprefix("(root)") for word in words]  # the root's name is empty
             found[side] = tuple(words) if several else words[0]
         if not found:
@@ -126,115 +126,115 @@ class _Entry:
     def one_side(self) -> tuple[str, str]:
         given = [side for pair in SIDES for side in pair if side in self._values]
         if len(given) != 1:
-            raise UsageError(f"{self.where}: expected one of torch, paddle, reference, candidate and a name")
+            raise UsageError(f"{self.where}: expected a name for one of torch, paddle, reference, candidate")
         value = self._values.pop(given[0])
+        self._known.append(given[0])
         if not isinstance(value, str):
-            raise self.wrong(given[0], value, "a name")
+            raise self.error(given[0], value, "a name")
         return given[0], value
 
     def permutation(self) -> tuple[int, ...]:
         value = self.take("permute", list, [], "a list of axes")
         if not all(type(axis) is int for axis in value) or sorted(value) != list(range(len(value))):
-            raise self.wrong("permute", value, "every axis once, like [1, 0]")
+            raise self.error("permute", value, "every axis once, like [1, 0]")
         return tuple(value)
 
-    def tables(self, key: str) -> list[_Entry]:
-        """Rules within a rule."""
+    def tables(self, key: str) -> list[_RuleTable]:
+        """Take the rules nested in a rule."""
         self._known.append(key)
         return _tables(self._values.pop(key, []), f"{self.where}, {key}")
 
     def done(self) -> None:
         if self._values:
             key = next(iter(self._values))
-            raise UsageError(f"{self.where}: {key!r} is no key here; there are {', '.join(dict.fromkeys(self._known))}")
+            raise UsageError(f"{self.where}: unknown key {key!r}; expected {', '.join(dict.fromkeys(self._known))}")
 
-    def wrong(self, key: str, value: Any, expected: str) -> UsageError:
+    def error(self, key: str, value: Any, expected: str) -> UsageError:
         return UsageError(f"{self.where}: {key} = {value!r}; expected {expected}")
 
 
-def _entries(data: Mapping[str, Any], key: str, name: str) -> list[_Entry]:
+def _top_level_tables(data: Mapping[str, Any], key: str, name: str) -> list[_RuleTable]:
     return _tables(data.get(key, []), f"{name}: [[{key}]]")
 
 
-def _tables(value: Any, where: str) -> list[_Entry]:
+def _tables(value: Any, where: str) -> list[_RuleTable]:
     if not isinstance(value, list):
         raise UsageError(f"{where}: expected a list of tables, not {value!r}")
-    return [_Entry(each, f"{where} {number}") for number, each in enumerate(value, 1)]
+    return [_RuleTable(each, f"{where} {number}") for number, each in enumerate(value, 1)]
 
 
-def _module(entry: _Entry) -> ModuleRule:
-    names = entry.names()
-    regex = entry.take("regex", str, "", "the side whose name is a regular expression")
-    entry.done()
+def _module(table: _RuleTable) -> ModuleRule:
+    names = table.names()
+    regex = table.take("regex", str, "", "the side whose name is a regular expression")
+    table.done()
     if regex and regex not in names:
-        raise entry.wrong("regex", regex, " or ".join(names))
+        raise table.error("regex", regex, " or ".join(names))
     if regex:
-        _check_regex(entry, names, regex)
+        _check_regex(table, names, regex)
     else:
-        _check_wildcards(entry, list(names.values()))
-    return ModuleRule(names, regex, entry.where)
+        _check_wildcards(table, list(names.values()))
+    return ModuleRule(names, regex, table.where)
 
 
-def _tensor(entry: _Entry) -> TensorRule:
-    names = entry.names(several=True)
-    permute, axis = entry.permutation(), entry.take("axis", int, 0, "the number of an axis")
-    bessel = entry.take("bessel", bool, False, "true or false")
-    entry.done()
+def _tensor(table: _RuleTable) -> TensorRule:
+    names = table.names(several=True)
+    permute, axis = table.permutation(), table.take("axis", int, 0, "the number of an axis")
+    bessel = table.take("bessel", bool, False, "true or false")
+    table.done()
     if axis < 0:
-        raise entry.wrong("axis", axis, "0 or more")
+        raise table.error("axis", axis, "0 or more")
     if all(len(words) > 1 for words in names.values()):
-        raise UsageError(f"{entry.where}: both sides are lists; expected one name on one of them")
-    _check_wildcards(entry, [word for words in names.values() for word in words])
-    return TensorRule(names, permute, axis, bessel, entry.where)
+        raise UsageError(f"{table.where}: both sides are lists; expected one name on one of them")
+    _check_wildcards(table, [word for words in names.values() for word in words])
+    return TensorRule(names, permute, axis, bessel, table.where)
 
 
-def _value(entry: _Entry, form: str) -> ValueRule:
-    names = entry.names()
-    permute = entry.permutation()
-    entry.done()
+def _value(table: _RuleTable, form: str) -> ValueRule:
+    names = table.names()
+    permute = table.permutation()
+    table.done()
     for side, name in names.items():
         words = name.split(" ")
         if len(words) != len(form.split(" ")) or words[-2] not in ("input", "output"):
-            raise entry.wrong(side, name, f"'{form}', where KIND is input or output; gradients follow")
-    _check_wildcards(entry, list(names.values()))
-    return ValueRule(names, permute, entry.where)
+            raise table.error(side, name, f"'{form}', where KIND is input or output; gradients follow")
+    _check_wildcards(table, list(names.values()))
+    return ValueRule(names, permute, table.where)
 
 
-def _ignore(entry: _Entry) -> Ignore:
-    side, pattern = entry.one_side()
-    why = entry.take("why", str, "", "a reason")
-    entry._known.append(side)
-    entry.done()
-    return Ignore(side, pattern, why or f"ignored by {entry.where}", entry.where)
+def _ignore(table: _RuleTable) -> IgnoreRule:
+    side, pattern = table.one_side()
+    why = table.take("why", str, "", "a reason")
+    table.done()
+    return IgnoreRule(side, pattern, why or f"ignored by {table.where}", table.where)
 
 
-def _class(entry: _Entry) -> ClassRule:
-    names = entry.names(several=True)
-    tensors = tuple(_tensor(each) for each in entry.tables("tensor"))
-    values = tuple(_value(each, "KIND PATH") for each in entry.tables("value"))
-    ignores = tuple(_ignore(each) for each in entry.tables("ignore"))
-    whole = entry.take("whole", bool, False, "true or false")
-    like = entry.take("like", str, "", "the name of a class")
-    entry.done()
+def _class(table: _RuleTable) -> ClassRule:
+    names = table.names(several=True)
+    tensors = tuple(_tensor(each) for each in table.tables("tensor"))
+    values = tuple(_value(each, "KIND PATH") for each in table.tables("value"))
+    ignores = tuple(_ignore(each) for each in table.tables("ignore"))
+    whole = table.take("whole", bool, False, "true or false")
+    like = table.take("like", str, "", "the name of a class")
+    table.done()
     if any("*" in words for words in names.values()) and not tensors:
-        raise UsageError(f"{entry.where}: '*' is any class that has the tensors named; expected tensor = [...]")
-    return ClassRule(names, tensors, values, ignores, whole, like, entry.where)
+        raise UsageError(f"{table.where}: '*' is any class that has the named tensors; expected tensor = [...]")
+    return ClassRule(names, tensors, values, ignores, whole, like, table.where)
 
 
-def _check_wildcards(entry: _Entry, names: list[str]) -> None:
+def _check_wildcards(table: _RuleTable, names: list[str]) -> None:
     if any(wildcards(name) != wildcards(names[0]) for name in names):
         raise UsageError(
-            f"{entry.where}: {' and '.join(map(repr, names))} have other wildcards; expected the same ones"
+            f"{table.where}: {' and '.join(map(repr, names))} differ in their wildcards; expected the same ones"
         )
 
 
-def _check_regex(entry: _Entry, names: Mapping[str, str], side: str) -> None:
+def _check_regex(table: _RuleTable, names: Mapping[str, str], side: str) -> None:
     other = next(name for key, name in names.items() if key != side)
     try:
         pattern = re.compile(names[side])
     except re.error as error:
-        raise entry.wrong(side, names[side], f"a regular expression: {error}") from error
-    try:  # matches, with every group empty
+        raise table.error(side, names[side], f"a regular expression: {error}") from error
+    try:  # the added alternative matches the empty string, with every group empty
         re.compile(f"{pattern.pattern}|").sub(other, "")
     except (re.error, IndexError) as error:
-        raise UsageError(f"{entry.where}: {other!r} cannot be made from {names[side]!r}: {error}") from error
+        raise UsageError(f"{table.where}: {other!r} is not a replacement for {names[side]!r}: {error}") from error

@@ -15,8 +15,8 @@ from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.model.page_width import page_width
 
 if TYPE_CHECKING:
-    from tensortap.mapping.outline import Outline
-    from tensortap.mapping.plan import Plan
+    from tensortap.mapping.model_mapping import ModelMapping
+    from tensortap.mapping.outline import ModelOutline
 
 __all__ = ["CopiedTensor", "Transfer", "transfer"]
 
@@ -43,25 +43,28 @@ def transfer(
     >>> report.left
     []
     """
-    from tensortap.mapping.plan import plan
+    from tensortap.mapping.model_mapping import map_models
     from tensortap.mapping.rules_file import read_rules
 
     source_model, target_model = network_of(source_model), network_of(target_model)
     ends = _ModelEnd(framework_of(source_model), source_model), _ModelEnd(framework_of(target_model), target_model)
     source, target = ends
-    found = plan(
+    found = map_models(
         target.outline, source.outline, None if rules is None else read_rules(rules), roles=("candidate", "reference")
     )
     report = Transfer(
         source=f"{type(source_model).__name__} ({source.framework.name})",
         target=f"{type(target_model).__name__} ({target.framework.name})",
-        modules=[MappedName(given, made, found.places.how[made]) for made, given in found.places.of_made.items()],
+        modules=[
+            MappedName(given, made, found.module_matches.how[made])
+            for made, given in found.module_matches.source_of.items()
+        ],
         left=[each for each, saved in _find_unplaced(found, ends[::-1]) if saved],
         ignored=[
             *(
                 UnmappedName(role, name, why)
                 for side, role in enumerate(("target", "source"))
-                for name, why in found.tensors.ignored[side].items()
+                for name, why in found.tensor_matches.ignored[side].items()
             ),
             *(
                 replace(each, why="not saved with the model")
@@ -137,7 +140,7 @@ class _ModelEnd:
     def __init__(self, framework: Framework, model: Any) -> None:
         from tensortap.capture.tree import Tree
         from tensortap.frameworks.registered import registered
-        from tensortap.mapping.outline import Module, Outline, Own, full_name
+        from tensortap.mapping.outline import ModelOutline, ModuleOutline, TensorOutline, full_name
 
         self.framework = framework
         self.tensors: dict[str, Any] = {}
@@ -146,7 +149,7 @@ class _ModelEnd:
         first: dict[int, str] = {}
         modules = []
         for site in Tree(framework, model).sites:
-            own: dict[str, Own] = {}
+            own: dict[str, TensorOutline] = {}
             for kind, found in (
                 ("param", framework.parameters(site.owner)),
                 ("buffer", framework.buffers(site.owner)),
@@ -155,26 +158,26 @@ class _ModelEnd:
                     full = full_name(site.name, name)
                     self.tensors[full] = tensor
                     tied = first.setdefault(id(tensor), full)
-                    own[name] = Own(_shape(framework, tensor), kind, tied if tied != full else "")
+                    own[name] = TensorOutline(_shape(framework, tensor), kind, tied if tied != full else "")
             self.unsaved |= {
                 full_name(site.name, n) for n, _, how in registered(framework, site.owner) if not how.saved
             }
-            modules.append(Module(site.name, site.cls, own, base=site.base))
-        self.outline: Outline = Outline(framework.name, modules)
+            modules.append(ModuleOutline(site.name, site.cls, own, base=site.base))
+        self.outline: ModelOutline = ModelOutline(framework.name, modules)
 
 
-def _find_unplaced(found: Plan, ends: Sequence[_ModelEnd]) -> Iterator[tuple[UnmappedName, bool]]:
+def _find_unplaced(found: ModelMapping, ends: Sequence[_ModelEnd]) -> Iterator[tuple[UnmappedName, bool]]:
     """Yield the tensors without a counterpart, and whether a state dict has them."""
     for side, (role, end) in enumerate(zip(("target", "source"), ends, strict=True)):
-        for name, why in found.tensors.left(side):
+        for name, why in found.tensor_matches.left(side):
             why = why.replace("candidate", "target").replace("reference", "source")
             yield UnmappedName(role, name, why), name not in end.unsaved
 
 
-def _copy(found: Plan, source: _ModelEnd, target: _ModelEnd, report: Transfer) -> None:
+def _copy(found: ModelMapping, source: _ModelEnd, target: _ModelEnd, report: Transfer) -> None:
     writing: ValueWriting = require(target.framework, ValueWriting, "transferring weights into a model")
     filled = dict[int, tuple[str, Any]]()
-    for name, reading in found.tensors.readings.items():
+    for name, reading in found.tensor_matches.conversions.items():
         tensor, parts = target.tensors[name], [source.tensors[part] for part in reading.parts]
         why = next((w for t in parts if (w := source.framework.unreadable(t))), target.framework.unreadable(tensor))
         if why:
@@ -193,7 +196,7 @@ def _copy(found: Plan, source: _ModelEnd, target: _ModelEnd, report: Transfer) -
             CopiedTensor(
                 target=name,
                 source=reading.parts,
-                how=found.tensors.how[name],
+                how=found.tensor_matches.how[name],
                 change=reading.words(),
                 shape=tuple(array.shape),
                 dtype=dtype,

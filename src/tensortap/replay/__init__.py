@@ -1,4 +1,12 @@
-"""One module run alone on what a run recorded of it: another dtype, another device, another implementation."""
+"""Replays one module alone on its recorded inputs: in another dtype, on another device, with another implementation.
+
+replaying.py      run_replay: runs the module under a tap, and compares
+recorded_call.py  RecordedCall: the records of one call
+arguments.py      CallArguments: the arguments of the call, rebuilt from paths
+model_lookup.py   the module in the model; sources.py builds models from a user's file
+state.py          parameters and buffers, restored from the run
+repro.py          the script that reproduces the call, in the framework's dialect
+"""
 
 from __future__ import annotations
 
@@ -33,37 +41,37 @@ def replay(
     repro: str | os.PathLike[str] | None = None,
     details: int = 0,
 ) -> Comparison:
-    """Run one module of a model on its recorded inputs, and compare it with what the run recorded.
+    """Run one module of a model on its recorded inputs, and compare the results with the recorded ones.
 
-    Where the run has the gradients that came back to the module, backward is run and compared, too. Parameters are the
-    run's own where it has them, else the model's; the notes of the result say which.
+    If the run has the gradients of the module's outputs, backward runs and is compared, too. Parameters come from the
+    run if it recorded them, else from the model. The notes of the result say which.
 
-    run: a path, or a run that is open already. It must have kept the module's inputs.
+    run: a path or an open run. It must have kept the module's inputs.
     module: its name; "(root)" is the whole model.
-    model: a torch nn.Module or a paddle nn.Layer, which stays as it is, or "file.py:function" that builds one.
-    implementation: a function, or "file.py:function", that runs in place of the module's forward, and like it
-        gets the module first.
-    step, micro, call, rank: which of the recorded calls; None is the first.
-    dtype, device: what the module and its inputs are moved to.
-    evaluate: switch the module to evaluation.
-    arguments: arguments by name that are no tensors, in place of those that the run has; for what it could not keep,
-        the defaults of forward are used.
-    rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
-    repro: a folder to write a script and its tensors to, which show the same without tensortap.
-    details: how many tensors to look at closely, for `Comparison.details`.
+    model: a torch nn.Module or a paddle nn.Layer, which is not modified, or "file.py:function" that builds one.
+    implementation: a function, or "file.py:function", that replaces the module's forward and takes the module as its
+        first argument.
+    step, micro, call, rank: which of the recorded calls; None selects the first.
+    dtype, device: where to move the module and its inputs.
+    evaluate: switch the module to evaluation mode.
+    arguments: plain arguments by name; they replace those of the run. For arguments that the run could not keep, the
+        default is that of forward.
+    rtol, atol: one tolerance for all records, instead of the one from dtypes and incoming error.
+    repro: a folder for a script and its tensors that reproduce the result without tensortap.
+    details: number of tensors to inspect element by element, for `Comparison.details`.
 
     >>> result = tensortap.replay("runs/a", "layers.0.mlp", "train.py:build_model", dtype="float64")
     >>> print(result)                                                           # doctest: +SKIP
     The runs match: ...
     """
-    from tensortap.replay.excerpt import Place
-    from tensortap.replay.replaying import Request, run_replay
+    from tensortap.replay.recorded_call import CallSelector
+    from tensortap.replay.replaying import ReplayOptions, run_replay
 
-    place = Place("" if module == "(root)" else module, step, micro, call, rank)
+    selector = CallSelector("" if module == "(root)" else module, step, micro, call, rank)
     return run_replay(
-        Request(
+        ReplayOptions(
             run=run,
-            place=place,
+            selector=selector,
             model=model,
             implementation=implementation,
             dtype=dtype,

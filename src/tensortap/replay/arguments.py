@@ -1,7 +1,7 @@
-"""The arguments of a recorded call, put together again from the paths of its tensors and of what else it was given.
+"""Rebuilds the arguments of a recorded call from the paths of its tensors and plain arguments.
 
-What the run did not keep is taken from what the user gives, or left at the defaults of the module's forward, and told.
-Containers with tensors in them come back as tuples and dicts, whatever they were.
+Arguments that the run did not keep come from the user, or from the defaults of the module's forward, and are reported.
+Containers with tensors in them become tuples and dicts, whatever their type was.
 """
 
 from __future__ import annotations
@@ -18,106 +18,111 @@ import numpy as np
 from tensortap.core.arguments import LEFT_OUT, OpaqueValue, in_words
 from tensortap.errors import UsageError
 
-__all__ = ["Arguments", "Slot", "arranged", "moved", "parts_of"]
+__all__ = ["CallArguments", "Slot", "build_arguments", "change_device", "split_path"]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a recorded tensor."""
+    """A position in the arguments that a recorded tensor fills."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A plain value of the run, in a tree of paths."""
+    """A plain argument of the run, as a leaf of the tree of paths."""
 
     value: Any
 
 
 @dataclass
-class Arguments:
-    """Positional and keyword arguments: a Slot stands for each tensor, an OpaqueValue for a dtype or a device."""
+class CallArguments:
+    """Positional and keyword arguments, with a Slot for each tensor and an OpaqueValue for a dtype or a device."""
 
     positional: list[Any] = field(default_factory=list)
     keywords: dict[str, Any] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
-    """What the run did not keep, with the value that is used."""
+    """Arguments that the run did not keep, each with the value used instead."""
     dropped: list[str] = field(default_factory=list)
-    """What the run kept and the forward does not take."""
+    """Arguments that the run kept but the forward does not take."""
 
-    def filled(
+    def fill(
         self, tensor: Callable[[str], Any], named: Callable[[OpaqueValue], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with tensors in place of the slots."""
+        """Return the arguments with tensors in the slots; `named` makes dtypes and devices."""
 
         def value(slot: Slot | OpaqueValue) -> Any:
             return tensor(slot.path) if isinstance(slot, Slot) else named(slot)
 
-        return [_filled(each, value) for each in self.positional], {
-            name: _filled(each, value) for name, each in self.keywords.items()
+        return [_fill_value(each, value) for each in self.positional], {
+            name: _fill_value(each, value) for name, each in self.keywords.items()
         }
 
-    def written(self, variable: Callable[[str], str], opaque: Callable[[OpaqueValue], str]) -> str:
-        """The arguments as source code, with variables in place of the slots. `opaque` writes dtypes and devices."""
+    def as_code(self, variable: Callable[[str], str], opaque: Callable[[OpaqueValue], str]) -> str:
+        """Return the arguments as source code, with variables in the slots. `opaque` writes dtypes and devices."""
 
         def one(value: Any) -> str:
-            return _written(value, lambda each: variable(each.path) if isinstance(each, Slot) else opaque(each))
+            return _value_code(value, lambda each: variable(each.path) if isinstance(each, Slot) else opaque(each))
 
         return ", ".join(
             [one(value) for value in self.positional]
-            + [_keyword(name, one(value)) for name, value in self.keywords.items()]
+            + [_keyword_code(name, one(value)) for name, value in self.keywords.items()]
         )
 
     @property
     def plain(self) -> list[str]:
-        """Those without a tensor, in words."""
+        """The arguments without a tensor, in words."""
         every = [*((str(at), value) for at, value in enumerate(self.positional)), *self.keywords.items()]
-        return [f"{name}={in_words(value)}" for name, value in every if not _holds_a_slot(value)]
+        return [f"{name}={in_words(value)}" for name, value in every if not _has_slot(value)]
 
 
-def arranged(
+def build_arguments(
     paths: Iterable[str],
     kept: Mapping[str, Any] | None,
     forward: Callable[..., Any],
     given: Mapping[str, Any],
     name: str,
-) -> Arguments:
-    """What to call `forward` with. `kept` are the plain arguments that the run has, None if it has not recorded any;
-    `given` are arguments by name that come before those; `name` is for messages."""
+) -> CallArguments:
+    """Return the arguments for a call of `forward`.
+
+    kept: the plain arguments of the run by path; None if it did not record any.
+    given: the user's arguments by name, which replace those of the run.
+    name: the module's name, for messages.
+    """
     tree: dict[str, Any] = {}
     for path in paths:
-        _put(tree, parts_of(path), Slot(path))
-    found, lost = Arguments(), dict[str, str]()
+        _put(tree, split_path(path), Slot(path))
+    found, missing = CallArguments(), dict[str, str]()
     for path, value in (kept or {}).items():
-        parts = parts_of(path)
-        if _can_be_had(value):
+        parts = split_path(path)
+        if _is_restorable(value):
             _put(tree, parts, _Kept(value))
-        elif len(parts) > 1 and parts[0] in tree:  # beside tensors
+        elif len(parts) > 1 and parts[0] in tree:  # inside a container with tensors
             _put(tree, parts, _Kept(None))
             found.assumed.append(f"{path} = None (it was {value!r})")
         else:
-            lost[parts[0]] = "too much to be kept" if path == LEFT_OUT else repr(value)
-    places = {int(part): node for part, node in tree.items() if part.isdecimal()}
-    count = max((int(part) for part in (*tree, *lost) if part.isdecimal()), default=-1) + 1
-    found.positional = [_built(places[at]) if at in places else _HOLE for at in range(count)]
-    found.keywords = {part: _built(node) for part, node in tree.items() if not part.isdecimal()}
-    _Completion(found, _parameters(forward), dict(given), kept is None, lost, name).run()
+            missing[parts[0]] = "too large to keep" if path == LEFT_OUT else repr(value)
+    positions = {int(part): node for part, node in tree.items() if part.isdecimal()}
+    count = max((int(part) for part in (*tree, *missing) if part.isdecimal()), default=-1) + 1
+    found.positional = [_build_value(positions[at]) if at in positions else _HOLE for at in range(count)]
+    found.keywords = {part: _build_value(node) for part, node in tree.items() if not part.isdecimal()}
+    _Completion(found, _parameters(forward), dict(given), kept is None, missing, name).run()
     return found
 
 
-def moved(kept: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """The same plain arguments for a module that was moved to another device."""
+def change_device(kept: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Return the plain arguments with every device replaced."""
 
-    def told(value: OpaqueValue) -> OpaqueValue:
+    def change(value: OpaqueValue) -> OpaqueValue:
         return OpaqueValue("device", device) if value.kind == "device" else value
 
-    return {path: _filled(value, told) for path, value in kept.items()}
+    return {path: _fill_value(value, change) for path, value in kept.items()}
 
 
-def parts_of(path: str) -> list[str]:
-    """
-    >>> parts_of("past.0.k"), parts_of("a\\\\.b")
+def split_path(path: str) -> list[str]:
+    """Split a path at its dots; a dot after a backslash belongs to a name.
+
+    >>> split_path("past.0.k"), split_path("a\\\\.b")
     (['past', '0', 'k'], ['a.b'])
     """
     return [part.replace("\\.", ".") for part in re.split(r"(?<!\\)\.", path)]
@@ -128,15 +133,15 @@ _HOLE = object()
 
 @dataclass
 class _Completion:
-    """Puts in what was given in place of what was kept, and fills what neither has."""
+    """Replaces kept arguments by given ones, and fills in those that neither has."""
 
-    found: Arguments
+    found: CallArguments
     parameters: list[inspect.Parameter]
     given: dict[str, Any]
     unknown: bool
-    """Whether the run did not record plain arguments at all."""
-    lost: dict[str, str]
-    """By position or keyword, what the run could not keep: what it was."""
+    """Whether the run recorded no plain arguments at all."""
+    missing: dict[str, str]
+    """Position or keyword of an argument that the run could not keep → its description."""
     name: str
 
     def run(self) -> None:
@@ -146,37 +151,37 @@ class _Completion:
         if self.parameters:
             most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(listed)
             any_name = inspect.Parameter.VAR_KEYWORD in kinds
-            self._drop(most, None if any_name else {p.name for p in (*listed, *by_name)})
-        self._by_position(listed)
+            self._drop_extra(most, None if any_name else {p.name for p in (*listed, *by_name)})
+        self._complete_positional(listed)
         for parameter in [*listed[len(self.found.positional) :], *by_name]:
             if parameter.name in self.found.keywords:
                 self._replace(self.found.keywords, parameter.name, parameter.name)
                 continue
-            told = parameter.name in self.given
-            value = self._value_of(parameter, self.lost.pop(parameter.name, None))
-            if told:
+            is_given = parameter.name in self.given
+            value = self._value_of(parameter, self.missing.pop(parameter.name, None))
+            if is_given:
                 self.found.keywords[parameter.name] = value
         if inspect.Parameter.VAR_KEYWORD in kinds or not self.parameters:
             for each in list(self.given):
-                self.lost.pop(each, None)
+                self.missing.pop(each, None)
                 self._replace(self.found.keywords, each, each)
-        self.found.assumed += [f"no {each} (it was {was})" for each, was in self.lost.items()]
+        self.found.assumed += [f"no {each} (it was {was})" for each, was in self.missing.items()]
         if self.given:
-            known = ", ".join(p.name for p in self.parameters) or "none that is known"
+            known = ", ".join(p.name for p in self.parameters) or "unknown ones"
             raise UsageError(f"{self.name} takes no argument {next(iter(self.given))}; it takes {known}")
 
-    def _drop(self, most: int | None, names: set[str] | None) -> None:
-        """Another implementation need not take all that the module takes."""
+    def _drop_extra(self, most: int | None, names: set[str] | None) -> None:
+        """Drop arguments that another implementation does not take."""
         found = self.found
-        while most is not None and len(found.positional) > most and not _holds_a_slot(found.positional[-1]):
+        while most is not None and len(found.positional) > most and not _has_slot(found.positional[-1]):
             value = found.positional.pop()
-            if self.lost.pop(str(len(found.positional)), None) is None:
+            if self.missing.pop(str(len(found.positional)), None) is None:
                 found.dropped.append(f"{len(found.positional)}={in_words(value)}")
         for each in [each for each in found.keywords if names is not None and each not in names]:
-            if not _holds_a_slot(found.keywords[each]):
+            if not _has_slot(found.keywords[each]):
                 found.dropped.append(f"{each}={in_words(found.keywords.pop(each))}")
 
-    def _by_position(self, listed: list[inspect.Parameter]) -> None:
+    def _complete_positional(self, listed: list[inspect.Parameter]) -> None:
         found = self.found
         for at, value in enumerate(found.positional):
             parameter = listed[at] if at < len(listed) else None
@@ -184,34 +189,34 @@ class _Completion:
                 if parameter is not None:
                     self._replace(found.positional, at, parameter.name)
                 continue
-            lost = self.lost.pop(str(at), None)
-            found.positional[at] = self._value_of(parameter, lost) if parameter is not None else None
+            missing = self.missing.pop(str(at), None)
+            found.positional[at] = self._value_of(parameter, missing) if parameter is not None else None
             if parameter is None:
-                found.assumed.append(f"argument {at} = None" + (f" (it was {lost})" if lost else ""))
+                found.assumed.append(f"argument {at} = None" + (f" (it was {missing})" if missing else ""))
 
     def _replace(self, where: Any, at: Any, name: str) -> None:
-        """What is given takes the place of what was kept, but not of a tensor."""
+        """Replace a kept argument by a given one; raise UsageError if it is a tensor."""
         if name not in self.given:
             return
         kept = where[at] if isinstance(where, list) else where.get(at)
-        if _holds_a_slot(kept):
+        if _has_slot(kept):
             raise UsageError(f"{self.name}: argument {name} is a tensor that the run has; it cannot be given")
         value = self.given.pop(name)
-        # A dtype has no other form on a command line than its name.
+        # On a command line, a dtype can only be given by name.
         where[at] = OpaqueValue(kept.kind, value) if isinstance(kept, OpaqueValue) and isinstance(value, str) else value
 
-    def _value_of(self, parameter: inspect.Parameter, lost: str | None) -> Any:
+    def _value_of(self, parameter: inspect.Parameter, missing: str | None) -> Any:
         if parameter.name in self.given:
             return self.given.pop(parameter.name)
         if parameter.default is parameter.empty:
-            why = "was no tensor and is not recorded" if self.unknown else "the call in the run was not given"
+            why = "was not a tensor and was not recorded" if self.unknown else "the call in the run was not given"
             raise UsageError(
                 f"{self.name} needs the argument {parameter.name}, which "
-                + (f"was {lost} and is not kept" if lost else why)
+                + (f"was {missing} and was not kept" if missing else why)
                 + f": give it with --arg {parameter.name}=VALUE, or arguments={{{parameter.name!r}: ...}}"
             )
-        if self.unknown or lost:
-            was = f" (it was {lost})" if lost else ""
+        if self.unknown or missing:
+            was = f" (it was {missing})" if missing else ""
             self.found.assumed.append(f"{parameter.name} = {parameter.default!r}{was}")
         return parameter.default
 
@@ -219,12 +224,12 @@ class _Completion:
 def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):  # compiled ones have no signature
+    except (TypeError, ValueError):  # compiled functions may have no signature
         return []
 
 
 def _put(tree: dict[str, Any], parts: list[str], leaf: Slot | _Kept) -> None:
-    """Into its place, unless another stands there: in a damaged run, a value may have two."""
+    """Add a leaf unless its path is taken: in a damaged run, two values may have one path."""
     *above, last = parts
     for part in above:
         tree = tree.setdefault(part, {})
@@ -233,15 +238,15 @@ def _put(tree: dict[str, Any], parts: list[str], leaf: Slot | _Kept) -> None:
     tree.setdefault(last, leaf)
 
 
-def _can_be_had(value: Any) -> bool:
-    """Whether a value is whole, or can be had again."""
+def _is_restorable(value: Any) -> bool:
+    """Whether a value was kept, or can be restored from its text."""
     if isinstance(value, OpaqueValue):
         return value.kind == "device" or (value.kind == "dtype" and value.text.isidentifier())
-    return all(map(_can_be_had, _parts(value)))
+    return all(map(_is_restorable, _parts(value)))
 
 
-def _holds_a_slot(value: Any) -> bool:
-    return isinstance(value, Slot) or any(map(_holds_a_slot, _parts(value)))
+def _has_slot(value: Any) -> bool:
+    return isinstance(value, Slot) or any(map(_has_slot, _parts(value)))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -252,42 +257,42 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def _built(node: Any) -> Any:
+def _build_value(node: Any) -> Any:
     if isinstance(node, Slot):
         return node
     if isinstance(node, _Kept):
         return node.value
     if all(part.isdecimal() for part in node):
-        return tuple(_built(node[str(at)]) if str(at) in node else None for at in range(max(map(int, node)) + 1))
-    return {part: _built(below) for part, below in node.items()}
+        return tuple(_build_value(node[str(at)]) if str(at) in node else None for at in range(max(map(int, node)) + 1))
+    return {part: _build_value(below) for part, below in node.items()}
 
 
-def _filled(value: Any, filling: Callable[[Any], Any]) -> Any:
+def _fill_value(value: Any, fill: Callable[[Any], Any]) -> Any:
     if isinstance(value, (Slot, OpaqueValue)):
-        return filling(value)
-    if type(value) in (tuple, list):  # what a user gives may be anything, and stays as it is
-        return type(value)(_filled(each, filling) for each in value)
+        return fill(value)
+    if type(value) in (tuple, list):  # values of a user's own types stay as they are
+        return type(value)(_fill_value(each, fill) for each in value)
     if type(value) is dict:
-        return {name: _filled(each, filling) for name, each in value.items()}
+        return {name: _fill_value(each, fill) for name, each in value.items()}
     return value
 
 
-def _keyword(name: str, value: str) -> str:
-    """A name that a run tells is not put into a script unless it is one."""
-    proper = name.isidentifier() and not keyword.iskeyword(name)
-    return f"{name}={value}" if proper else f"**{{{name!r}: {value}}}"
+def _keyword_code(name: str, value: str) -> str:
+    """Write a keyword argument. A name from a run becomes code only if it is an identifier."""
+    valid = name.isidentifier() and not keyword.iskeyword(name)
+    return f"{name}={value}" if valid else f"**{{{name!r}: {value}}}"
 
 
-def _written(value: Any, filling: Callable[[Slot | OpaqueValue], str]) -> str:
+def _value_code(value: Any, fill: Callable[[Slot | OpaqueValue], str]) -> str:
     if isinstance(value, (Slot, OpaqueValue)):
-        return filling(value)
+        return fill(value)
     if isinstance(value, tuple):
-        inner = ", ".join(_written(each, filling) for each in value)
+        inner = ", ".join(_value_code(each, fill) for each in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, list):
-        return f"[{', '.join(_written(each, filling) for each in value)}]"
+        return f"[{', '.join(_value_code(each, fill) for each in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {_written(each, filling)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {_value_code(each, fill)}" for name, each in value.items()) + "}"
     if isinstance(value, np.generic):
         value = value.item()
     return repr(value) if type(value) is not float or np.isfinite(value) else f'float("{value}")'

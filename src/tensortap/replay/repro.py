@@ -1,4 +1,4 @@
-"""A minimal reproduction: a short script and its tensors in a folder, for a bug report. It needs no tensortap."""
+"""Writes a minimal reproduction for a bug report: a short script and its tensors. It does not need tensortap."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tensortap.core import dtypes
 from tensortap.core.records import Record, display_name
 from tensortap.errors import StoreWriteError
 from tensortap.frameworks.player import Dialect
-from tensortap.replay.arguments import Arguments, parts_of
-from tensortap.replay.excerpt import Excerpt
-from tensortap.replay.sources import Source
+from tensortap.replay.arguments import CallArguments, split_path
+from tensortap.replay.recorded_call import RecordedCall
+from tensortap.replay.sources import FunctionSource
 from tensortap.store.writer.header import Header, room_for
 
-__all__ = ["Case", "write"]
+__all__ = ["ReproCase", "write_repro"]
 
 SCRIPT, TENSORS = "repro.py", "tensors.safetensors"
 
@@ -30,7 +30,7 @@ _HEAD = '''\
 
     python {script}        needs {framework} and safetensors
 
-Recorded {versions}. What was recorded is in {tensors}.
+Recorded {versions}. The recorded tensors are in {tensors}.
 """
 
 from pathlib import Path
@@ -42,29 +42,29 @@ module = {module}
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is to be reproduced."""
+class ReproCase:
+    """A replayed call, and everything that its script needs."""
 
     dialect: Dialect
-    part: Excerpt
-    arguments: Arguments
+    recorded: RecordedCall
+    arguments: CallArguments
     state: Mapping[str, npt.NDArray[Any]]
     gradients: Mapping[str, npt.NDArray[Any]]
-    """What is sent back, by the output's path."""
+    """Gradients of the outputs, by path."""
     output: Any
-    """What the module returned, for how its tensors are reached."""
+    """The module's return value, which shows how to access its tensors."""
     source: str | None
-    """An expression that builds the module; None if it takes the user's own file."""
-    model: Source | None
+    """An expression that builds the module; None if only the user's file can build it."""
+    model: FunctionSource | None
     attribute: str
-    implementation: Source | None
+    implementation: FunctionSource | None
     dtype: str | None
     device: str | None
     training: bool
 
 
-def write(folder: Path, case: Case) -> None:
-    """The folder is made; what is in it under the same names is replaced."""
+def write_repro(folder: Path, case: ReproCase) -> None:
+    """Create the folder if necessary, and write script, tensors and copies of the user's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_tensors(folder / TENSORS, dict(_tensors(case)))
@@ -77,35 +77,35 @@ def write(folder: Path, case: Case) -> None:
 
 
 # --- the tensors ---------------------------------------------------------------------------------------------------
-def _tensors(case: Case) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _tensors(case: ReproCase) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     yield from ((f"state.{name}", values) for name, values in case.state.items())
     yield from ((f"grad_output.{path}", values) for path, values in case.gradients.items())
     for kind in ("input", "output", "grad_input"):
         for path, record in _kept(case, kind).items():
-            if kind != "input" or _first(case, path) == path:
-                yield f"{kind}.{path}", case.part.run.load(record)
+            if kind != "input" or _first_path(case, path) == path:
+                yield f"{kind}.{path}", case.recorded.run.load(record)
     for name, record in _parameter_gradients(case).items():
-        yield f"param_grad.{name}", case.part.run.load(record)
+        yield f"param_grad.{name}", case.recorded.run.load(record)
 
 
-def _kept(case: Case, kind: str) -> dict[str, Record]:
-    return {path: record for path, record in case.part.of(kind).items() if record.location is not None}
+def _kept(case: ReproCase, kind: str) -> dict[str, Record]:
+    return {path: record for path, record in case.recorded.of(kind).items() if record.location is not None}
 
 
-def _parameter_gradients(case: Case) -> dict[str, Record]:
-    """By the parameter's name within the module."""
-    above = len(case.part.module) + 1 if case.part.module else 0
+def _parameter_gradients(case: ReproCase) -> dict[str, Record]:
+    """Return kept gradients of parameters, by the parameter's name relative to the module."""
+    above = len(case.recorded.module) + 1 if case.recorded.module else 0
     found = {}
-    for record in case.part.records:
+    for record in case.recorded.records:
         if record.key.kind == "param_grad" and record.location is not None:
             owner = record.key.module[above:]
             found[f"{owner}.{record.key.path}" if owner else record.key.path] = record
     return found
 
 
-def _first(case: Case, path: str) -> str:
-    """The first path of the tensor that stands at this one: what was one tensor is one again."""
-    inputs = case.part.of("input")
+def _first_path(case: ReproCase, path: str) -> str:
+    """Return the first path of the tensor at this path, so that an aliased input stays one tensor."""
+    inputs = case.recorded.of("input")
     return next(other for other, record in inputs.items() if record.tensor == inputs[path].tensor)
 
 
@@ -125,17 +125,17 @@ def _write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 # --- the script ----------------------------------------------------------------------------------------------------
-def _lines(case: Case) -> Iterator[str]:
+def _lines(case: ReproCase) -> Iterator[str]:
     dialect = case.dialect
     yield _HEAD.format(
         framework=dialect.name,
         helpers=dialect.helpers.format(tensors=TENSORS),
-        title=_harmless(_title(case)),
+        title=_escape_docstring(_title(case)),
         script=SCRIPT,
         tensors=TENSORS,
-        versions=_harmless(_versions(case)),
-        imports="".join(_imports(case)),
-        module=case.source or _built(case),
+        versions=_escape_docstring(_versions(case)),
+        imports="".join(_import_lines(case)),
+        module=case.source or _model_expression(case),
     ).rstrip()
     if case.state:
         yield dialect.restore
@@ -144,32 +144,32 @@ def _lines(case: Case) -> Iterator[str]:
     yield "module.train()" if case.training else "module.eval()"
     move = dialect.moved_module(case.device, case.dtype)
     yield f"{move}\n" if move else ""
-    yield from _call(case)
-    yield from _backward(case)
+    yield from _call_lines(case)
+    yield from _backward_lines(case)
     yield ""
 
 
-def _title(case: Case) -> str:
-    part = case.part
+def _title(case: ReproCase) -> str:
+    recorded = case.recorded
     how = "".join([f" in {case.dtype}" if case.dtype else "", f" on {case.device}" if case.device else ""])
     return (
-        f"{display_name(part.module)} ({part.cls}) alone{how}, on the inputs that a run recorded in step {part.step}."
+        f"{display_name(recorded.module)} ({recorded.cls}) alone{how}, on the inputs recorded in step {recorded.step}."
     )
 
 
-def _harmless(text: str) -> str:
-    """What a run tells, so that it cannot end the docstring that it stands in."""
+def _escape_docstring(text: str) -> str:
+    """Remove characters with which text from a run could end the docstring that contains it."""
     return "".join(letter for letter in text if letter.isprintable()).replace("\\", "/").replace('"', "'")
 
 
-def _versions(case: Case) -> str:
-    environment = case.part.run.info.get("environment") or {}
+def _versions(case: ReproCase) -> str:
+    environment = case.recorded.run.info.get("environment") or {}
     versions = [f"{name} {value}" for name, value in (environment.get("versions") or {}).items() if value]
     devices = environment.get("devices") or []
     return f"with {', '.join(versions) or 'versions unknown'} on {', '.join(map(str, devices)) or 'a device unknown'}"
 
 
-def _imports(case: Case) -> Iterator[str]:
+def _import_lines(case: ReproCase) -> Iterator[str]:
     if case.implementation is not None:
         yield "from types import MethodType\n"
     yield f"\n{case.dialect.imports}\n"
@@ -178,63 +178,66 @@ def _imports(case: Case) -> Iterator[str]:
     yield "".join(f"\n{line}" for line in lines) + ("\n" if lines else "")
 
 
-def _built(case: Case) -> str:
+def _model_expression(case: ReproCase) -> str:
     assert case.model is not None, "without an expression there is a file"
     model = f"{case.model.name}()"
     return case.dialect.submodule(model, _quoted(case.attribute)) if case.attribute else model
 
 
-def _call(case: Case) -> Iterator[str]:
-    inputs = case.part.of("input")
-    variables = {path: f"x{at}" for at, path in enumerate(dict.fromkeys(_first(case, path) for path in inputs))}
+def _call_lines(case: ReproCase) -> Iterator[str]:
+    inputs = case.recorded.of("input")
+    variables = {path: f"x{at}" for at, path in enumerate(dict.fromkeys(_first_path(case, path) for path in inputs))}
     for path, variable in variables.items():
         record = inputs[path]
         floating = record.dtype.startswith(("float", "bfloat"))
-        tensor = case.dialect.moved(_recorded("input", path), case.device, case.dtype if floating else None)
+        tensor = case.dialect.moved(_recorded_tensor("input", path), case.device, case.dtype if floating else None)
         yield case.dialect.leaf(variable, tensor) if floating else f"{variable} = {tensor}"
 
-    def used(path: str) -> str:
-        first = _first(case, path)
-        # A leaf must not be changed in place; what is made from it may.
+    def argument(path: str) -> str:
+        first = _first_path(case, path)
+        # The module may change its input in place, which autograd forbids for a leaf.
         return variables[first] + (".clone()" if inputs[first].dtype.startswith(("float", "bfloat")) else "")
 
-    shared = {path for path in inputs if sum(_first(case, other) == _first(case, path) for other in inputs) > 1}
-    if shared:  # the very same tensor in several places
-        for first in dict.fromkeys(_first(case, path) for path in shared):
-            yield f"{variables[first]}_again = {used(first)}"
-    written = case.arguments.written(
-        lambda path: f"{variables[_first(case, path)]}_again" if path in shared else used(path), case.dialect.opaque
+    shared = {
+        path for path in inputs if sum(_first_path(case, other) == _first_path(case, path) for other in inputs) > 1
+    }
+    if shared:  # one tensor at several paths
+        for first in dict.fromkeys(_first_path(case, path) for path in shared):
+            yield f"{variables[first]}_again = {argument(first)}"
+    written = case.arguments.as_code(
+        lambda path: f"{variables[_first_path(case, path)]}_again" if path in shared else argument(path),
+        case.dialect.opaque,
     )
     yield f"output = module({written})\n"
-    for path, record in case.part.of("output").items():
-        reached = _reached(case.output, path)
+    for path, record in case.recorded.of("output").items():
+        expression = _output_expression(case.output, path)
         if record.location is not None:
-            yield _show("output", path, reached)
-        elif reached != "None":
-            norm = case.dialect.norm(reached)
+            yield _show_call("output", path, expression)
+        elif expression != "None":
+            norm = case.dialect.norm(expression)
             yield f'print({_quoted(f"output {path}")}, "norm", {norm}, "recorded", float("{record.summary.l2}"))'
 
 
-def _backward(case: Case) -> Iterator[str]:
-    sent = [path for path in case.gradients if _reached(case.output, path) != "None"]
+def _backward_lines(case: ReproCase) -> Iterator[str]:
+    sent = [path for path in case.gradients if _output_expression(case.output, path) != "None"]
     if not sent:
         return
-    outputs = [_reached(case.output, path) for path in sent]
-    gradients = [_recorded("grad_output", path) for path in sent]
+    outputs = [_output_expression(case.output, path) for path in sent]
+    gradients = [_recorded_tensor("grad_output", path) for path in sent]
     yield "\n" + case.dialect.backward(outputs, gradients)
-    inputs = list(dict.fromkeys(_first(case, path) for path in case.part.of("input")))
+    inputs = list(dict.fromkeys(_first_path(case, path) for path in case.recorded.of("input")))
     for path in _kept(case, "grad_input"):
-        variable = f"x{inputs.index(_first(case, path))}"
-        yield _show("grad_input", path, f"{variable}.grad")
+        variable = f"x{inputs.index(_first_path(case, path))}"
+        yield _show_call("grad_input", path, f"{variable}.grad")
     for name in _parameter_gradients(case):
-        yield _show("param_grad", name, f"{case.dialect.parameter(_quoted(name))}.grad")
+        yield _show_call("param_grad", name, f"{case.dialect.parameter(_quoted(name))}.grad")
 
 
-def _show(kind: str, path: str, ours: str) -> str:
-    return f"show({_quoted(f'{kind} {path}')}, {ours}, {_recorded(kind, path)})"
+def _show_call(kind: str, path: str, ours: str) -> str:
+    return f"show({_quoted(f'{kind} {path}')}, {ours}, {_recorded_tensor(kind, path)})"
 
 
-def _recorded(kind: str, path: str) -> str:
+def _recorded_tensor(kind: str, path: str) -> str:
     return f"recorded[{_quoted(f'{kind}.{path}')}]"
 
 
@@ -242,12 +245,12 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _reached(output: Any, path: str) -> str:
-    """How a tensor of the output is written; None if it has no such tensor, as another implementation may not."""
+def _output_expression(output: Any, path: str) -> str:
+    """Return the expression for a tensor of the output; "None" if another implementation returns no such tensor."""
     code, value = "output", output
     if hasattr(output, "shape"):  # a bare tensor has the path 0
         return code if path == "0" else "None"
-    for part in parts_of(path):
+    for part in split_path(path):
         if isinstance(value, Mapping):
             name = next((key for key in value if str(key) == part), None)
             code, value = f"{code}[{name!r}]", value.get(name)

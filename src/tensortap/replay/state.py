@@ -1,4 +1,4 @@
-"""The parameters and buffers that a module is replayed with: the run's own where it has them."""
+"""Restores the parameters and buffers of the replayed module from the run."""
 
 from __future__ import annotations
 
@@ -11,67 +11,74 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.kernels import summarize
-from tensortap.replay.excerpt import Excerpt
+from tensortap.replay.recorded_call import RecordedCall
 
-__all__ = ["Home", "homes_of", "restore", "state_of"]
+__all__ = ["StateName", "find_state_names", "restore", "state_of"]
 
-Home = tuple[str, str, str]
-"""Module, kind and name."""
+StateName = tuple[str, str, str]
+"""Module, kind and name under which the run records a parameter or buffer."""
 
 
 def state_of(framework: Framework, module: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """(module, kind, name, tensor) of all parameters and buffers, a module's name as seen from this one."""
+    """Yield (module, kind, name, tensor) of all parameters and buffers, with module names relative to this module."""
     for site in Tree(framework, module).sites:
         for kind, listed in (("param", framework.parameters), ("buffer", framework.buffers)):
             for name, tensor in listed(site.owner):
                 yield site.name, kind, name, tensor
 
 
-def homes_of(framework: Framework, root: Any, module: Any) -> list[Home]:
-    """Where the run has each of the module's parameters and buffers: a shared one under its first name in the model."""
-    first: dict[int, Home] = {}
+def find_state_names(framework: Framework, root: Any, module: Any) -> list[StateName]:
+    """Return the name of each of the module's parameters and buffers; a shared one has its first name in the model."""
+    first: dict[int, StateName] = {}
     for owner, kind, name, tensor in state_of(framework, root):
         first.setdefault(id(tensor), (owner, kind, name))
     return [first[id(tensor)] for *_, tensor in state_of(framework, module)]
 
 
-def restore(framework: Framework, module: Any, homes: Sequence[Home], part: Excerpt, built_by: str) -> list[str]:
-    """Put what the run has into the module; what a reader should know of it."""
+def restore(
+    framework: Framework, module: Any, names: Sequence[StateName], recorded: RecordedCall, built_by: str
+) -> list[str]:
+    """Copy the recorded parameters and buffers into the module; return notes on the origin of each."""
     writing: ValueWriting = require(framework, ValueWriting, "replaying recorded calls")
-    filled, alike, unlike, unknown = [], [], [], []
-    for (*_, tensor), (owner, kind, name) in zip(state_of(framework, module), homes, strict=True):
+    restored, equal, different, unknown = [], [], [], []
+    for (*_, tensor), (owner, kind, name) in zip(state_of(framework, module), names, strict=True):
         full = f"{owner}.{name}" if owner else name
-        record = part.run.get(Key(part.step, 0, "state", owner, 0, kind, name), part.rank)
+        record = recorded.run.get(Key(recorded.step, 0, "state", owner, 0, kind, name), recorded.rank)
         if record is None:
             unknown.append(full)
             continue
         _check_shape(full, record, tensor)
         if record.location is not None:
-            writing.fill(tensor, part.run.load(record), recast=True)
-            filled.append(full)
+            writing.fill(tensor, recorded.run.load(record), recast=True)
+            restored.append(full)
         elif summarize(framework.host(tensor)).digest == record.summary.digest:
-            alike.append(full)
+            equal.append(full)
         else:
-            unlike.append(full)
-    return list(_told(filled, alike, unlike, unknown, built_by, part.step))
+            different.append(full)
+    return list(_notes(restored, equal, different, unknown, built_by, recorded.step))
 
 
-def _told(
-    filled: Sequence[str], alike: Sequence[str], unlike: Sequence[str], unknown: Sequence[str], built_by: str, step: int
+def _notes(
+    restored: Sequence[str],
+    equal: Sequence[str],
+    different: Sequence[str],
+    unknown: Sequence[str],
+    built_by: str,
+    step: int,
 ) -> Iterator[str]:
-    if filled:
-        yield f"parameters and buffers are the run's own, as they were before step {step}: {_few(filled)}"
-    if alike:
-        yield f"of {built_by}, and bit for bit what the run had: {_few(alike)}"
-    if unlike:
+    if restored:
+        yield f"parameters and buffers from the run, as they were before step {step}: {_few(restored)}"
+    if equal:
+        yield f"parameters and buffers from {built_by}, bit for bit equal to the run's: {_few(equal)}"
+    if different:
         yield (
-            f"of {built_by}, and NOT what the run had, of which only summaries were kept: {_few(unlike)}; load the "
-            'same weights there, or capture with keep="tensors" for this module'
+            f"parameters and buffers from {built_by}, NOT equal to the run's, which kept only summaries: "
+            f'{_few(different)}; load the same weights there, or capture with keep="tensors" for this module'
         )
     if unknown:
         yield (
-            f"of {built_by}, not recorded by the run: {_few(unknown)}; capture with "
-            'kinds=(..., "param", "buffer") to be sure that they are the same'
+            f"parameters and buffers from {built_by}, not recorded by the run: {_few(unknown)}; capture with "
+            'kinds=(..., "param", "buffer") to make sure that they are equal'
         )
 
 

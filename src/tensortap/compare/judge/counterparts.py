@@ -41,7 +41,7 @@ class Counterparts:
         if key.kind == "param_grad" and self._candidate_knows(key.module, key.path):
             return True
         plan = self.matched.plan
-        if plan is not None and key.module not in plan.places.of_made:
+        if plan is not None and key.module not in plan.module_matches.source_of:
             return False
         if key.kind == "param_grad" and (self.known is not None or self._has_no_place(0, key)):
             return False
@@ -69,7 +69,9 @@ class Counterparts:
         """The reference's own name of a parameter, if it knows the parameter, though not its gradient in this pass."""
         side, plan = self.matched.candidate, self.matched.plan
         if plan is not None:
-            return (side.module[row], side.path[row]) if side.module[row] in plan.places.made.modules else None
+            return (
+                (side.module[row], side.path[row]) if side.module[row] in plan.module_matches.target.modules else None
+            )
         place = self._modules.get(side.module[row], side.module[row]), side.path[row]
         return place if place in self._references_state else None
 
@@ -81,7 +83,7 @@ class Counterparts:
         plan = self.matched.plan
         if plan is not None:
             name = full_name(module, path)
-            return name in plan.tensors.readings and not self._is_tied(0, name)
+            return name in plan.tensor_matches.conversions and not self._is_tied(0, name)
         return (module, path) in self._candidates_state
 
     def _has_no_place(self, number: int, key: Key) -> bool:
@@ -91,7 +93,9 @@ class Counterparts:
             return False
         name = full_name(key.module, key.path)
         return (
-            name in plan.tensors.refused[number] or name in plan.tensors.ignored[number] or self._is_tied(number, name)
+            name in plan.tensor_matches.refused[number]
+            or name in plan.tensor_matches.ignored[number]
+            or self._is_tied(number, name)
         )
 
     def _is_tied(self, number: int, name: str) -> bool:
@@ -100,7 +104,7 @@ class Counterparts:
         assert plan is not None
         if number == 1:
             return name in plan.ties[0] or name in plan.ties[1].values()
-        return name in plan.ties[1] or name in plan.tensors.shared(0, plan.ties[1])
+        return name in plan.ties[1] or name in plan.tensor_matches.shared(0, plan.ties[1])
 
     def _kept_elsewhere(self, module: str, alone: Iterable[tuple[str | None, str]]) -> bool:
         """Whether one of the parameters that the other side has alone may be what a module of the reference lacks.
@@ -111,7 +115,7 @@ class Counterparts:
         for there, own in alone:
             if there is not None and _within(there, module):
                 return True
-            if there is None and (plan is None or _within(own, plan.places.of_made.get(module, module))):
+            if there is None and (plan is None or _within(own, plan.module_matches.source_of.get(module, module))):
                 return True
         return False
 

@@ -20,7 +20,7 @@ from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, display_name
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = [
     "CERTAIN",
@@ -45,7 +45,7 @@ _FEW = 3
 _FLOWING = ("input", "output")
 
 
-def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Levels:
+def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Measures, plan: ModelMapping) -> Levels:
     """Return for each pair whether it is certain, plausible or doubtful."""
     known = _ModuleCertainty(reference, alignment, measures, plan)
     rows = alignment.reference
@@ -61,7 +61,9 @@ def levels(reference: Side, candidate: Side, alignment: Alignment, measures: Mea
     return found
 
 
-def certain_modules(reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> Callable[[str], bool]:
+def certain_modules(
+    reference: Side, alignment: Alignment, measures: Measures, plan: ModelMapping
+) -> Callable[[str], bool]:
     """Return a function that says whether the counterpart of a module of the reference is certain."""
     return _ModuleCertainty(reference, alignment, measures, plan).is_certain
 
@@ -69,21 +71,21 @@ def certain_modules(reference: Side, alignment: Alignment, measures: Measures, p
 class _ModuleCertainty:
     """Finds what confirms the pairs of modules."""
 
-    def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: Plan) -> None:
+    def __init__(self, reference: Side, alignment: Alignment, measures: Measures, plan: ModelMapping) -> None:
         self._side, self._rows, self._measures = reference, alignment.reference, measures
-        self._places = plan.places
+        self._matches = plan.module_matches
 
     def level(self, made: str) -> int:
-        places = self._places
-        if made not in places.of_made or places.how[made] in _NAMED:
+        matches = self._matches
+        if made not in matches.source_of or matches.how[made] in _NAMED:
             return CERTAIN
-        given = places.of_made[made]
+        given = matches.source_of[made]
         named_alike = made.rpartition(".")[2] == given.rpartition(".")[2] and not given.rpartition(".")[2].isdecimal()
-        if places.made.children(made) or places.given.children(given):
-            return CERTAIN if named_alike else PLAUSIBLE if places.look_the_same(made) else DOUBTFUL
+        if matches.target.children(made) or matches.source.children(given):
+            return CERTAIN if named_alike else PLAUSIBLE if matches.same_structure(made) else DOUBTFUL
         if made in self._with_same_state:
             return CERTAIN
-        own = bool(places.made.modules[made].tensors)
+        own = bool(matches.target.modules[made].tensors)
         if own and named_alike:
             return CERTAIN
         # Without weights, only the order confirms it; with weights, unless similar modules are given the same tensor.
@@ -95,7 +97,7 @@ class _ModuleCertainty:
 
     def _in_order(self, made: str) -> bool:
         """Whether both sides have equally many such modules, one after the other, so that their order decides."""
-        group = self._places.alike.get(made)
+        group = self._matches.lookalikes.get(made)
         if group is None:
             return False
         given = [tensor for name in group for tensor in self._inputs.get(name, ())]
@@ -103,7 +105,7 @@ class _ModuleCertainty:
 
     @cached_property
     def _any_tensors(self) -> bool:
-        return any(module.tensors for module in self._places.made.modules.values())
+        return any(module.tensors for module in self._matches.target.modules.values())
 
     @cached_property
     def _with_same_state(self) -> set[str]:
@@ -149,9 +151,11 @@ class Doubts:
     undecided: bool = False
     """Whether nothing else differs, and no certain pair confirms that all is right."""
 
-    def words(self, plan: Plan) -> str:
+    def words(self, plan: ModelMapping) -> str:
         """Name these modules, and say what to do."""
-        pairs = [f"{display_name(name)} and {display_name(plan.places.of_made[name])}" for name in self.modules]
+        pairs = [
+            f"{display_name(name)} and {display_name(plan.module_matches.source_of[name])}" for name in self.modules
+        ]
         few = "; ".join(pairs[:_FEW]) + (f"; and {len(pairs) - _FEW} more" if len(pairs) > _FEW else "")
         return f"paired by structure alone, and different: {few}. If they belong together, say so with --map"
 
@@ -182,13 +186,13 @@ def judge_certain(
     return certain, Doubts(modules, undecided=not _confirmed(certain, structure, known, unsure))
 
 
-def paired_by_state(reference: Side, candidate: Side, plan: Plan, modules: Sequence[str]) -> dict[str, str]:
+def paired_by_state(reference: Side, candidate: Side, plan: ModelMapping, modules: Sequence[str]) -> dict[str, str]:
     """Pair these modules of the reference and their counterparts anew, by parameters that agree.
 
     Return the reference's name by the candidate's; empty unless all modules with parameters are paired so. Norms and
     sums do not depend on the layout.
     """
-    of_made = plan.places.of_made
+    of_made = plan.module_matches.source_of
     ours = {name: marks for name in modules if (marks := _fingerprint(reference, name))}
     theirs = {of_made[name]: _fingerprint(candidate, of_made[name]) for name in ours}
     found: dict[str, str] = {}

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.translate.activations import activation_between
 from tensortap.core.records import Key, display_name
-from tensortap.mapping.plan import Plan
+from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = ["Fusion", "Fusions", "find_fusions"]
 
@@ -96,10 +96,12 @@ class Fusions:
         return ""
 
 
-def find_fusions(plan: Plan, reference: Side, candidate: Side) -> Fusions:
+def find_fusions(plan: ModelMapping, reference: Side, candidate: Side) -> Fusions:
     """Compare the outputs of paired modules, and search for an activation after those that differ."""
     finder = _Finder(plan, reference, candidate)
-    found = Fusions([fusion for made, given in plan.places.of_made.items() for fusion in finder.of(made, given)])
+    found = Fusions(
+        [fusion for made, given in plan.module_matches.source_of.items() for fusion in finder.of(made, given)]
+    )
     for fusion in found.found:
         _route(found, fusion)
     _renumber(found, finder, plan)
@@ -119,7 +121,7 @@ def _route(fusions: Fusions, fusion: Fusion) -> None:
         fusions.routes[activation[0], "input", activation[1]] = None
 
 
-def _renumber(fusions: Fusions, finder: _Finder, plan: Plan) -> None:
+def _renumber(fusions: Fusions, finder: _Finder, plan: ModelMapping) -> None:
     """Keep the order of an activation's other calls, without those that are included in a module."""
     for side in (0, 1):
         used: dict[str, set[int]] = defaultdict(set)
@@ -127,7 +129,7 @@ def _renumber(fusions: Fusions, finder: _Finder, plan: Plan) -> None:
             if fusion.side == 1 - side and fusion.activation is not None:
                 used[fusion.activation[0]].add(fusion.activation[1])
         for module, numbers in used.items():
-            other = (plan.places.of_made, plan.places.of_given)[side].get(module)
+            other = (plan.module_matches.source_of, plan.module_matches.target_of)[side].get(module)
             if other is None:
                 continue
             left = [number for number in sorted(finder.flows[side].outputs.get(module, ())) if number not in numbers]
@@ -176,7 +178,7 @@ class _Flow:
 class _Finder:
     """Measures outputs of both sides against each other."""
 
-    def __init__(self, plan: Plan, reference: Side, candidate: Side) -> None:
+    def __init__(self, plan: ModelMapping, reference: Side, candidate: Side) -> None:
         self._plan = plan
         self.flows = _Flow(reference), _Flow(candidate)
 
@@ -195,10 +197,10 @@ class _Finder:
 
     def _has_weights(self, made: str) -> bool:
         """Whether a module has weights; by its class, if the run has recorded no weights at all."""
-        modules = self._plan.places.made.modules
+        modules = self._plan.module_matches.target.modules
         if not any(module.tensors for module in modules.values()):
             return any(word in modules[made].cls.lower() for word in _WITH_WEIGHTS)
-        return any(modules[name].tensors for name in (made, *self._plan.places.made.leaves(made)))
+        return any(modules[name].tensors for name in (made, *self._plan.module_matches.target.leaves(made)))
 
     def _find_after(self, side: int, names: tuple[str, str], call: int, apart: float) -> Fusion | None:
         """Return the fusion, if a side's output is what the other side has after its own."""
@@ -207,7 +209,7 @@ class _Finder:
         for activation, after in self._activations(1 - side, rows[1]):
             if self._nearer(side, rows[0], after, apart):
                 return Fusion(side, (names[0], call), (names[1], call), activation)
-        placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
+        placed = (self._plan.module_matches.source_of, self._plan.module_matches.target_of)[side]
         for module, number, path in whole.users.get(int(whole.side.tensor_id[rows[0]]), ()):
             given = other.inputs.get((placed.get(module, "\0"), number, path))
             if given is not None and self._nearer(side, rows[0], given, apart):
@@ -222,7 +224,7 @@ class _Finder:
         input of the next module: a tensor of the module itself on one side, of the activation on the other."""
         whole, other = self.flows[side], self.flows[1 - side]
         rows = whole.outputs[names[side]][call], other.outputs[names[1 - side]][call]
-        placed = (self._plan.places.of_made, self._plan.places.of_given)[side]
+        placed = (self._plan.module_matches.source_of, self._plan.module_matches.target_of)[side]
         users = whole.users.get(int(whole.side.tensor_id[rows[0]]), ())
         given = [other.inputs.get((placed.get(module, "\0"), number, path)) for module, number, path in users]
         tensors = {int(other.side.tensor_id[row]) for row in given if row is not None}
@@ -234,7 +236,7 @@ class _Finder:
 
     def _activations(self, side: int, row: int) -> Iterator[tuple[CallSpot, int]]:
         """Yield modules without weights that use an output, with the rows of their own outputs."""
-        flow, outline = self.flows[side], (self._plan.places.made, self._plan.places.given)[side]
+        flow, outline = self.flows[side], (self._plan.module_matches.target, self._plan.module_matches.source)[side]
         for module, number, _ in flow.users.get(int(flow.side.tensor_id[row]), ()):
             plain = not outline.children(module) and not outline.modules[module].tensors
             after = flow.outputs.get(module, {}).get(number)
@@ -245,7 +247,7 @@ class _Finder:
         """Whether a side's output is the activation of the other's. No module with weights may use it: its input would
         have shown that."""
         whole, apart = self.flows[side], self.flows[1 - side]
-        outline = (self._plan.places.made, self._plan.places.given)[side]
+        outline = (self._plan.module_matches.target, self._plan.module_matches.source)[side]
         users = [name for name, _, _ in whole.users.get(int(whole.side.tensor_id[row]), ())]
         if any(outline.modules[name].tensors for name in users):
             return False

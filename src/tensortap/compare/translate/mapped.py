@@ -13,7 +13,7 @@ from tensortap.compare.align.alignment import Alignment, Renames
 from tensortap.compare.align.side import Side
 from tensortap.compare.translate.outlines import outline_of
 from tensortap.core.records import display_name
-from tensortap.mapping.plan import Plan, plan
+from tensortap.mapping.model_mapping import ModelMapping, map_models
 from tensortap.mapping.rules import SIDES, Rules
 from tensortap.store import Run
 
@@ -42,7 +42,7 @@ def plan_of(
     renames: Renames,
     rules: Rules | None,
     known: Mapping[str, str] | None = None,
-) -> Plan | None:
+) -> ModelMapping | None:
     """Map the candidate's names and tensor layouts to the reference's; None if both are the same and no rule is given.
 
     known: pairs of modules that their values have shown, the candidate's name first.
@@ -50,7 +50,9 @@ def plan_of(
     if rules is None and not frameworks_differ(reference, candidate):
         return None
     (made, our_values), (given, their_values) = outline_of(reference), outline_of(candidate)
-    return plan(made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known)
+    return map_models(
+        made, given, rules, rename=renames if renames else None, values=(our_values, their_values), known=known
+    )
 
 
 def exact_names(rules: Rules) -> dict[str, str] | None:
@@ -67,20 +69,20 @@ def exact_names(rules: Rules) -> dict[str, str] | None:
     return {rule.names["candidate"]: rule.names["reference"] for rule in rules.modules}
 
 
-def reference_name(plan: Plan, module: str) -> str:
+def reference_name(plan: ModelMapping, module: str) -> str:
     """Return the reference's name of a candidate's module, or of the nearest container that has one."""
     if module in plan.modules:
         return plan.modules[module]
-    around = next((name for name in plan.places.given.above(module) if name in plan.modules), "")
+    around = next((name for name in plan.module_matches.source.above(module) if name in plan.modules), "")
     return plan.modules.get(around, module)
 
 
-def other_names(plan: Plan) -> dict[str, str]:
+def other_names(plan: ModelMapping) -> dict[str, str]:
     """Return the candidate's names of the reference's modules, where they differ."""
-    return {ours: display_name(theirs) for ours, theirs in plan.places.of_made.items() if ours != theirs}
+    return {ours: display_name(theirs) for ours, theirs in plan.module_matches.source_of.items() if ours != theirs}
 
 
-def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignment:
+def without_ignored(alignment: Alignment, reference: Side, plan: ModelMapping) -> Alignment:
     """Drop records that a rule declares to have no counterpart."""
     rows = alignment.only_reference
     spots = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
@@ -88,7 +90,7 @@ def without_ignored(alignment: Alignment, reference: Side, plan: Plan) -> Alignm
     return replace(alignment, only_reference=rows[np.array(kept, bool)])
 
 
-def words_of(plan: Plan) -> list[str]:
+def words_of(plan: ModelMapping) -> list[str]:
     """Return notes on what was mapped how, and what could not be."""
     report = plan.report()
     how = Counter(placed.how for placed in report.modules if placed.how != "root")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tensortap.core.records import display_name
-from tensortap.mapping.outline import Module, Outline, Own, full_name
-from tensortap.mapping.values import Values
+from tensortap.mapping.outline import ModelOutline, ModuleOutline, TensorOutline, full_name
+from tensortap.mapping.value_matches import Values
 from tensortap.store import Run
 
 __all__ = ["outline_of"]
@@ -20,7 +20,7 @@ _TIED = re.compile(r"(\S+) is tied to (\S+) and recorded there")  # as capture w
 _STATE = {"param": "param", "param_grad": "param", "buffer": "buffer"}
 
 
-def outline_of(run: Run) -> tuple[Outline, Values]:
+def outline_of(run: Run) -> tuple[ModelOutline, Values]:
     """Return the outline of a run, over all ranks, and the inputs and outputs of its modules."""
     classes: dict[str, str] = {}
     bases: dict[str, str] = {}
@@ -29,7 +29,7 @@ def outline_of(run: Run) -> tuple[Outline, Values]:
             if row.status != "alias":
                 classes.setdefault(row.module, row.cls)
                 bases.setdefault(row.module, row.base)
-    tensors: dict[str, dict[str, Own]] = {}
+    tensors: dict[str, dict[str, TensorOutline]] = {}
     called: dict[str, int] = {}
     values: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
     for rank in run.ranks:
@@ -37,19 +37,20 @@ def outline_of(run: Run) -> tuple[Outline, Values]:
             classes.setdefault(module, cls)
             if kind in _STATE:
                 own = path.partition("~")[0]
-                tensors.setdefault(module, {}).setdefault(own, Own(shape, _STATE[kind]))
+                tensors.setdefault(module, {}).setdefault(own, TensorOutline(shape, _STATE[kind]))
             else:
                 values.setdefault((module, kind.removeprefix("grad_")), {}).setdefault(path.partition("~")[0], shape)
             if kind in ("input", "output"):
                 called.setdefault(module, seq)
     _tie(run, tensors)
     modules = [
-        Module(name, cls, tensors.get(name, {}), called.get(name), bases.get(name, "")) for name, cls in classes.items()
+        ModuleOutline(name, cls, tensors.get(name, {}), called.get(name), bases.get(name, ""))
+        for name, cls in classes.items()
     ]
-    return Outline(str(run.info.get("framework", "")), modules), values
+    return ModelOutline(str(run.info.get("framework", "")), modules), values
 
 
-def _tie(run: Run, tensors: dict[str, dict[str, Own]]) -> None:
+def _tie(run: Run, tensors: dict[str, dict[str, TensorOutline]]) -> None:
     """Add further names of tied tensors, which have no records of their own."""
     for row in (row for rank in run.ranks for row in run.coverage.get(rank, ())):
         for own, first in _TIED.findall(row.reason):

@@ -19,9 +19,9 @@ from tensortap.compare.align.side import Bools, Ints, Names, Side, hash_of_shape
 from tensortap.compare.translate.fused import Fusions
 from tensortap.core import statistics
 from tensortap.core.records import STATE_KINDS, Key
-from tensortap.mapping.layouts import Reading, Shape
+from tensortap.mapping.layouts import LayoutConversion, Shape
+from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.outline import full_name
-from tensortap.mapping.plan import Plan
 
 __all__ = ["Translated"]
 
@@ -36,8 +36,8 @@ class _Target:
     module: str
     kind: str
     path: str
-    reading: Reading | None = None
-    added: tuple[tuple[str, Reading], ...] = ()
+    reading: LayoutConversion | None = None
+    added: tuple[tuple[str, LayoutConversion], ...] = ()
     """Tensors that the reference ties to it and the candidate has separately: the reference's gradient is the sum."""
     call: int = -1
     """The reference's call, if it has another number there."""
@@ -46,16 +46,16 @@ class _Target:
 class Translated(Side):
     """A side whose modules, kinds and paths are the reference's. Keys, classes and shapes stay its own."""
 
-    def __init__(self, own: Side, plan: Plan, kinds_known: bool = True, fusions: Fusions | None = None) -> None:
+    def __init__(self, own: Side, plan: ModelMapping, kinds_known: bool = True, fusions: Fusions | None = None) -> None:
         """Against a checkpoint, which does not know its buffers from its parameters, all are parameters."""
         self._fusions = fusions or Fusions()
         self.run, self.ranks, self.own = own.run, own.ranks, own
         self._kinds_known = kinds_known
-        self._made_by: dict[str, list[tuple[str, Reading]]] = {}
-        for made, reading in plan.tensors.readings.items():
+        self._made_by: dict[str, list[tuple[str, LayoutConversion]]] = {}
+        for made, reading in plan.tensor_matches.conversions.items():
             for part in reading.parts:
                 self._made_by.setdefault(part, []).append((made, reading))
-        self._sums: dict[str, list[tuple[str, Reading]]] = {}
+        self._sums: dict[str, list[tuple[str, LayoutConversion]]] = {}
         for part, first in plan.ties[0].items():
             self._sums.setdefault(first, []).append((part, self._made_by[part][0][1]))
         spots, calls, codes = _spots(own, self._fusions.modules)
@@ -83,7 +83,7 @@ class Translated(Side):
     def _unplaced(module: str, kind: str, path: str) -> list[_Target]:
         return [_Target(_UNPLACED + module, kind, path)]
 
-    def _routed(self, plan: Plan, spot: tuple[str, str, str], call: int) -> list[_Target]:
+    def _routed(self, plan: ModelMapping, spot: tuple[str, str, str], call: int) -> list[_Target]:
         """Return the targets of records, with modules that include what the other side has separately."""
         module, kind, _ = spot
         found = self._targets(plan, *spot)
@@ -95,7 +95,7 @@ class Translated(Side):
             return self._unplaced(*spot)
         return [replace(target, module=route[0], call=route[1]) for target in found]
 
-    def _targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
+    def _targets(self, plan: ModelMapping, module: str, kind: str, path: str) -> list[_Target]:
         if plan.ignored(1, module, kind, path.partition("~")[0]):
             return []
         if kind in STATE_KINDS:
@@ -103,13 +103,13 @@ class Translated(Side):
         if module not in plan.modules:
             return self._unplaced(module, kind, path)
         base, again, number = path.partition("~")
-        flow = plan.flows.get((module, kind.removeprefix("grad_"), base))
+        flow = plan.value_matches.get((module, kind.removeprefix("grad_"), base))
         if flow is None:
             return [_Target(plan.modules[module], kind, path)]
-        reading = Reading((), flow.permute) if flow.permute else None
+        reading = LayoutConversion((), flow.permute) if flow.permute else None
         return [_Target(plan.modules[module], kind, flow.path + again + number, reading)]
 
-    def _state_targets(self, plan: Plan, module: str, kind: str, path: str) -> list[_Target]:
+    def _state_targets(self, plan: ModelMapping, module: str, kind: str, path: str) -> list[_Target]:
         base, again, number = path.partition("~")
         name = full_name(module, base)
         if kind == "param_grad" and name in plan.ties[0]:
@@ -120,11 +120,11 @@ class Translated(Side):
         for made, reading in self._made_by.get(name, ()):
             if reading.parts[0] != name:
                 continue  # it comes with the first of the parts
-            at = plan.places.made.find(made)
+            at = plan.module_matches.target.find(made)
             assert at is not None
-            own = plan.places.made.tensor(made)
+            own = plan.module_matches.target.tensor(made)
             kept = own.kind if kind != "param_grad" and self._kinds_known else kind
-            changed = not reading.plain or own.shape != plan.places.given.tensor(name).shape
+            changed = not reading.plain or own.shape != plan.module_matches.source.tensor(name).shape
             added = tuple(self._sums.get(made, ())) if kind == "param_grad" else ()
             found.append(_Target(at[0], kept, at[1] + again + number, reading if changed or added else None, added))
         return found if name in self._made_by else self._unplaced(module, kind, path)
@@ -230,9 +230,9 @@ class Translated(Side):
         return found
 
     # --- rows --------------------------------------------------------------------------------------------------------
-    def reading(self, row: int) -> Reading:
+    def reading(self, row: int) -> LayoutConversion:
         """Return how the tensor of a row that is `laid` is read."""
-        found: Reading | None = self._readings[self._which[row]]
+        found: LayoutConversion | None = self._readings[self._which[row]]
         assert found is not None
         return found
 

@@ -12,8 +12,8 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.translate.translated import Translated
+from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.outline import full_name
-from tensortap.mapping.plan import Plan
 
 __all__ = ["Allowance", "find_allowances", "name_rules", "raise_rounding"]
 
@@ -28,7 +28,9 @@ class Allowance(NamedTuple):
     """The rule, as reports show it."""
 
 
-def find_allowances(reference: Side, candidate: Translated, alignment: Alignment, plan: Plan) -> dict[int, Allowance]:
+def find_allowances(
+    reference: Side, candidate: Translated, alignment: Alignment, plan: ModelMapping
+) -> dict[int, Allowance]:
     """Return the pairs that are allowed more than others."""
     return _variances(reference, alignment.reference, plan) | _parts(reference, candidate, alignment)
 
@@ -47,15 +49,15 @@ def name_rules(judgement: Judgement, allowances: Mapping[int, Allowance]) -> Non
             judgement.rule[pair] = allowance.name
 
 
-def _variances(reference: Side, rows: Ints, plan: Plan) -> dict[int, Allowance]:
+def _variances(reference: Side, rows: Ints, plan: ModelMapping) -> dict[int, Allowance]:
     """A running variance over batches of n numbers a channel differs by at most 1 / (n - 1), after the first batch."""
-    if not plan.tensors.bessel:
+    if not plan.tensor_matches.bessel:
         return {}
     names = zip(reference.module.at(rows), reference.kind.at(rows), reference.path.at(rows), strict=True)
     flagged = [
         pair
         for pair, (module, kind, path) in enumerate(names)
-        if kind == "buffer" and full_name(module, path) in plan.tensors.bessel
+        if kind == "buffer" and full_name(module, path) in plan.tensor_matches.bessel
     ]
     inputs = np.flatnonzero(np.array([word == "input" for word in reference.kind.words], bool)[reference.kind.codes])
     numbers = dict(zip(reference.module.at(inputs), reference.elements[inputs].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The module that is replayed: found in a model, and what of it is shared with others."""
+"""Finds the module to replay in a model, and what it shares with other modules."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
-from tensortap.replay.excerpt import Excerpt
-from tensortap.replay.sources import Source, build
+from tensortap.replay.recorded_call import RecordedCall
+from tensortap.replay.sources import FunctionSource, build_model
 
-__all__ = ["attribute_of", "drops", "found", "model_of", "without_tied"]
+__all__ = ["attribute_of", "find_module", "has_dropout", "model_of", "without_tied"]
 
 
 def model_of(given: Any) -> tuple[Any, str]:
-    """The model, and what to call whoever made it."""
+    """Return the model, and a name for its origin."""
     if not isinstance(given, str):
         return network_of(given), "the model"
-    source = Source.of(given, "model")
-    model = network_of(build(source, "model"))
+    source = FunctionSource.of(given, "model")
+    model = network_of(build_model(source, "model"))
     try:
         framework_of(model)
     except UsageError:
@@ -31,43 +31,45 @@ def model_of(given: Any) -> tuple[Any, str]:
     return model, given
 
 
-def found(framework: Framework, root: Any, name: str, built_by: str) -> Any:
+def find_module(framework: Framework, root: Any, name: str, built_by: str) -> Any:
+    """Return a module by its name; raise UsageError if there is none, and suggest similar names."""
     tree = Tree(framework, root)
     sites = {site.name: site for site in tree.sites}
     first = next((alias.first for alias in tree.aliases if alias.name == name), name)
     if first in sites:
         return sites[first].owner
-    close = [display_name(each) for each in difflib.get_close_matches(name, list(sites), 3, 0.4)]
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    suggestions = [display_name(each) for each in difflib.get_close_matches(name, list(sites), 3, 0.4)]
+    hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
     raise UsageError(f"{built_by} has no module {display_name(name)}{hint}")
 
 
-def without_tied(framework: Framework, root: Any, module: Any, part: Excerpt) -> Excerpt:
-    """A parameter that other modules use too got gradient from them as well."""
+def without_tied(framework: Framework, root: Any, module: Any, recorded: RecordedCall) -> RecordedCall:
+    """Drop the gradients of parameters that other modules use, too: they contain the gradients of those uses."""
     own = {id(site.owner) for site in Tree(framework, module).sites}
     others = [site for site in Tree(framework, root).sites if id(site.owner) not in own]
     shared = {id(tensor) for site in others for _, tensor in framework.parameters(site.owner)}
     tied = {
-        (part.inside(site.name), name)
+        (recorded.inside(site.name), name)
         for site in Tree(framework, module).sites
         for name, tensor in framework.parameters(site.owner)
         if id(tensor) in shared
     }
-    dropped = [r for r in part.records if r.key.kind == "param_grad" and (r.key.module, r.key.path) in tied]
+    dropped = [r for r in recorded.records if r.key.kind == "param_grad" and (r.key.module, r.key.path) in tied]
     if not dropped:
-        return part
+        return recorded
     names = ", ".join(f"{display_name(r.key.module)}.{r.key.path}" for r in dropped)
-    note = f"the gradient of a parameter that other modules use too has their share in it and is not compared: {names}"
-    kept = [record for record in part.records if record not in dropped]
-    return replace(part, records=kept, notes=[*part.notes, note])
+    note = f"not compared, because other modules use the parameter and add to its gradient: {names}"
+    kept = [record for record in recorded.records if record not in dropped]
+    return replace(recorded, records=kept, notes=[*recorded.notes, note])
 
 
 def attribute_of(root: Any, module: Any) -> str:
-    """The module's name with all wrappers that stand around it."""
+    """Return the module's name including all wrappers around it."""
     named = root.named_modules() if hasattr(root, "named_modules") else root.named_sublayers(include_self=True)
     return next((name for name, each in named if each is module), "")
 
 
-def drops(framework: Framework, module: Any) -> bool:
+def has_dropout(framework: Framework, module: Any) -> bool:
+    """Whether a module in training mode drops elements at random."""
     parts = [site.owner for site in Tree(framework, module).sites]
     return any("Dropout" in type(each).__name__ and each.training and getattr(each, "p", 0) for each in parts)
