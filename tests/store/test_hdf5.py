@@ -15,6 +15,7 @@ import tensortap as tt
 from tensortap.compat.dump import HookerAndDumper
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.store.exports.plain import narrow, widen
+from tensortap.store.formats.hdf5 import probe
 
 
 def old_dump(path: Path, digits: int, scale: float = 1.0) -> Path:
@@ -114,3 +115,31 @@ def test_damaged_and_missing(tmp_path: Path) -> None:
     path.write_bytes(b"not hdf5")
     with pytest.raises(RunUnreadable, match="HDF5"):
         tt.open(path)
+
+
+@pytest.mark.parametrize("walk", ["import os; os.abort()", "import time; time.sleep(60)"], ids=["crash", "hang"])
+def test_a_file_that_the_library_does_not_survive_is_refused(tmp_path, monkeypatch, walk):
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["0001_Linear/feat_output"] = np.ones(3, np.float32)
+    monkeypatch.setattr(probe, "_WALK", walk)
+    monkeypatch.setattr(probe, "_SECONDS", 2.0)
+    monkeypatch.setattr(probe, "_known", {})
+    with pytest.raises(RunUnreadable, match="the HDF5 library crashes or does not end"):
+        tt.open(tmp_path / "a.hdf5")
+
+
+def test_one_file_that_the_library_does_not_survive_costs_no_other(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}.hdf5" for number in range(3)]
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file["x"] = np.ones(3, np.float32)
+    walk = """
+import os, sys
+for place, path in enumerate(sys.argv[2:]):
+    if path.endswith("1.hdf5"):
+        os.abort()
+    print(place, flush=True)
+"""
+    monkeypatch.setattr(probe, "_WALK", walk)
+    monkeypatch.setattr(probe, "_known", {})
+    assert probe.find_damaged(paths) == [paths[1]]

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tensortap import kernels
 from tensortap.capture.tree import Tree
+from tensortap.core.interrupts import raise_interrupt
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
@@ -318,6 +319,7 @@ class Audit:
         try:
             action(*args)
         except Exception as error:
+            raise_interrupt(error)
             self._log.note(f"the audit missed something at {caller()}: {type(error).__name__}: {error}")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.core import dtypes
+from tensortap.core.csv_cells import guarded, unguarded
 from tensortap.core.records import KINDS, PHASES, Key, Record
 from tensortap.errors import RunUnreadable, shorten
 from tensortap.store.format import utf8
@@ -39,7 +40,7 @@ class Manifest:
     def add(self, file: str, name: str, record: Record, stored: str) -> None:
         row: list[Any] = [file, name, *record.key, record.rank, record.seq, record.cls, record.dtype, stored]
         row.append(json.dumps(record.shape))
-        self._rows.writerow([utf8(cell) if isinstance(cell, str) else cell for cell in row])
+        self._rows.writerow([guarded(utf8(cell)) if isinstance(cell, str) else cell for cell in row])
 
     def close(self) -> None:
         self._file.close()
@@ -87,7 +88,7 @@ def _opened(path: Path, errors: str = "strict") -> TextIOWrapper:
 def _parse(row: list[str]) -> ManifestRow:
     if len(row) != len(COLUMNS):
         raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
-    cells = dict(zip(COLUMNS, row, strict=True))
+    cells = dict(zip(COLUMNS, map(unguarded, row), strict=True))
     step, micro, call = (_number(cells[field]) for field in ("step", "micro", "call"))
     key = Key(step, micro, cells["phase"], cells["module"], call, cells["kind"], cells["path"])
     for word, known in ((key.kind, KINDS), (key.phase, PHASES), (cells["dtype"], dtypes.NAMES)):

@@ -44,6 +44,8 @@ def trace_events(path: str | os.PathLike[str], progress: Progress | None = None)
             yield from _TraceParser(name, source, raw, size, progress)
     except FileNotFoundError as error:
         raise RunNotFound(f"there is no file {name}: give the path of a trace that a profiler has exported") from error
+    except RecursionError as error:
+        raise RunUnreadable(f"{name} is nested too deeply for a trace; export it again") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RunUnreadable(f"{name} is damaged or ends too early: {error}; export the trace again") from error
     except OSError as error:

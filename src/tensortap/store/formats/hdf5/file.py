@@ -20,6 +20,7 @@ from tensortap.core.records import Key, Location, Record
 from tensortap.errors import RunNotFound, RunUnreadable, shorten
 from tensortap.store.exports.plain import recorded
 from tensortap.store.formats.entries import Summarize, check_expansion, same_tensors, unique_key
+from tensortap.store.formats.hdf5.probe import find_damaged
 from tensortap.store.formats.pickles.refusal import holds_pickle
 from tensortap.store.index import Index
 from tensortap.store.run import RunSource
@@ -173,8 +174,10 @@ class Hdf5File(RunSource):
 def _opened(path: Path) -> Any:
     import h5py  # not before there is a file: every run is asked first whether it is one
 
-    # The library reads the file itself. It must not wait for a FIFO.
+    # The library reads the file itself. It must not wait for a FIFO, nor crash this process.
     SingleFile(path).size("")
+    if find_damaged([path]):
+        raise RunUnreadable(f"{path} is damaged: the HDF5 library crashes or does not end when it reads the file.")
     try:
         return h5py.File(path, "r")
     except PermissionError as error:

@@ -22,6 +22,7 @@ from tensortap.store.format import RUN_JSON
 from tensortap.store.formats.entries import Summarize, few_notices
 from tensortap.store.formats.hdf5.file import Hdf5File, dump_step
 from tensortap.store.formats.hdf5.file import open_source as open_file
+from tensortap.store.formats.hdf5.probe import find_damaged
 from tensortap.store.index import Index
 from tensortap.store.run import RunSource, reason_of
 from tensortap.store.source import LocalFiles, kept_location
@@ -59,6 +60,7 @@ def open_source(path: Path, summarize: Summarize) -> Hdf5Folder:
             "put each into a folder of its own, or open a single file."
         )
     files = LocalFiles(path)
+    find_damaged([each for _, _, name in found if (each := path / name).is_file()])  # all of them in one process
     parts, damaged = [], []
     for _, rank, name in found:
         part = _opened(files, name, summarize)
