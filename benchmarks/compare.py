@@ -78,7 +78,7 @@ def read(words: Array) -> Any:
 def mapped(span: Span, dtype: Any) -> Array:
     """Return a new map, so that each way pays for its own page faults."""
     count = span.nbytes // np.dtype(dtype).itemsize
-    return np.memmap(span.path, dtype, "r", span.offset, (count,))
+    return np.memmap(span.name, dtype, "r", span.offset, (count,))
 
 
 def only_read(tasks: list[Task]) -> None:
