@@ -148,7 +148,7 @@ CAUSES: dict[Cause, CauseWording] = {
     ),
     Cause.PARAMETER_AT_START: CauseWording(
         "wrong parameter at the start",
-        "The parameters already differed before the first step: {full}{more}; it {off}.",
+        "The parameters already differed before {start}: {full}{more}; it {off}.",
         _BEFORE,
         isolated_verdict=_ALREADY,
     ),

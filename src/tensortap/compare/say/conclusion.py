@@ -186,9 +186,12 @@ def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
 
 
 def _parameters_unseen(side: Side, first: Finding) -> bool:
-    """Whether a module may be wrong because of its parameters, which an earlier step changed unrecorded."""
+    """Whether a module may be wrong because of its parameters, which an earlier step changed unrecorded.
+
+    The earlier step need not take part: `--step`, or `steps=` of a capture, may have left it out.
+    """
     key = first.key
-    if key.kind not in ("input", "output") or not first.inputs_matched or key.step <= side.step.min():
+    if key.kind not in ("input", "output") or not first.inputs_matched or not key.step:
         return False
     if first.module not in side.module.words:  # a container of which nothing was recorded
         return False

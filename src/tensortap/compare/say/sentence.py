@@ -72,6 +72,7 @@ def parted(
         "forward": forward,
         "but_in": f"{forward}, but in {where}" if forward else f"In {where}",
         "more": f" and {others:,} more" if others else "",
+        "start": f"step {first.key.step}, the first that takes part" if first.key.step else "the first step",
         "elsewhere": elsewhere if first.counterpart is not None else "",
         "sources": _sources(first, wording, ran_alike),
     }
