@@ -93,7 +93,7 @@ def test_only_the_command_line_prints_and_exits(room: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value).rpartition("tensortap/")[2])
-def test_all_names_what_a_module_offers(room: str, path: Path) -> None:
+def test_all_lists_the_public_names_of_a_module(room: str, path: Path) -> None:
     if path.name == "__main__.py" or "frameworks" in path.parts:
         return
     name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -57,7 +57,7 @@ def test_capture_and_check_of_a_fit(tmp_path: Path) -> None:
     assert check.result.verdict == "match"
 
 
-def test_a_model_without_an_optimizer_is_told(run_path: Path) -> None:
+def test_a_model_without_an_optimizer_raises(run_path: Path) -> None:
     model = made(prepared=False)
     with pytest.raises(UsageError, match=r"not a Model; leave it out and call tap\.step"):
         tt.capture(model, run_path, optimizer=model)

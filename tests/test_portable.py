@@ -37,7 +37,7 @@ if sys.argv[2] == "lacking":
 import tensortap
 from tensortap.core import file_io, machine
 from tensortap.frameworks.libraries import loaded_openmp
-from tensortap.store.writer.route import can_go_past
+from tensortap.store.writer.route import supports_direct_io
 
 folder = Path(sys.argv[1])
 for name, scale in (("a", 1.0), ("b", 1.5)):
@@ -56,7 +56,7 @@ comparison = tensortap.compare(folder / "a", folder / "b")
 index = run.to_arrow().drop_columns(["offset"]).to_pylist()
 print(json.dumps({{
     "paths": [file_io.read_at.__name__, file_io.write_at.__name__],
-    "direct": can_go_past(folder),
+    "direct": supports_direct_io(folder),
     "openmp": loaded_openmp(Path(torch.__file__).parent),
     "cores": machine.cores() == os.cpu_count(),
     "index": hashlib.sha256(json.dumps(index).encode()).hexdigest(),

@@ -21,7 +21,7 @@ IN_VIEW = """(list) => {
     .sort(([one], [other]) => one.top - other.top)
     .map(([, title]) => title.split(" ")[0]);
 }"""
-# The focused module: its name, whether all of it can be seen, and what assistive technology is told.
+# The focused module: its name, whether all of it can be seen, and its label for assistive technology.
 FOCUSED = """() => {
   const item = document.activeElement;
   const view = document.querySelector(".tree-scroll").getBoundingClientRect();
@@ -40,7 +40,7 @@ AT_ONCE = """() => {
 
 
 def in_view(page: Any) -> list[str]:
-    page.wait_for_timeout(100)  # scrolling is told in the next frame
+    page.wait_for_timeout(100)  # the scroll event comes in the next frame
     return list(page.locator(".tree").evaluate(IN_VIEW))
 
 
@@ -76,7 +76,7 @@ def keys(page: Any) -> Any:
     return page
 
 
-def test_only_what_is_on_the_screen_exists(page: Any) -> None:
+def test_only_visible_rows_have_elements(page: Any) -> None:
     assert page.locator(".tree li").count() < 60
     assert page.evaluate("document.querySelectorAll('*').length") < 2000
     assert page.locator(".tree [aria-current=true]").get_attribute("title").startswith(f"{MIDDLE}.fc")
@@ -96,7 +96,7 @@ def test_scrolling_shows_every_part_in_its_place(page: Any) -> None:
     assert page.locator(".tree li").count() < 60
 
 
-def test_elements_stand_in_the_order_of_what_they_show(page: Any) -> None:
+def test_elements_are_in_the_order_of_their_content(page: Any) -> None:
     for place in ("0", "2000", "1700", "node.scrollHeight", "600_000", "600_300"):
         scroll(page, place)
         page.wait_for_timeout(50)
@@ -124,7 +124,7 @@ def test_keys_go_to_the_ends_by_lines_and_by_pages(keys: Any) -> None:
         assert focused(keys) == name
 
 
-def test_assistive_technology_is_told_of_modules_that_do_not_exist(keys: Any) -> None:
+def test_assistive_technology_counts_modules_without_elements(keys: Any) -> None:
     assert told(keys) == ("1", "1/1", "true")
     keys.keyboard.press("ArrowDown")
     assert told(keys) == ("2", "1/1", "true")
@@ -205,7 +205,7 @@ def test_choosing_a_row_opens_and_shows_its_module(page: Any) -> None:
     page.keyboard.press("n")
     assert f"{MIDDLE}.fc" in in_view(page)
     page.keyboard.press("End")
-    page.keyboard.press("k")  # another one opens, and what has the focus is on another line
+    page.keyboard.press("k")  # another one opens, and the focused module moves to another line
     assert "layers.24999.fc" in in_view(page)
     assert page.evaluate(FOCUSED)["name"] == "layers.49999"
 

@@ -1,4 +1,4 @@
-"""A run in which nothing was recorded says why, on stderr and in itself."""
+"""A run without records reports the reason, on stderr and in the run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_trained_compiled_and_evaluated_uncompiled(run_path: Path, capsys: pytes
     assert "compiled" in said(capsys, run_path)
 
 
-def test_a_run_with_records_says_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_records_prints_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with tt.capture(model, run_path):
         model[0](torch.ones(1, 2))

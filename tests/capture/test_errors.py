@@ -1,4 +1,4 @@
-"""When the disk fails, the step in progress is whole, one clear error comes at its end, and what was there stays."""
+"""If the disk fails, the step in progress completes, one error follows at its end, and earlier records stay."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_error_of_ours_anywhere_stops_the_recording_alone(
     name: str,
     framework: str,
 ) -> None:
-    """The reason is on stderr, in the run, and in what `show` says of it."""
+    """The reason is on stderr, in the run, and in the output of `show`."""
     library = pytest.importorskip(framework)
     model = library.nn.Linear(3, 2)
     with tt.capture(model, run_path) as tap:

@@ -1,4 +1,4 @@
-"""A training loop that nobody counts the steps of is told; one step of many forwards is not."""
+"""A training loop with uncounted steps is reported; one step of many forwards is not."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_evaluation_and_a_load_are_no_training(run_path: Path) -> None:
     assert not told(run_path)
 
 
-def test_a_repeated_forward_is_no_step(run_path: Path) -> None:
+def test_a_repeated_forward_is_not_a_step(run_path: Path) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A small run on disk, and the command line to look at it with."""
+"""A small run on disk, and the command line that shows it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write(path: Path, steps: int = 2, rank: int = 0, world: int = 1, extra: tupl
 
 
 class Said:
-    """What one call of the command line did."""
+    """The result of one call of the command line."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err

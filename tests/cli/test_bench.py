@@ -19,7 +19,7 @@ def _somewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_it_says_what_a_tap_costs_and_what_limits_it(capsys: Capsys, tmp_path: Path) -> None:
+def test_it_prints_the_cost_of_a_tap_and_its_limit(capsys: Capsys, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     said = call(capsys, *SHORT, "--out", tmp_path / "scratch", "--json", tmp_path / "bench.json")
     assert said.code == 0

@@ -26,7 +26,7 @@ Capsys = pytest.CaptureFixture[str]
 
 
 class Asked:
-    """Stands for `tt.compare`, and remembers what it was asked."""
+    """Replaces `tt.compare`, and records its arguments."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def test_steps_that_cannot_be_meant(text: str) -> None:
         (["--json", "."], "it is a folder"),
     ],
 )
-def test_wrong_usage_is_told_before_any_work(capsys: Capsys, asked: Asked, options: list[str], hint: str) -> None:
+def test_wrong_usage_is_reported_before_any_work(capsys: Capsys, asked: Asked, options: list[str], hint: str) -> None:
     said = compare(capsys, "diverged", "b", *options)
     assert (said.code, said.out, asked.calls) == (2, "", 0)
     assert hint in said.err

@@ -27,7 +27,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
+def test_the_demo_prints_curves_verdict_and_mistake(capsys: Capsys) -> None:
     pytest.importorskip("torch")
     said = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
     assert (said.code, said.err) == (0, "")
@@ -73,7 +73,7 @@ def test_runs_without_a_mistake_match(capsys: Capsys) -> None:
     assert "Nothing was planted, and nothing was found." in said.out
 
 
-def test_a_random_mistake_is_told_after_the_verdict(capsys: Capsys) -> None:
+def test_a_random_mistake_is_revealed_after_the_verdict(capsys: Capsys) -> None:
     pytest.importorskip("torch")
     said = call(capsys, "demo", "--steps", "1", "--mistake", "random")
     assert said.code == 0
@@ -151,7 +151,7 @@ def test_wrong_usage(capsys: Capsys, options: list[str]) -> None:
     assert said.err.startswith(f"tensortap: {options[0]} {options[1]}: ")
 
 
-def test_without_torch_it_says_what_to_install(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_it_names_the_package_to_install(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tensortap.demo.model", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert call(capsys, "demo", "--list").code == 0

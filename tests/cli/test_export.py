@@ -93,7 +93,7 @@ def test_a_checkpoint(capsys: Capsys, tmp_path: Path) -> None:
         assert sorted(array.shape for array in arrays.values()) == [(3,), (3, 2)]
 
 
-def test_filters_and_what_was_not_kept(capsys: Capsys, tmp_path: Path) -> None:
+def test_filters_and_records_without_bytes(capsys: Capsys, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with tt.capture(model, tmp_path / "run", keep={"0": "tensors"}, kinds=("output",)) as tap:
         for _ in range(3):

@@ -55,7 +55,7 @@ def test_nothing_to_examine_ends_with_3(capsys: Capsys, suspicious: Path) -> Non
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "-")])
-def test_what_cannot_be_read_ends_with_2(capsys: Capsys, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_unreadable_input_ends_with_2(capsys: Capsys, tmp_path: Path, options: tuple[str, ...]) -> None:
     said = call(capsys, "health", tmp_path / "gone", *options)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert call(capsys, "health", tmp_path / "gone", "--step", "3:4").code == 2
@@ -76,7 +76,7 @@ def test_json(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == found
 
 
-def test_it_says_what_the_page_says(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
+def test_it_prints_what_the_page_shows(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
     page = call(capsys, "report", suspicious, "-o", tmp_path / "page.html")
     assert page.out.splitlines()[0] == str(tt.health(suspicious))
 

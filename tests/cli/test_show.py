@@ -109,14 +109,14 @@ def test_values_that_are_no_number_come_last_both_ways(capsys: Capsys, tmp_path:
         assert records(capsys, tmp_path / "a", "--sort", f"{sign}mean")[-1]["seq"] == 99
 
 
-def test_what_is_not_shown_is_counted(capsys: Capsys, run: Path) -> None:
+def test_hidden_rows_are_counted(capsys: Capsys, run: Path) -> None:
     said = call(capsys, "show", run, "--limit", "5", "--kind", "output")
     assert "5 of 8 records that match (16 in all)" in said.out
     assert "3 more: --limit 0 shows all" in said.out
     assert len(said.rows) == 5
 
 
-def test_twenty_rows_unless_told(capsys: Capsys, tmp_path: Path) -> None:
+def test_twenty_rows_by_default(capsys: Capsys, tmp_path: Path) -> None:
     write(tmp_path / "a", steps=5)
     assert len(call(capsys, "show", tmp_path / "a").rows) == 20
     assert len(call(capsys, "show", tmp_path / "a", "--limit", "0").rows) == 40
@@ -151,7 +151,7 @@ def test_wrong_usage_is_one_line(capsys: Capsys, run: Path, options: list[str], 
     assert part in said.err
 
 
-def test_a_path_that_is_no_run_is_one_line(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_run_is_one_line(capsys: Capsys, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     for name in ("gone", "file", "empty", "new\nline\x1b[2J"):
@@ -247,7 +247,7 @@ def test_sketches_only_on_demand(capsys: Capsys, run: Path) -> None:
     assert all(each["sketch"] == [each["seq"]] * 4 for each in found)
 
 
-def test_json_counts_what_matches(capsys: Capsys, run: Path) -> None:
+def test_json_counts_matching_records(capsys: Capsys, run: Path) -> None:
     value = json.loads(call(capsys, "show", run, "--json", "--limit", "1", "--kind", "output").out)
     assert (value["matching"], len(value["records"]), value["run"]["records"]) == (8, 1, 16)
     assert value["run"]["tensors"] == 16
@@ -279,7 +279,7 @@ def called(tmp_path: Path) -> Path:
     return tmp_path / "called"
 
 
-def test_what_modules_were_called_with(capsys: Capsys, called: Path) -> None:
+def test_plain_arguments_of_modules(capsys: Capsys, called: Path) -> None:
     said = call(capsys, "show", called)
     assert said.out.rstrip().endswith(
         "called with\n"
@@ -302,7 +302,7 @@ def test_plain_arguments_of_each_record_in_json(capsys: Capsys, called: Path, ru
     assert "called with" not in call(capsys, "show", run).out
 
 
-def test_the_page_of_a_run_tells_what_each_module_was_first_called_with(capsys: Capsys, called: Path) -> None:
+def test_the_page_of_a_run_shows_first_arguments(capsys: Capsys, called: Path) -> None:
     out = called.with_name("page.html")
     assert call(capsys, "report", called, "-o", out, "-q").code == 0
     page = out.read_text(encoding="utf-8")

@@ -120,7 +120,7 @@ def interrupt(*_: Any, **__: Any) -> None:
         (("export", "kept", "--to", "npz", "--out", "out.npz"), exports, "export"),
     ],
 )
-def test_an_interrupted_verb_says_one_line_and_leaves_no_half_file(
+def test_an_interrupted_verb_prints_one_line_and_leaves_no_partial_file(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: Any, name: str
 ) -> None:
     before = sorted(os.listdir())
@@ -143,7 +143,7 @@ def test_a_signal_ends_a_verb_with_one_line(tmp_path: Path) -> None:
 
 
 def _until_blocked(pid: int) -> None:
-    """Wait until the process opens the FIFO: it then sleeps in fifo_open, or is idle if the kernel does not tell."""
+    """Wait until the process opens the FIFO: it then sleeps in fifo_open, or is idle if the kernel hides that."""
     deadline = time.monotonic() + 60
     last = -1
     while time.monotonic() < deadline:

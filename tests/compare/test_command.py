@@ -1,4 +1,4 @@
-"""`tensortap compare` on real runs: how it ends, what it says of runs that cannot be read, and what it writes."""
+"""`tensortap compare` on real runs: exit codes, errors for unreadable runs, and written files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_exit_codes(capsys: Capsys, runs: Path, candidate: str, code: int, words
     assert compare(capsys, runs / "reference", runs / candidate, "--quiet") == (code, "", "")
 
 
-def test_options_do_what_they_say(capsys: Capsys, runs: Path) -> None:
+def test_options_have_their_documented_effect(capsys: Capsys, runs: Path) -> None:
     two = runs / "reference", runs / "other"
     for options, code in (
         (["--rtol", 10], 0),
@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("side", ["reference", "candidate", "noise"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_cannot_be_read_is_reported_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
+def test_an_unreadable_run_is_reported_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
     write(runs / "noisy", chain(off={"fc2": 0.1}))
     break_it, words = DAMAGES[damage]
     target = {"reference": runs / "reference", "candidate": runs / "other", "noise": runs / "noisy"}[side]
@@ -256,7 +256,7 @@ def test_a_torn_index_is_compared_as_far_as_it_goes(capsys: Capsys, runs: Path, 
     assert f"{left} records before it are intact" in said.out
 
 
-def test_a_run_that_is_not_finished_is_said_to_be(capsys: Capsys, runs: Path) -> None:
+def test_an_unfinished_run_is_reported(capsys: Capsys, runs: Path) -> None:
     status = runs / "same" / "rank_0" / "rank.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "running"}))
     said = compare(capsys, runs / "reference", runs / "same")

@@ -149,7 +149,7 @@ def test_one_wrong_element_is_found(name: str, place: int) -> None:
     assert found.mismatched == 1 / 600_000
 
 
-def test_the_first_of_equal_differences_is_told() -> None:
+def test_the_first_of_equal_differences_is_reported() -> None:
     reference = np.zeros(2 * pairs.CHUNK, np.float32)
     candidate = reference.copy()
     candidate[[5000, 7000, pairs.CHUNK + 3]] = [-2, 2, 2]
@@ -158,7 +158,7 @@ def test_the_first_of_equal_differences_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64", "float8_e5m2"])
-def test_what_is_not_finite(name: str) -> None:
+def test_non_finite_elements(name: str) -> None:
     reference, candidate = pair(name, name, 5000)
     reference, candidate = np.clip(reference, -99, 99), np.clip(candidate, -99, 99)
     for side in (reference, candidate):
@@ -352,7 +352,7 @@ def test_a_row_that_is_nearly_zero_does_not_shout() -> None:
     assert found.row_rel_l2 == pytest.approx(1e-9 / pairs_reference.ROW_FLOOR, rel=0.01)
 
 
-def test_what_is_one_row() -> None:
+def test_tensors_of_one_row() -> None:
     for shape in ((), (1,), (7,), (1, 9), (9, 1), (1, 1, 1)):
         found = assert_matches(*pair("float32", "float32", shape)).difference
         assert found.row_index == ((0,) if shape == (1, 9) else ())
@@ -395,7 +395,7 @@ def test_release_ends_the_helpers() -> None:
     assert same(pairs.difference(reference, candidate, threads=3), before)
 
 
-def test_what_cannot_be_compared_is_said() -> None:
+def test_incomparable_arrays_raise() -> None:
     floats = np.ones(3, np.float32)
     with pytest.raises(UsageError, match=r"shapes \(3,\) and \(2,\)"):
         pairs.difference(floats, floats[:2])

@@ -74,7 +74,7 @@ def test_a_correct_port_matches(name: str, back: bool, seed: int, tmp_path: Path
     assert result.verdict == "match", str(result)
 
 
-def test_the_report_says_how_names_were_mapped() -> None:
+def test_the_report_shows_how_names_were_mapped() -> None:
     ours, theirs = models("GPT2")
     report = tt.transfer(ours, theirs)
     found = {each.target: each for each in report.copied}

@@ -182,7 +182,7 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def test_a_checkpoint_is_what_a_run_began_with(tmp_path: Path) -> None:
+def test_a_checkpoint_equals_the_start_of_a_run(tmp_path: Path) -> None:
     model = network()
     before = save(tmp_path / "before.safetensors", model.state_dict())
     run = trained(tmp_path / "run", model)
@@ -253,7 +253,7 @@ def test_a_whole_model_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"hello, world", bytes(100), b"PK\x03\x04" + bytes(60)])
-def test_what_is_no_file_of_torchs(tmp_path: Path, content: bytes) -> None:
+def test_files_that_torch_did_not_write(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(content)
     with pytest.raises(RunUnreadable, match=r"a\.pt cannot be read"):
@@ -370,7 +370,7 @@ def test_a_tensor_that_no_shard_holds(tmp_path: Path) -> None:
 
 # --- paths ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["gone.safetensors", "gone.pt", "gone.pdparams", "gone"])
-def test_what_is_not_there(tmp_path: Path, name: str) -> None:
+def test_a_missing_checkpoint(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunNotFound, match="does not exist"):
         tt.open(tmp_path / name)
 
@@ -381,7 +381,7 @@ def test_a_name_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt"])
-def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (save if name.endswith("safetensors") else save_torch)(tmp_path / name, state())
 
     def refused(*_: Any, **__: Any) -> Any:

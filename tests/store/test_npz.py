@@ -61,7 +61,7 @@ def test_a_call_has_kinds_phases_and_order(tmp_path: Path, compressed: bool) -> 
         ({"gradient": 1.01}, "the gradient that enters module at its output is off by 0.01"),
     ],
 )
-def test_the_verdict_tells_the_module_from_its_inputs(tmp_path: Path, changes: Any, sentence: str) -> None:
+def test_the_verdict_distinguishes_a_module_from_its_inputs(tmp_path: Path, changes: Any, sentence: str) -> None:
     gpu, cpu = save(tmp_path / "gpu.npz", call()), save(tmp_path / "cpu.npz", call(**changes), compressed=True)
     result = tt.compare(gpu, cpu)
     assert result.verdict == "diverged" and sentence in str(result)
@@ -191,7 +191,7 @@ def npy(shape: tuple[int, ...], data: bytes = b"", descr: str = "<f8") -> bytes:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("shape", [(1 << 50,), (1 << 40, 1 << 40), (5,), (-1,), (1,) * 200])
-def test_a_header_cannot_claim_what_the_member_does_not_have(tmp_path: Path, shape: Any, method: int) -> None:
+def test_a_header_cannot_claim_bytes_beyond_the_member(tmp_path: Path, shape: Any, method: int) -> None:
     path = archive(tmp_path / "a.npz", {"output.npy": npy(shape, bytes(8))}, method)
     with pytest.raises(RunUnreadable, match=r"a\.npz: output cannot be read"):
         list(tt.open(path))
@@ -253,7 +253,7 @@ def test_members_that_are_no_arrays_and_names_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"PK\x03\x04 not a zip")])
-def test_what_is_no_archive(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_files_that_are_not_archives(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     make(tmp_path / "a.npz")
     with pytest.raises(RunUnreadable, match=r"a\.npz cannot be read as an \.npz archive"):
         tt.open(tmp_path / "a.npz")

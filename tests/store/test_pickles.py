@@ -133,7 +133,7 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tt.open(saved(Net(nn.Linear(2, 2)).state_dict(), tmp_path / "weights.pkl"))
 
 
-def test_what_is_not_there_or_nothing_that_is_known(tmp_path: Path) -> None:
+def test_missing_and_unknown_paths(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound):
         tt.open(tmp_path / "none.pkl")
     (tmp_path / "notes.txt").write_text("Dear diary")

@@ -330,7 +330,7 @@ def test_an_interrupted_put_leaves_no_hole(tmp_path):
             assert sorted(file.keys()) == sorted(["x", "x #2", *([] if last else ["after"])])
 
 
-def test_a_closed_writer_says_so(tmp_path):
+def test_a_closed_writer_raises(tmp_path):
     writer = RunWriter(tmp_path / "a", info={})
     assert threads() == []  # they start when there is something to do
     writer.close()

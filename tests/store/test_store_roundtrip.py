@@ -111,7 +111,7 @@ def test_the_caller_may_change_the_array_at_once(tmp_path):
     assert [set(run.load(found).tolist()) for found in run] == [{n} for n in range(50)]
 
 
-def test_what_cannot_be_stored_is_said(tmp_path):
+def test_unsupported_dtypes_raise(tmp_path):
     with RunWriter(tmp_path / "a", info={}) as writer, pytest.raises(UsageError, match="datetime64"):
         writer.put("x", np.zeros(2, "datetime64[s]"), step=0)
 

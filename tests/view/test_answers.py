@@ -127,7 +127,7 @@ def test_a_part_of_the_map(two: Answers) -> None:
         ("detail/", {"row": "0"}, 404),
     ],
 )
-def test_what_cannot_be_answered_is_refused(two: Answers, path: str, query: dict[str, str], status: int) -> None:
+def test_invalid_requests_are_refused(two: Answers, path: str, query: dict[str, str], status: int) -> None:
     with pytest.raises(Refused) as refused:
         two.answer(path, query)
     assert refused.value.status == status

@@ -57,7 +57,7 @@ def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> S
     return said
 
 
-def test_the_page_is_at_the_address_that_is_told(server: PageServer) -> None:
+def test_the_page_is_at_the_printed_address(server: PageServer) -> None:
     assert server.url == f"http://127.0.0.1:{server.port}/{server.token}/"
     assert server.server_address[0] == "127.0.0.1"
     said = ask(server, "detail?row=3&window=a%2Cb")
@@ -66,7 +66,7 @@ def test_the_page_is_at_the_address_that_is_told(server: PageServer) -> None:
     assert json.loads(ask(server, "").body) == ["", {}]
 
 
-def test_every_answer_tells_the_browser_to_keep_it_to_itself(server: PageServer) -> None:
+def test_every_answer_has_headers_that_forbid_sharing(server: PageServer) -> None:
     for path in ("", "no", "/elsewhere"):
         headers = ask(server, path).headers
         assert headers["Cache-Control"] == "no-store"
@@ -92,7 +92,7 @@ def test_each_server_has_a_secret_of_its_own(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""])
-def test_under_another_name_nobody_is_answered(server: PageServer, host: str) -> None:
+def test_a_request_under_another_name_is_refused(server: PageServer, host: str) -> None:
     assert ask(server, "", Host=host.format(port=server.port)).status == 403
 
 
@@ -121,7 +121,7 @@ def test_only_questions_are_answered(server: PageServer, method: str) -> None:
     assert ask(server, "", method).status == 405
 
 
-def test_a_method_nobody_knows_is_refused(server: PageServer) -> None:
+def test_an_unknown_method_is_refused(server: PageServer) -> None:
     assert ask(server, "", "BREW").status == 501
 
 
@@ -162,7 +162,7 @@ def raw(server: PageServer, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("target", ["http://[x/", "http://127.0.0.1:{port}/{token}/", "{token}/"])
-def test_a_target_that_is_no_path_is_refused(
+def test_a_target_that_is_not_a_path_is_refused(
     server: PageServer, target: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = raw(server, f"GET {target} HTTP/1.1\nHost: 127.0.0.1:{{port}}\nConnection: close\n\n")
@@ -171,7 +171,7 @@ def test_a_target_that_is_no_path_is_refused(
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 26", "Transfer-Encoding: chunked"])
-def test_a_body_is_no_next_request(server: PageServer, header: str) -> None:
+def test_a_body_is_not_the_next_request(server: PageServer, header: str) -> None:
     said = raw(
         server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{header}\n\nGET /{{token}}/no HTTP/1.1\n\n"
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
     from tensortap.frameworks.profiling import Profiling
-    from tensortap.frameworks.registered import Registration
+    from tensortap.frameworks.registered import TensorRegistration
 
 __all__ = [
     "CheckpointLoading",
@@ -152,7 +152,7 @@ class ValueWriting(Protocol):
 class StateRegistration(Protocol):
     """How modules register their tensors."""
 
-    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, TensorRegistration]]:
         """Yield (name, tensor, registration) of the module's own tensors, parameters first."""
 
 

@@ -136,11 +136,11 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
-    agree = "What both runs have matches" if steps else "The runs match"
-    agree = "What could be judged matches" if unjudged else agree
+    agree = "Everything that both runs have matches" if steps else "The runs match"
+    agree = "Everything that could be judged matches" if unjudged else agree
     if left_out:
         what = "could be judged" if unjudged else "was compared"
-        agree = f"Too little in common to judge: {left_out}. What {what} matches"
+        agree = f"Too little in common to judge: {left_out}. Everything that {what} matches"
     elif isolated:
         agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
     if not counts.get("close"):
@@ -245,13 +245,13 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
             )
         if OTHER_LAYOUT in matched.measures.limits.values():
             notes.append(
-                'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
+                'the summary of a tensor in another layout shows only norms and counts; capture with keep="tensors"'
             )
     elif one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
         options = " ".join(f"--rename '{rule}'" for rule in rules)
         notes.append(f"many names are on one side only; try {options}")
     elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
-        notes.append(f"many names are on one side only, as {alone}: --map with an empty file goes by structure")
+        notes.append(f"many names are on one side only, as {alone}: --map with an empty file maps by structure")
     notes += _limits(matched, judgement)
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')

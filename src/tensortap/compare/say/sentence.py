@@ -145,7 +145,7 @@ def forward_agrees(unjudged: bool) -> str:
 
 
 def _sources(first: Finding, wording: CauseWording, ran_alike: bool) -> str:
-    """Say whether the sources of a value match. Sources that could not be judged are never called a match."""
+    """Say whether the sources of a value match. Sources that could not be judged never count as a match."""
     matches = wording.sources_match if ran_alike else wording.sources_match_so_far or wording.sources_match
     if not first.unjudged:
         return matches if first.inputs_matched else wording.sources_unrecorded
@@ -191,7 +191,7 @@ def other_arguments(others: Sequence[ArgumentDifference]) -> str:
 
 def unseen_parameters() -> str:
     """Return a further sentence for a module that may be right while its parameters are wrong."""
-    return ' Its parameters were not recorded: it may be the optimizer, too, which kinds=(..., "param") would tell.'
+    return ' Its parameters were not recorded, so the optimizer may be wrong instead: capture kinds=(..., "param").'
 
 
 def hidden_optimizer(allowed: float | None) -> str:
@@ -199,8 +199,8 @@ def hidden_optimizer(allowed: float | None) -> str:
     if allowed is None:
         return ""
     return (
-        f" Parameters were not recorded: up to {_number(allowed)} was allowed for what an optimizer makes of noise. "
-        'Its mistakes may hide in that; kinds=(..., "param") would tell.'
+        f" Parameters were not recorded: up to {_number(allowed)} was allowed for gradient noise that an optimizer "
+        'magnifies. This may hide a wrong optimizer: capture kinds=(..., "param").'
     )
 
 
