@@ -1,4 +1,4 @@
-"""Who may import whom, what may be called where, and what importing the package costs."""
+"""Allowed imports and calls of each room, and the cost of importing the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROOMS = {
 
 
 def modules() -> list[tuple[str, Path]]:
-    """(room, file) of every module; a file beside the rooms is a room of its own."""
+    """Yield (room, file) of every module; a file outside the rooms is its own room."""
     return [(path.relative_to(SOURCE).parts[0].removesuffix(".py"), path) for path in sorted(SOURCE.rglob("*.py"))]
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a plain value: whatever it is, in little room, as JSON, and without calling anything of its own."""
+"""Plain values are kept as JSON of bounded size, without calling code of the value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Bits(Flag):
 
 
 class Hostile:
-    """Whatever is asked of it, it fails."""
+    """Raises on every access."""
 
     def _fail(self, *_: Any) -> Any:
         raise AssertionError("nobody may call this")

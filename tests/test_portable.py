@@ -1,4 +1,4 @@
-"""Without what only some platforms have, a run is captured, read and compared to the same bits."""
+"""On portable paths alone, a run is captured, read and compared to the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensortap.core import file_io
 pytestmark = pytest.mark.portable
 
 LACKING = ("preadv", "preadv2", "pread", "pwritev", "pwritev2", "pwrite", "O_DIRECT", "sched_getaffinity", "sysconf")
-"""What Windows has not got, and macOS only in part."""
+"""Functions that Windows lacks, and macOS has only in part."""
 
 SCRIPT = f"""
 import hashlib, importlib, json, os, sys

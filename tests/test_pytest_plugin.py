@@ -1,4 +1,4 @@
-"""What the plugin gives to other people's tests."""
+"""The assertion and the fixture of the pytest plugin."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tensortap as tt
 from tensortap.cli import main
-from tensortap.compare.say.sentence import other_arguments
+from tensortap.compare.say.sentence import describe_other_arguments
 from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference
 from tensortap.core.records import Comparison
 from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
@@ -220,7 +220,7 @@ def test_a_change_in_a_later_step_is_dated(tmp_path: Path) -> None:
 def test_many_differences_are_counted(tmp_path: Path) -> None:
     ours, theirs = ({f"n{at}": at + more for at in range(5)} for more in (0, 1))
     assert remarks(compared(tmp_path, ours, theirs))[0].endswith("n1=1 and 2, n2=2 and 3 and 2 more (step 0)")
-    words = other_arguments(
+    words = describe_other_arguments(
         [ArgumentDifference("a", ABSENT, 1), ArgumentDifference("b", 2, TENSOR), ArgumentDifference("c", 1, ABSENT)]
     )
     assert words == "a=1 in the candidate alone, b=2 and a tensor, c=1 in the reference alone"

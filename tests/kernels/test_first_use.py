@@ -1,4 +1,4 @@
-"""What the first summary of a process costs, and what it says: nothing is loaded early, no wait is unexplained."""
+"""The first summary of a process: nothing is loaded early, and a log message explains every wait."""
 
 from __future__ import annotations
 

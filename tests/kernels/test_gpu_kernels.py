@@ -282,7 +282,7 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
         else:
             tickets.append(device_reader.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
 
-    device_reader.submit(steady[:1])  # until a stream has been met, nothing waits for it
+    device_reader.submit(steady[:1])  # until a stream was seen, nothing waits for it
     for tensor in (steady, steady, changed, changed):
         assert device_reader.defer(tensor, Forever(), look)
     if looked:

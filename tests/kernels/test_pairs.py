@@ -1,4 +1,4 @@
-"""The compiled kernel for pairs against its definition: what is counted and found exactly, sums within rounding."""
+"""The compiled kernel for pairs against its definition: counts and positions exactly, sums within rounding."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_big_integers_keep_their_last_bit() -> None:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_units_in_the_last_place_of_every_small_number(name: str) -> None:
-    """A number and the one k further: k steps, across zero too, whatever is beside it in the row."""
+    """A number and the one k further: k steps, across zero too, with any neighbours in the row."""
     dtype = dtypes.numpy_dtype(name)
     bits = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
     with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -364,7 +364,7 @@ def test_tensors_of_one_row() -> None:
 
 
 def test_rows_whose_squares_float64_does_not_hold() -> None:
-    """They are not told apart any more, but nothing hangs or raises."""
+    """They are no longer distinguished, but nothing hangs or raises."""
     reference = np.full((400, 5), 1e200)
     found = pairs.difference(reference, -reference).difference
     assert (found.equal, found.max_abs, found.row_rel_l2) == (False, 2e200, 0)

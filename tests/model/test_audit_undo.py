@@ -231,7 +231,7 @@ def test_resetting_a_head_and_pruning_overwrite(library: Library) -> None:
     with audit(model) as found:
         library.load(model, state)
         library.write(model.head.weight, library.read(library.net(3).head.weight))
-        library.fill(model.head.bias, 0.0)  # what it was initially, too
+        library.fill(model.head.bias, 0.0)  # also its initial value
         library.write(model.embed.weight, library.read(model.embed.weight) * 0.01)
     assert not undone(found)
     assert {found.status(name) for name in (*WEIGHTS, "head.bias")} == {"overwritten"}

@@ -1,4 +1,4 @@
-"""What a user sees of a model's tensors: which are trained, saved, moved, shared, and which are forgotten."""
+"""The inspection of a model's tensors: trained, saved, moved, shared or forgotten."""
 
 from __future__ import annotations
 

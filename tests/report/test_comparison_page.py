@@ -1,4 +1,4 @@
-"""What the page about a comparison says, and that it fits a screen. Run as a script, it rewrites golden/."""
+"""The text of the page about a comparison, which fits a screen. Run as a script, this rewrites golden/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.comparisons import BORN, comparison, decoder, equal, estimated, row
 from tensortap.core.records import Key, Unmatched
 from tensortap.report import pairs, unmatched
 from tensortap.report.files import comparison_markdown
-from tensortap.report.terminal.assertion import explained
+from tensortap.report.terminal.assertion import describe_pair
 from tensortap.report.terminal.comparison import build, render
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -175,7 +175,7 @@ def test_where_a_value_was_born_follows_from_the_cause(container: str, cause: st
     one = wrong("layer3.1.bn1", container=container, cause=cause, birth=True, **known)
     assert pairs.detail(one) == words
     result = comparison([wrong("a", birth=True), one])
-    assert f"Born {words}" in explained(one) and f", {words}" in comparison_markdown.text(result)
+    assert f"Born {words}" in describe_pair(one) and f", {words}" in comparison_markdown.text(result)
     assert ("'s code ·" in page_text(result)) == ("between" in words)
 
 

@@ -1,4 +1,4 @@
-"""What the page about a run says, and that it fits."""
+"""The text of the page about a run, which fits the width."""
 
 from __future__ import annotations
 

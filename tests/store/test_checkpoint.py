@@ -1,4 +1,4 @@
-"""Checkpoints open as runs that have parameters only; what is damaged, or would have to be executed, is refused."""
+"""Checkpoints open as runs with parameters only; damaged files, and files that would run code, are refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_two(path: Path, tensors: Mapping[str, Tensor], **more: Any) -> Path:
     return sharded(path, {file: {n: tensors[n] for n in some} for file, some in parts.items()}, **more)
 
 
-# --- what is read --------------------------------------------------------------------------------------------------
+# --- read ---------------------------------------------------------------------------------------------------------
 WRITERS = {
     "file.safetensors": save,
     "state.pt": save_torch,
@@ -216,7 +216,7 @@ def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(tmp_path:
     assert "the reference has no records" in str(result)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- refused -------------------------------------------------------------------------------------------------------
 class Harm:
     """Leaves a file behind wherever it is unpickled."""
 
@@ -297,7 +297,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_safetensors_file_by_hand(tmp_path: Path) -> None:
-    """What the damaged ones below would be if they were not."""
+    """The intact counterparts of the damaged files below."""
     assert len(tt.open(raw(tmp_path / "a.safetensors", {"__metadata__": {"by": "hand"}, **entry()}))) == 1
 
 
@@ -361,7 +361,7 @@ def test_damaged_indexes(tmp_path: Path, text: str) -> None:
 
 
 def test_a_tensor_that_no_shard_holds(tmp_path: Path) -> None:
-    """As from a copy that mixes two saves: it is said, and what is there can still be compared."""
+    """As from a copy that mixes two saves: a notice reports it, and existing tensors can be compared."""
     folder = in_two(tmp_path / "model", state(), places={"head.weight": "model-00001-of-00002.safetensors"})
     result = tt.compare(save(tmp_path / "a.safetensors", state()), folder)
     assert result.verdict == "match"

@@ -1,4 +1,4 @@
-"""What a file can say wrong ends in one error: a TensortapError of bounded length, in bounded time and memory."""
+"""Every invalid file ends in one TensortapError of bounded length, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_index_that_cannot_be_true(run: Path, column: str, values: Any, words
     refused(with_column(run, column, values), words)
 
 
-# --- what is not a file, and what is elsewhere ---------------------------------------------------------------------
+# --- special files and links -------------------------------------------------------------------------------------
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 

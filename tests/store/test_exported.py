@@ -1,4 +1,4 @@
-"""What export writes opens as a run again: every key, every bit, several ranks, and whatever was lost or damaged."""
+"""Exports open as runs again: every key and bit, several ranks, and lost or damaged parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of HDF5 dumps as one run: epochs, steps and ranks, in both frameworks, and what is missing or damaged."""
+"""A folder of HDF5 dumps as one run: epochs, steps and ranks, in both frameworks, with missing or damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MemoryWriter keeps the contract of every writer: what goes in comes out, bit for bit, within the bound."""
+"""MemoryWriter keeps the contract of every writer: a bit-identical round trip, within the bound."""
 
 from __future__ import annotations
 

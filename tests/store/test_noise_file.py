@@ -1,4 +1,4 @@
-"""Noise files: written and read back, and whatever damaged ones hold ends in one error."""
+"""Noise files: written and read back; every damaged one ends in one error."""
 
 from __future__ import annotations
 

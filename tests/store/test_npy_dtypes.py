@@ -242,7 +242,7 @@ def test_a_tree_without_a_sidecar_is_compared_by_the_names_of_files(kit: SavingK
 
 
 def test_a_tree_of_torch_is_compared_with_a_tree_of_paddle(tmp_path: Path) -> None:
-    """Weights that lie the other way round are turned, as for captured runs."""
+    """Transposed weights are transposed back, as for captured runs."""
     paddle = pytest.importorskip("paddle")
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))

@@ -1,4 +1,4 @@
-"""An .npz as a run: one call of a module, named arrays, compressed or not, and whatever an archive can lie about."""
+"""An .npz as a run: one call of a module, named arrays, compressed or not, and archives with false claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def call(seed: int = 0, **changes: Any) -> dict[str, Array]:
-    """What the old script saves of a linear layer. `changes` are factors of what the layer works with."""
+    """The arrays that the old script saves for a linear layer. `changes` are factors of its tensors."""
     rng = np.random.default_rng(seed)
     weight, x, gradient = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 8), (4, 8), (4, 8)))
     x = x * np.float32(changes.get("x", 1))
@@ -167,7 +167,7 @@ def test_orders_and_types_that_numpy_can_save(tmp_path: Path) -> None:
         assert "unreadable arrays (3)" in run.notices[0] and "only pickle can read" in run.notices[0]
 
 
-# --- damage and lies -------------------------------------------------------------------------------------------
+# --- damage and false claims ------------------------------------------------------------------------------------
 def test_python_objects_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", {**call(), "input": np.array([np.ones(2), np.ones(3)], object)})
     with pytest.raises(RunUnreadable, match=r"a\.npz: input cannot be read: it holds Python objects"):

@@ -1,4 +1,4 @@
-"""Paddle's own checkpoints: what paddle.save writes is read as paddle.load reads it, and nothing else is run."""
+"""Paddle's own checkpoints: they are read as paddle.load reads them, and no code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain arguments on disk: they are there as surely as the records, and a run without them opens as ever."""
+"""Plain arguments on disk: as durable as the records; a run without them opens as well."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_world_smaller_than_the_number_of_ranks(tmp_path):
 
 
 def with_version(path, version):
-    """The same run, of which one file says that it is of another format: None leaves out what it is of."""
+    """Write another format version into one file of a run; None removes the version."""
     if path.suffix == ".json":
         about = json.loads(path.read_text()) | {"version": version}
         path.write_text(json.dumps({name: value for name, value in about.items() if value is not None}))

@@ -1,4 +1,4 @@
-"""A disk that is full, slow or gone: one clear error, nobody waits for ever, and what was flushed stays."""
+"""A disk that is full, slow or gone: one clear error, no endless wait, and flushed records stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nothing_is_left():
 
 
 class Disk:
-    """Stands before os.pwrite and os.write, and is full when told so. Half of the write that hits the end goes in."""
+    """Wraps os.pwrite and os.write, and simulates a full disk. Half of the write that reaches the end succeeds."""
 
     def __init__(self, monkeypatch, number=errno.ENOSPC):
         self.full = False
@@ -71,7 +71,7 @@ def test_a_full_disk(tmp_path, monkeypatch, call, when):
     with pytest.raises(
         StoreWriteError, match=r"could not write .*rank_0.*No space left on device; free some space"
     ) as caught:
-        while True:  # until the background thread has met the end of the disk
+        while True:  # until the background thread has reached the end of the disk
             if call == "close":
                 writer.put("x", np.zeros(10), step=1)
                 writer.close()

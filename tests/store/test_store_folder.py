@@ -1,4 +1,4 @@
-"""Which folder a run may use. What is not ours is never deleted, and what is ours only when told to."""
+"""Which folder a run may use. Foreign files are never deleted, files of a run only on request."""
 
 from __future__ import annotations
 

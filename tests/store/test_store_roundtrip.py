@@ -1,4 +1,4 @@
-"""What is written comes back, bit for bit, also through tools that know nothing of tensortap."""
+"""Written tensors are read back bit for bit, also by tools that do not know tensortap."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ HUGE = 2 << 20
 
 
 class MemoryPinning:
-    """Keeps book, and checks that nobody is kept waiting meanwhile."""
+    """Records pinning, and checks that no other thread waits meanwhile."""
 
     def __init__(self):
         self.locked = {}
@@ -67,7 +67,7 @@ class Late:
 
 
 class Gate:
-    """Stands before os.pwrite: writes to the files that are shut wait until all are opened."""
+    """Wraps os.pwrite: writes to blocked files wait until all are unblocked."""
 
     def __init__(self, monkeypatch):
         self.shut = set()
@@ -105,7 +105,7 @@ def check(path, sizes):
 
 
 def until_all_are_taken(writer):
-    while writer._pool._common:  # nobody is told of it
+    while writer._pool._common:  # nothing reports it
         time.sleep(0.001)
 
 
@@ -121,7 +121,7 @@ def never_waits(monkeypatch):
     return state
 
 
-# --- who may take how many --------------------------------------------------------------------------------------------
+# --- limits of shares -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shards", [1, 2, 5])
 @pytest.mark.parametrize("nbytes", [1, 64 * 8, 5000, 100_000])
 @pytest.mark.parametrize("pinned", [False, True])
@@ -198,7 +198,7 @@ def test_locked_memory_has_huge_pages_and_no_copy_in_a_forked_process(tmp_path):
 
 
 def flags_of(address):
-    """What the kernel says of the mapping at an address."""
+    """Return the kernel's description of the mapping at an address."""
     here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *others = line.split()
@@ -221,7 +221,7 @@ def test_a_failed_writer_unlocks_its_memory(tmp_path, monkeypatch):
     assert pinning.ever and not pinning.locked
 
 
-# --- shards beside each other -----------------------------------------------------------------------------------------
+# --- several shards ---------------------------------------------------------------------------------------------------
 def test_a_great_tensor_waits_for_its_writer_while_the_others_go_on(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {"step_000000.0.safetensors"}

@@ -39,7 +39,7 @@ class Example:
 
 
 class RunConformance:
-    """What `tensortap.store.run.Run` promises, whatever it was read from."""
+    """The contract of `tensortap.store.run.Run`, for every source."""
 
     def test_records_are_those_that_were_written(self, example: Example) -> None:
         run = example.open()

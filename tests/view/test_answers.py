@@ -1,4 +1,4 @@
-"""What a served page can ask of open runs, and what it is told."""
+"""The requests of a served page to open runs, and their answers."""
 
 from __future__ import annotations
 

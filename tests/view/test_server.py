@@ -1,4 +1,4 @@
-"""The server: who is answered, what is refused, and that it ends."""
+"""The server: accepted and refused requests, and shutdown."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ Getter = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a statistic is presented."""
+    """The presentation of a statistic."""
 
     label: str = ""
     """Its name for people; empty: the statistic's own."""

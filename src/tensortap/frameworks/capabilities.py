@@ -45,7 +45,7 @@ GradientReplacer = Callable[[Any], "npt.NDArray[np.generic] | None"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where a tensor's gradient arrives in the autograd graph."""
+    """The point in the autograd graph at which a tensor's gradient arrives."""
 
     node: Any
     slot: int
@@ -150,7 +150,7 @@ class ValueWriting(Protocol):
 
 
 class StateRegistration(Protocol):
-    """How modules register their tensors."""
+    """The tensors that modules register."""
 
     def registered(self, module: Any) -> Iterator[tuple[str, Any, TensorRegistration]]:
         """Yield (name, tensor, registration) of the module's own tensors, parameters first."""

@@ -19,7 +19,7 @@ __all__ = ["TensorRegistration", "list_registered", "registered"]
 
 @dataclass(frozen=True, slots=True)
 class TensorRegistration:
-    """How a module registers one tensor."""
+    """The registration of one tensor by a module."""
 
     kind: str
     """parameter | buffer | non-persistent buffer"""

@@ -1,4 +1,4 @@
-"""Assets joined into one script: in what order, under which rules, and what is refused."""
+"""Assets joined into one script: their order, their rules, and refused syntax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns as blocks: what is written can be read back, to the digits that were meant to be kept."""
+"""Columns as blocks: they are read back to the digits that are kept."""
 
 from __future__ import annotations
 

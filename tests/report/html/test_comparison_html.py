@@ -1,4 +1,4 @@
-"""The page about a comparison: its data say what the comparison says, its names are text, and nothing leaves it."""
+"""The page about a comparison: its data match the comparison, names are text, and it makes no requests."""
 
 from __future__ import annotations
 
@@ -409,7 +409,7 @@ def test_a_path_of_odd_bytes_is_accepted() -> None:
 
 
 def test_a_hundred_thousand_pairs_fit_into_three_megabytes() -> None:
-    """Of random numbers, which compress as badly as can be, and as many details as there is room for."""
+    """A comparison of random numbers, which compress badly, with as many details as fit."""
     count, rng = 100_000, np.random.default_rng(0)
     one = pa.Table.from_pylist([comparisons.wrong("fc")], schema=SCHEMA)
     columns = {name: one.column(name).take(pa.array(np.zeros(count, int))) for name in SCHEMA.names}

@@ -1,4 +1,4 @@
-"""Which tensors stay unchanged for a while after they are seen, so that a device may read several in one launch.
+"""Finds tensors that stay unchanged for a while after they are seen, so that a device may read several in one launch.
 
 This is measured, not assumed. In the first recorded step that reaches a slot, its tensors are read at once and again
 later. Reads are deferred only if both agree, usually from the third step on, and never longer than in the trial. Every

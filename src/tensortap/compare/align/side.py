@@ -48,7 +48,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Scope:
-    """Which records of a run take part in a comparison."""
+    """The selection of a run's records that take part in a comparison."""
 
     modules: str | Collection[str] | None = None
     kinds: str | Collection[str] | None = None

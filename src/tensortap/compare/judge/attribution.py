@@ -21,7 +21,7 @@ _RELEVANT_SOURCES = {
 
 @dataclass(frozen=True)
 class Attribution:
-    """Which module made a wrong row, and what is known about the row's sources."""
+    """The module that made a wrong row, and facts about the row's sources."""
 
     container: str | None
     """The module to blame; None is the record's own."""

@@ -1,4 +1,4 @@
-"""Where a gradient that one side alone has would be on the other side.
+"""The position on the other side of a gradient that one side alone has.
 
 A gradient counts as missing only if the other side has a place for it. Names show this within one tree, a mapping
 shows it between two. A parameter that may be kept elsewhere, under another name or as a part of another one, has no

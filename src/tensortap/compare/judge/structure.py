@@ -1,7 +1,7 @@
-"""How the records of a run are related: which belong to one call, which call ran inside which, and their sources.
+"""The relations between the records of a run: their calls, the nesting of calls, and their sources.
 
-None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records; a
-module's parent is the nearest one above it whose call spans it too; records with the same tensor number are of the very
+None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records. A
+module's parent is the nearest module above it whose call spans it too. Records with the same tensor number are of the
 same tensor.
 """
 

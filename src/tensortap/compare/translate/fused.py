@@ -59,7 +59,7 @@ class Fusion(NamedTuple):
 
 @dataclass
 class Fusions:
-    """How the candidate's records are paired because of modules that include others."""
+    """The pairing of the candidate's records, given modules that include others."""
 
     found: list[Fusion] = field(default_factory=list)
     routes: dict[tuple[str, str, int], CallSpot | None] = field(default_factory=dict)

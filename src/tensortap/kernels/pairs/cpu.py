@@ -63,7 +63,7 @@ Partial = npt.NDArray[np.float64]
 
 
 class PairFormat(NamedTuple):
-    """How the kernel reads and judges elements of two dtypes."""
+    """The form in which the kernel reads and judges elements of two dtypes."""
 
     like: Any
     """An array of the dtype that rows are converted to: float32 if it holds every element of both, else float64."""

@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 
 
 class _Layout(NamedTuple):
-    """How the kernel reads elements of one dtype."""
+    """The form in which the kernel reads elements of one dtype."""
 
     like: Any
     """An array of the dtype that rows are converted to: float32 if it holds every element exactly, else float64."""

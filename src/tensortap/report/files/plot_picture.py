@@ -12,7 +12,7 @@ from typing import Any
 
 from tensortap.errors import MissingDependency, UsageError
 from tensortap.report.files import output
-from tensortap.report.terminal.plot import Series, badness, lines_of_layers
+from tensortap.report.terminal.plot import Series, badness_of, lines_of_layers
 from tensortap.report.terminal.shortening import cut
 from tensortap.report.wording import clean
 
@@ -147,7 +147,7 @@ def _name_worst(axis: Any, members: Sequence[Series], column: str, place: dict[S
     """Label the worst point, if a column has one, with its layer and number."""
     if column != "cosine similarity" and " - " not in column:
         return
-    bad = badness(column)
+    bad = badness_of(column)
     points = [point for member in members for point in member.points if abs(point[2]) < _LARGEST]
     if not points:
         return
@@ -168,7 +168,7 @@ def _name_worst(axis: Any, members: Sequence[Series], column: str, place: dict[S
 
 # --- over the micro steps ------------------------------------------------------------------------------------------
 def _over_steps(axis: Any, members: Sequence[Series], column: str) -> None:
-    bad = badness(column)
+    bad = badness_of(column)
     layers: dict[str, list[float]] = {}
     for member in members:
         for layer, line in lines_of_layers(member).items():

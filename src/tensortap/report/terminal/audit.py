@@ -37,7 +37,7 @@ _WORDS = {
     "forward": "changed by a forward",
     "changed": "changed by something else",
 }
-_HAPPENINGS = 12
+_MOST_EVENTS = 12
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def render(facts: AuditFacts, width: int) -> list[Text]:
         names = wrap(_some(entries, 2 * room), room)[:3]
         lines.append(Text.assemble("  ", (words.ljust(label), style), number, "  ", names[0]))
         lines += [Text(" " * (label + 9) + more) for more in names[1:]]
-    lines += [Text(), *_happenings(facts.happenings, width)]
+    lines += [Text(), *_event_lines(facts.happenings, width)]
     for note in facts.notes:
         lines += [Text(part, "yellow") for part in wrap(f"! {clean(note)}", width)]
     return lines
@@ -218,10 +218,10 @@ def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
         yield f"{who[undone.by]} undid the load of {tensors} {when} at {clean(undone.where)}: {back}."
 
 
-def _happenings(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
-    left = max(0, len(happenings) - _HAPPENINGS)
+def _event_lines(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
+    left = max(0, len(happenings) - _MOST_EVENTS)
     # The first events show the origin of the model, the last ones its current state.
-    shown = [*happenings[: _HAPPENINGS // 2], *happenings[-_HAPPENINGS // 2 :]] if left else list(happenings)
+    shown = [*happenings[: _MOST_EVENTS // 2], *happenings[-_MOST_EVENTS // 2 :]] if left else list(happenings)
     columns = [
         table.TableColumn("step", [_steps(h.step, h.last_step) for h in shown]),
         table.TableColumn("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=37),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tensortap.report.terminal.shortening import cut
 from tensortap.report.wording import plural
 
-__all__ = ["Series", "badness", "lines_of_layers", "terminal", "terminal_of_layers"]
+__all__ = ["Series", "badness_of", "lines_of_layers", "terminal", "terminal_of_layers"]
 
 _ROWS = 10
 _NARROWEST, _WIDEST = 30, 120
@@ -62,7 +62,7 @@ def lines_of_layers(series: Series) -> dict[str, Line]:
     return found
 
 
-def badness(column: str) -> Callable[[Sequence[float]], float]:
+def badness_of(column: str) -> Callable[[Sequence[float]], float]:
     """Return a score of a layer's numbers: higher for a low cosine, a large difference, else a wide range."""
 
     def of(values: Sequence[float]) -> float:
@@ -109,7 +109,7 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
 def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]:
     """Draw each layer as one line of bars over the micro steps; only the worst layers if there are many."""
     layers = lines_of_layers(series)
-    bad = badness(title)
+    bad = badness_of(title)
     worst = sorted(layers, key=lambda layer: bad([value for _, value in layers[layer]]), reverse=True)[:_MOST_LAYERS]
     chosen = [layer for layer in layers if layer in set(worst)]
     finite = [value for layer in chosen for _, value in layers[layer] if math.isfinite(value)]

@@ -2,8 +2,8 @@
 
 The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed because
 a caller waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route, the
-caller's thread writes: that saves a copy, and is better if all cores compute, since a thread that takes one of them
-makes the others wait at their next barrier.
+caller's thread writes, which saves a copy. This is faster if all cores compute: a thread that takes one of them makes
+the others wait at their next barrier.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class PairsData:
                 "elements",
                 elements_of(coded_shapes(self.comparison.table.column("shape_reference"))),
                 "elements",
-                "Of the reference's tensor.",
+                "Number of elements of the reference's tensor.",
             ),
         ]
 
