@@ -174,7 +174,7 @@ def test_too_small_a_disk_is_reported_before_the_rounds(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "wrong", [{"device": "tpu"}, {"keep": ("all",)}, {"keep": ()}, {"rounds": 0}, {"seconds": 0}, {"leak_steps": -1}]
 )
-def test_options_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         BenchOptions(**wrong)
 

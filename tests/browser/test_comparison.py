@@ -34,7 +34,7 @@ def test_clicking_a_birth_in_the_plot_shows_its_drill_down(visit: Any, runs: Any
     assert hash_of(page)["row"].isdigit()
 
 
-def test_drawing_across_the_plot_looks_closer_and_chooses_nothing(visit: Any, runs: Any) -> None:
+def test_dragging_across_the_plot_zooms_and_selects_nothing(visit: Any, runs: Any) -> None:
     page = visit(runs.comparison)
     before, ring = page.url, page.locator(".order-panel .ring")
     assert ring.is_visible()

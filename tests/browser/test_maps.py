@@ -167,7 +167,7 @@ def test_a_map_that_does_nothing_does_nothing(visit: Any, runs: Any) -> None:
     assert page.locator(f"{GRADIENTS} .map.acts").count() == 0
 
 
-def test_enter_looks_closer_and_the_way_back_keeps_the_focus(visit: Any, served: str) -> None:
+def test_enter_zooms_in_and_zooming_out_keeps_the_focus(visit: Any, served: str) -> None:
     page = visit(served)
     cell, panel = enter(page, TILES), page.locator(TILES)
     press(page, *["ArrowDown"] * 5, *["ArrowRight"] * 7)

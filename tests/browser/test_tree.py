@@ -51,7 +51,7 @@ def focused(page: Any) -> str:
     return str(found["name"])
 
 
-def told(page: Any) -> tuple[str, str, str | None]:
+def aria_position(page: Any) -> tuple[str, str, str | None]:
     found = page.evaluate(FOCUSED)
     return found["level"], found["at"], found["open"]
 
@@ -125,16 +125,16 @@ def test_keys_go_to_the_ends_by_lines_and_by_pages(keys: Any) -> None:
 
 
 def test_assistive_technology_counts_modules_without_elements(keys: Any) -> None:
-    assert told(keys) == ("1", "1/1", "true")
+    assert aria_position(keys) == ("1", "1/1", "true")
     keys.keyboard.press("ArrowDown")
-    assert told(keys) == ("2", "1/1", "true")
+    assert aria_position(keys) == ("2", "1/1", "true")
     keys.keyboard.press("End")
-    assert told(keys) == ("3", "50000/50000", "false")
+    assert aria_position(keys) == ("3", "50000/50000", "false")
     keys.keyboard.press("ArrowRight")
-    assert told(keys) == ("3", "50000/50000", "true")
+    assert aria_position(keys) == ("3", "50000/50000", "true")
     keys.keyboard.press("ArrowRight")
     assert focused(keys) == "layers.49999.fc"
-    assert told(keys) == ("4", "1/1", None)
+    assert aria_position(keys) == ("4", "1/1", None)
     assert keys.get_by_role("tree", name="Modules").locator("[aria-selected=true]").count() == 0
 
 
@@ -219,7 +219,7 @@ def test_a_deep_tree_is_as_deep_as_it_is(visit: Any, tmp_path: Path) -> None:
     assert in_view(page)[-1] == names[-1]
     page.locator(".tree [tabindex='0']").focus()
     page.keyboard.press("End")
-    assert focused(page) == names[-1] and told(page) == ("301", "1/1", None)
+    assert focused(page) == names[-1] and aria_position(page) == ("301", "1/1", None)
     for name in (names[-2], names[-2], names[-3]):  # up, closed, up
         page.keyboard.press("ArrowLeft")
         assert focused(page) == name

@@ -103,10 +103,10 @@ def test_all_sorts_of_values(run_path: Path) -> None:
     assert found["numpy"] == np.float32(0.5)
     assert found["size"] == (2, 3)
     assert [repr(found[name]) for name in ("cut", "rest")] == ["a slice object", "an ellipsis object"]
-    assert found["long"].note.startswith("1000 letters")
+    assert found["long"].note.startswith("1000 characters")
 
 
-def test_an_object_is_its_type_and_is_never_asked(run_path: Path) -> None:
+def test_an_object_is_kept_as_its_type_without_calling_it(run_path: Path) -> None:
     class Cache:
         def _fail(self, *_: Any) -> Any:
             raise AssertionError("nobody may call this")

@@ -65,7 +65,7 @@ class Failing(torch.autograd.Function):
         return gradient
 
 
-def test_keys_stay_apart_though_a_second_backward_never_ends(tmp_path: Path, new_gpu: Any) -> None:
+def test_keys_stay_unique_if_a_second_backward_fails(tmp_path: Path, new_gpu: Any) -> None:
     def step(model: nn.Module, number: int) -> None:
         loss = model(torch.randn(4, 8)).square().sum()
         Failing.now = False

@@ -158,7 +158,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("cls", "name"), PLACES)
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_an_error_of_ours_anywhere_stops_the_recording_alone(
+def test_an_error_inside_the_tap_stops_only_the_recording(
     run_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -210,7 +210,7 @@ def test_a_full_run_raises_where_errors_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, -1, 1.5, "2GiB"])
-def test_a_bound_that_cannot_be_meant(bound: Any) -> None:
+def test_an_invalid_bound_is_refused(bound: Any) -> None:
     model = Library("torch").model()
     with pytest.raises(UsageError, match="max_memory"):
         tt.capture(model, max_memory=bound)

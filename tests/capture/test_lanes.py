@@ -384,9 +384,7 @@ def test_slots_that_are_not_in_every_step_are_tried_again(
     assert told == {f"parts.{number}" for number in range(6)}
 
 
-def test_many_small_tensors_come_to_be_read_together(
-    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_tensors_are_read_together(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch cuts trials short; they are repeated later."""
     monkeypatch.setattr(torch_lane, "SLOTS", 64)
     gpu = new_gpu()
@@ -646,9 +644,7 @@ def test_reads_at_the_end_of_a_backward_hold_the_taps_lock(tmp_path: Path, new_g
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 @pytest.mark.parametrize("processors", [132, 160])
-def test_as_much_as_may_wait_on_any_device_leaves_no_more_than_there_is_room_for(
-    itemsize: int, processors: int
-) -> None:
+def test_the_largest_deferred_batch_fits_its_buffers(itemsize: int, processors: int) -> None:
     most = min(torch_lane._MOST_WAITING + torch_lane.TOO_LARGE, MOST_TOGETHER * torch_lane.TOO_LARGE)
     for megabytes in range(1, torch_lane.TOO_LARGE >> 20):
         count = min(MOST_TOGETHER, most // (megabytes << 20))

@@ -104,7 +104,7 @@ def test_the_run_records_how_it_was_read(tmp_path: Path) -> None:
     assert (said.reference, said.candidate) == ("on", "off")
 
 
-def test_a_run_that_does_not_say_how_it_was_read(tmp_path: Path) -> None:
+def test_a_run_without_the_gather_option(tmp_path: Path) -> None:
     """As those of older versions."""
     torch.manual_seed(0)
     model = net()
@@ -147,7 +147,7 @@ def test_optimizer_counts_the_steps(run_path: Path) -> None:
         ({"compiled": "yes"}, "eager"),
     ],
 )
-def test_arguments_that_cannot_be_meant(run_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(run_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tt.capture(net(), run_path, **options)
     assert not run_path.exists()

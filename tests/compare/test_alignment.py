@@ -134,7 +134,7 @@ def test_two_modules_renamed_into_one_are_not_dropped(tmp_path: Path) -> None:
         (r"fc=\g<nobody>", "not a replacement"),
     ],
 )
-def test_renames_that_cannot_be_meant(tmp_path: Path, rule: str, said: str) -> None:
+def test_invalid_renames_are_refused(tmp_path: Path, rule: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         compared(tmp_path, chain(("a",)), chain(("a",)), rename=[rule])
     assert repr(rule) in str(raised.value)

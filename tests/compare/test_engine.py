@@ -122,7 +122,7 @@ def test_an_unfinished_file_is_found(tasks: list[Task]) -> None:
     assert repr(dict(Serial().run(tasks))) == expected
 
 
-def test_a_task_that_cannot_be_meant_is_refused(tasks: list[Task]) -> None:
+def test_an_invalid_task_is_refused(tasks: list[Task]) -> None:
     r, c = tasks[0].reference, tasks[1].candidate
     with pytest.raises(UsageError, match="cannot be compared"):
         list(Serial().run([Task(r, c)]))

@@ -98,7 +98,7 @@ def test_the_containers_own_code(tmp_path: Path) -> None:
     assert "It was called with factor=1.0 in the reference and 0.5 in the candidate." in str(result)
 
 
-def test_a_call_alike_is_not_spoken_of(tmp_path: Path) -> None:
+def test_equal_calls_are_not_mentioned(tmp_path: Path) -> None:
     """The second block is called differently, but the first one is wrong on its own."""
     a = ran(tmp_path / "a", {1: {"is_causal": True}})
     wrong = {0: {"scale": 2.0}}
@@ -267,7 +267,7 @@ def test_each_rank_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "It was called with is_causal=False in the reference and True in the candidate." in str(result)
 
 
-def test_reports_say_it_too(tmp_path: Path) -> None:
+def test_reports_name_other_arguments(tmp_path: Path) -> None:
     result = compared(tmp_path, {"is_causal": True, "past": object()}, {"is_causal": False, "past": 1})
     words = "is_causal=True in the reference and False in the candidate"
     for report in (comparison_html, comparison_json, comparison_junit, comparison_markdown):

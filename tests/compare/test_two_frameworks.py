@@ -50,7 +50,7 @@ def test_records_of_both_frameworks_are_paired(result: Comparison) -> None:
     assert (result.info["reference"]["framework"], result.info["candidate"]["framework"]) == ("torch", "paddle")
 
 
-def test_matrices_that_lie_the_other_way_are_read_in_the_references_layout(result: Comparison) -> None:
+def test_transposed_matrices_are_read_in_the_references_layout(result: Comparison) -> None:
     turned = [row for row in result.rows if row["layout"] is not None]
     assert {(row["cls"], row["path"], row["layout"]) for row in turned} == {("Linear", "weight", "transposed")}
     for row in turned:
@@ -75,7 +75,7 @@ def test_tensors_of_one_framework_alone_are_listed(result: Comparison) -> None:
     assert [(each.side, each.name) for each in result.mapping.ignored] == [("reference", "norm.num_batches_tracked")]
 
 
-def test_all_of_it_agrees(result: Comparison) -> None:
+def test_the_runs_match(result: Comparison) -> None:
     assert result.verdict == "match", str(result)
 
 

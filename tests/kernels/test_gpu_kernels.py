@@ -112,7 +112,7 @@ def test_numbers_beyond_the_range_of_floats(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2])
-def test_all_ways_to_lie_in_memory(make: Make, dtype: torch.dtype) -> None:
+def test_all_memory_layouts(make: Make, dtype: torch.dtype) -> None:
     device_reader, device = make()
     table = random((500, 37), device, dtype)
     heads = random((2, 16, 4, 32), device, dtype)

@@ -116,7 +116,7 @@ def titles(shown: RecordsView) -> list[str]:
     return [column.title for column in columns_of(shown)]
 
 
-def test_columns_appear_where_they_say_something() -> None:
+def test_columns_appear_if_they_have_values() -> None:
     plain = titles(view(record()))
     assert not {"step", "rank", "micro", "call", "non-finite"} & set(plain)
     assert titles(view(record(), record(1, step=1)))[0] == "step"

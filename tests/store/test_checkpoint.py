@@ -375,7 +375,7 @@ def test_a_missing_checkpoint(tmp_path: Path, name: str) -> None:
         tt.open(tmp_path / name)
 
 
-def test_a_name_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_name(tmp_path: Path) -> None:
     with pytest.raises((RunNotFound, RunUnreadable)):
         tt.open(tmp_path / ("x" * 5000))
 

@@ -144,7 +144,7 @@ def test_named_arrays_are_parameters(tmp_path: Path, compressed: bool) -> None:
     assert "layers.0.fc" in str(tt.compare(run.path, other))
 
 
-def test_an_archive_is_known_by_its_content(tmp_path: Path) -> None:
+def test_an_archive_is_recognised_by_its_content(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", call()).rename(tmp_path / "dump")
     assert len(tt.open(tmp_path / "dump")) == 4
 

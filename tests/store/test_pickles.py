@@ -74,7 +74,7 @@ def test_no_pickle_is_run(tmp_path: Path, ending: str, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [0, 1])
-def test_old_pickles_are_known_by_their_ending(tmp_path: Path, protocol: int) -> None:
+def test_old_pickles_are_recognised_by_their_ending(tmp_path: Path, protocol: int) -> None:
     with pytest.raises(RunUnreadable, match="is a pickle"):
         tt.open(dumped({"a": Net()}, tmp_path / "a.pkl", protocol))
 

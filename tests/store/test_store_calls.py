@@ -58,7 +58,7 @@ def test_records_outside_calls_have_no_arguments(tmp_path):
         assert run.arguments(record(0, kind=kind)) == {"a": 1}
 
 
-def test_a_run_that_kept_none_opens_as_ever(tmp_path):
+def test_a_run_without_plain_arguments_opens_as_usual(tmp_path):
     write(tmp_path / "a")
     assert not (tmp_path / "a" / CALLS).exists()
     run = open_run(tmp_path / "a")
@@ -250,7 +250,7 @@ def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
     assert [json.loads(line)["arguments"] for line in lines] == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
-def test_no_file_stays_open_if_the_index_cannot_be(tmp_path, monkeypatch):
+def test_no_file_stays_open_if_the_index_cannot_be_opened(tmp_path, monkeypatch):
     real = os.open
 
     def refuse(path, *options):

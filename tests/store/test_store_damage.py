@@ -180,7 +180,7 @@ def test_an_index_of_a_newer_format_is_not_called_damaged(tmp_path):
 
 @pytest.mark.parametrize("file", ["rank_0/rank.json", "rank_0/index.arrows"])
 @pytest.mark.parametrize("version", [None, "two"])
-def test_files_of_a_rank_that_do_not_say_their_format_are_read(tmp_path, file, version):
+def test_files_of_a_rank_without_a_format_are_read(tmp_path, file, version):
     write(tmp_path / "a")
     with_version(tmp_path / "a" / file, version)
     run = open_run(tmp_path / "a")

@@ -98,7 +98,7 @@ def test_a_full_disk(tmp_path, monkeypatch, call, when):
     assert not run.finished and not any("cut off" in text for text in run.notices)
 
 
-def test_close_is_the_last_chance_to_say_it(tmp_path, monkeypatch):
+def test_close_reports_a_pending_error(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     writer = RunWriter(tmp_path / "a", info={})
     disk.full = True

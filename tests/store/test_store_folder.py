@@ -190,7 +190,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch, file, number
 @pytest.mark.parametrize(
     "options", [{"rank": 1}, {"rank": -1}, {"writers": 0}, {"max_buffer": 0}, {"info": {"version": 3}}]
 )
-def test_arguments_that_cannot_be_meant(tmp_path, options):
+def test_invalid_arguments_are_refused(tmp_path, options):
     with pytest.raises(UsageError):
         RunWriter(tmp_path / "a", **{"info": {}, **options})
     assert not (tmp_path / "a").exists()

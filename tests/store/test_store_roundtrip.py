@@ -75,7 +75,7 @@ def test_plain_pyarrow_and_pandas_read_the_index(tmp_path):
 
 
 @pytest.mark.parametrize("max_buffer", [1, 1000, None])
-def test_arrays_that_do_not_lie_plainly(tmp_path, max_buffer):
+def test_arrays_that_are_not_contiguous(tmp_path, max_buffer):
     base = np.arange(6 * 7 * 8, dtype=np.float64).reshape(6, 7, 8)
     arrays = [
         base.T,
