@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: `make demo` shows what it does, `make test` checks that it does it.
+# Everything a fresh machine needs: `make demo` shows tensortap at work, `make test` runs all checks.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ types: $(VENV)/.ready
 tests: $(VENV)/.ready browser
 	$(BIN)/python -m pytest -q
 
-# The report page is tested in a real browser. Where there is none and it cannot be installed, those tests are skipped.
+# The report page is tested in a real browser. If none can be installed, these tests are skipped.
 browser:
 	@command -v chromium >/dev/null || [ -n "$$TENSORTAP_BROWSER" ] || [ "$$(id -u)" != 0 ] || \
 	  { apt-get update && apt-get install -y chromium; } >/dev/null 2>&1 || \
@@ -30,7 +30,7 @@ browser:
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/capture_cpu.py
 
-# Clean environments of their own, without a framework; each needs a package index and one or two minutes.
+# Clean environments without a framework; each needs a package index and one or two minutes.
 floors:  # the lowest versions that pyproject.toml allows
 	$(PYTHON) tests/support/clean_install.py floors
 

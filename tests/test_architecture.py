@@ -1,4 +1,4 @@
-"""Who may import whom, what may be called where, and what importing the package costs."""
+"""Allowed imports and calls of each room, and the cost of importing the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROOMS = {
 
 
 def modules() -> list[tuple[str, Path]]:
-    """(room, file) of every module; a file beside the rooms is a room of its own."""
+    """Yield (room, file) of every module; a file outside the rooms is its own room."""
     return [(path.relative_to(SOURCE).parts[0].removesuffix(".py"), path) for path in sorted(SOURCE.rglob("*.py"))]
 
 
@@ -93,7 +93,7 @@ def test_only_the_command_line_prints_and_exits(room: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value).rpartition("tensortap/")[2])
-def test_all_names_what_a_module_offers(room: str, path: Path) -> None:
+def test_all_lists_the_public_names_of_a_module(room: str, path: Path) -> None:
     if path.name == "__main__.py" or "frameworks" in path.parts:
         return
     name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")

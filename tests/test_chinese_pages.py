@@ -26,7 +26,7 @@ def pages() -> pytest.MarkDecorator:
 
 @pages()
 @pytest.mark.filterwarnings("ignore")  # the blocks are scripts, for which a warning is no error
-def test_the_code_runs_and_prints_what_the_page_says(
+def test_the_code_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

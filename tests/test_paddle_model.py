@@ -57,13 +57,13 @@ def test_capture_and_check_of_a_fit(tmp_path: Path) -> None:
     assert check.result.verdict == "match"
 
 
-def test_a_model_without_an_optimizer_is_told(run_path: Path) -> None:
+def test_a_model_without_an_optimizer_raises(run_path: Path) -> None:
     model = made(prepared=False)
     with pytest.raises(UsageError, match=r"not a Model; leave it out and call tap\.step"):
         tt.capture(model, run_path, optimizer=model)
 
 
-def test_all_that_looks_at_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_tools_accept_a_paddle_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, target = made(), made()
     assert [str(each.name) for each in tt.inspect(model, optimizer=model).tensors][:2] == ["0.weight", "0.bias"]
     assert len(tt.transfer(model, target).copied) == 4

@@ -1,4 +1,4 @@
-"""What is kept of a plain value: whatever it is, in little room, as JSON, and without calling anything of its own."""
+"""Plain values are kept as JSON of bounded size, without calling code of the value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Bits(Flag):
 
 
 class Hostile:
-    """Whatever is asked of it, it fails."""
+    """Raises on every access."""
 
     def _fail(self, *_: Any) -> Any:
         raise AssertionError("nobody may call this")
@@ -84,7 +84,7 @@ class HostileInt(int):
     ],
     ids=repr,
 )
-def test_what_comes_back_is_what_went_in(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     assert repr(again(value)) == repr(value), "also of the same types"
 
 
@@ -136,7 +136,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("words", TOLD)
-def test_what_cannot_be_kept_is_told_by_its_type(words: str) -> None:
+def test_a_value_that_cannot_be_kept_is_named_by_its_type(words: str) -> None:
     assert repr(again(TOLD[words])) == words
 
 
@@ -168,7 +168,7 @@ def test_long_texts_and_many_items_are_cut_with_a_note() -> None:
     assert len(json.dumps(written([("x", "\udc80\n" * 10**6)], lambda _: None))) < 5000
 
 
-def test_a_call_takes_little_room_whatever_it_was_given() -> None:
+def test_the_arguments_of_a_call_take_bounded_room() -> None:
     block = [["y" * 200] * 64] * 64
     found = written([(f"p{at}", block) for at in range(100)] + [("q" * 1000, 1)], lambda _: None)
     assert len(json.dumps(found)) < 200_000
@@ -209,7 +209,7 @@ def test_words_are_short_and_printable() -> None:
     ],
     ids=str,
 )
-def test_what_nobody_wrote_is_no_obstacle(part: Any) -> None:
+def test_unknown_json_is_read(part: Any) -> None:
     value = read({"x": part})["x"]
     assert isinstance(repr(value), str)
     json.dumps(as_json(value))

@@ -1,4 +1,4 @@
-"""Without what only some platforms have, a run is captured, read and compared to the same bits."""
+"""On portable paths alone, a run is captured, read and compared to the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensortap.core import file_io
 pytestmark = pytest.mark.portable
 
 LACKING = ("preadv", "preadv2", "pread", "pwritev", "pwritev2", "pwrite", "O_DIRECT", "sched_getaffinity", "sysconf")
-"""What Windows has not got, and macOS only in part."""
+"""Functions that Windows lacks, and macOS has only in part."""
 
 SCRIPT = f"""
 import hashlib, importlib, json, os, sys
@@ -37,7 +37,7 @@ if sys.argv[2] == "lacking":
 import tensortap
 from tensortap.core import file_io, machine
 from tensortap.frameworks.libraries import loaded_openmp
-from tensortap.store.writer.route import can_go_past
+from tensortap.store.writer.route import supports_direct_io
 
 folder = Path(sys.argv[1])
 for name, scale in (("a", 1.0), ("b", 1.5)):
@@ -56,7 +56,7 @@ comparison = tensortap.compare(folder / "a", folder / "b")
 index = run.to_arrow().drop_columns(["offset"]).to_pylist()
 print(json.dumps({{
     "paths": [file_io.read_at.__name__, file_io.write_at.__name__],
-    "direct": can_go_past(folder),
+    "direct": supports_direct_io(folder),
     "openmp": loaded_openmp(Path(torch.__file__).parent),
     "cores": machine.cores() == os.cpu_count(),
     "index": hashlib.sha256(json.dumps(index).encode()).hexdigest(),

@@ -1,4 +1,4 @@
-"""What the plugin gives to other people's tests."""
+"""The assertion and the fixture of the pytest plugin."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_divergence_fails_in_the_manner_of_assert_close() -> None:
 
 @pytest.mark.usefixtures("answers")
 @pytest.mark.parametrize(("rules", "told"), [("rules.toml", " --map rules.toml -v"), ({"version": 1}, "runs/b -v")])
-def test_rules_are_told_if_they_are_in_a_file(rules: object, told: str) -> None:
+def test_rules_from_a_file_appear_in_the_command(rules: object, told: str) -> None:
     with pytest.raises(AssertionError) as failed:
         assert_runs_match("diverged", "b", mapping=rules)
     assert str(failed.value).endswith(told)
@@ -62,7 +62,7 @@ def test_rules_are_told_if_they_are_in_a_file(rules: object, told: str) -> None:
 
 @pytest.mark.usefixtures("answers")
 @pytest.mark.parametrize("noise", ["runs/a2", Path("runs/a2"), ["runs/a2"], (Path("runs/a2"),)])
-def test_noise_is_told_in_one_piece(noise: object) -> None:
+def test_noise_appears_as_one_option(noise: object) -> None:
     with pytest.raises(AssertionError) as failed:
         assert_runs_match("diverged", "b", noise=noise)
     assert str(failed.value).endswith("tensortap compare runs/a runs/b --noise runs/a2 -v")

@@ -1,4 +1,4 @@
-"""The benchmark's figures: that all are there and mean what they say. How great they are is the machine's affair."""
+"""The benchmark's figures: all are present and consistent. Their size depends on the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_the_great_model_is_what_it_is_called() -> None:
+def test_the_large_model_has_the_size_in_its_name() -> None:
     with torch.device("meta"):
         model = Llama(SIZES["llama-0.95b"])
     assert 0.945e9 < sum(p.numel() for p in model.parameters()) < 0.955e9
@@ -65,7 +65,7 @@ def test_every_way_is_measured(facts: dict[str, Any]) -> None:
 
 
 def test_the_page_of_a_gpu(facts: dict[str, Any]) -> None:
-    """As there is none here, the figures are a CPU's."""
+    """Without a GPU, the figures are those of a CPU."""
     there = copy.deepcopy(facts)
     there["machine"]["device"] = "cuda"
     there["limits"]["device_launch"] = 7e-6
@@ -76,7 +76,7 @@ def test_the_page_of_a_gpu(facts: dict[str, Any]) -> None:
     assert "1.077×" in found["summary"] and "–" in found["tensors"]
 
 
-def test_what_is_tapped_is_counted(facts: dict[str, Any]) -> None:
+def test_tapped_tensors_are_counted(facts: dict[str, Any]) -> None:
     """Inputs, outputs and gradients of 24 leaves; an output that is the next one's input is one tensor."""
     tapped, tensors = facts["tapped"], facts["ways"]["tensors"]
     assert facts["model"]["leaves"] == 24
@@ -92,7 +92,7 @@ def test_np_save_saves_outputs_and_gradients(facts: dict[str, Any]) -> None:
     assert stats["bytes_of_all"] == stats["bytes"] > 0
 
 
-def test_np_save_ends_in_time_and_says_so(
+def test_np_save_ends_in_time_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(measuring, "save_in_hooks", lambda trainer, folder: save_in_hooks(trainer, folder, bound=0.0))
@@ -152,7 +152,7 @@ def test_limits_and_leak(facts: dict[str, Any]) -> None:
     assert facts["leak"]["device_allocated"] == 0
 
 
-def test_time_that_runs_out_is_told() -> None:
+def test_a_time_limit_is_reported() -> None:
     found = measure(BenchOptions(**SHORT, keep=("summary",), np_save=True, leak_steps=30, seconds=1e-9))
     assert list(found["ways"]) == ["plain", "summary"]
     assert found["ways"]["summary"]["rounds"] == 1
@@ -163,7 +163,7 @@ def test_time_that_runs_out_is_told() -> None:
     ]
 
 
-def test_too_small_a_disk_is_told_before_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_a_disk_is_reported_before_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2 << 30, 1 << 30, (1 << 30) + 1000))
     with pytest.raises(UsageError, match="--out"):
@@ -174,18 +174,18 @@ def test_too_small_a_disk_is_told_before_the_rounds(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     "wrong", [{"device": "tpu"}, {"keep": ("all",)}, {"keep": ()}, {"rounds": 0}, {"seconds": 0}, {"leak_steps": -1}]
 )
-def test_options_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         BenchOptions(**wrong)
 
 
-def test_an_unknown_model_is_told_with_the_known() -> None:
+def test_an_unknown_model_raises_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"llama-0\.95b"):
         measure(BenchOptions(device="cpu", model="gpt"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
-def test_no_cuda_is_told() -> None:
+def test_missing_cuda_raises() -> None:
     with pytest.raises(UsageError, match="no CUDA"):
         measure(BenchOptions(device="cuda"))
 
@@ -236,7 +236,7 @@ def test_the_faster_way_to_the_disk_counts() -> None:
     assert floors("tensors", "cpu", 1 << 30, 5, none)[0].name == "the page cache"
 
 
-def test_what_runs_concurrently_is_compared_with_the_whole_step() -> None:
+def test_concurrent_parts_are_compared_with_the_whole_step() -> None:
     found = limit(1.0, 0.2, Floor("PCIe", 0.7, concurrent=True))
     assert found["said"] == "PCIe: 70% of the step is spent there"
     on_top = limit(1.0, 0.2, Floor("reading memory", 0.4))

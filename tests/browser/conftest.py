@@ -1,7 +1,7 @@
-"""Real pages of real runs in a real browser. Whatever a test does, the page must stay silent and offline.
+"""Real pages of real runs in a real browser. In every test, the page must stay silent and offline.
 
-The browser is Debian's chromium, or the program that TENSORTAP_BROWSER names. Where there is none the tests are
-skipped, and fail instead if TENSORTAP_REQUIRE_BROWSER is set.
+The browser is Debian's chromium, or the program that TENSORTAP_BROWSER names. Without one, the tests are
+skipped; if TENSORTAP_REQUIRE_BROWSER is set, they fail instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Two runs on two ranks that part in two places, a run with a NaN and a dead layer; and the pages about them."""
+    """Two runs on two ranks that diverge in two places, a run with a NaN and a dead layer, and their pages."""
 
     reference: Path
     candidate: Path
@@ -109,7 +109,7 @@ def wide_page(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Open]:
-    """Opens a page in a profile of its own. At the end: nothing on the console, no request but for the page itself."""
+    """Opens a page in a new profile. At the end, the console is empty and only the page itself was requested."""
     contexts, trouble = [], []
 
     def watch(page: Any, origin: str) -> None:
@@ -166,7 +166,7 @@ def viewing(*runs: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def pairs(runs: Runs) -> list[dict[str, Any]]:
-    """What compare itself says of every pair, to hold the page against."""
+    """The comparison itself, to check the page against."""
     return list(tt.compare(runs.reference, runs.candidate).rows)
 
 

@@ -1,4 +1,4 @@
-"""What a test reads from a page, and how it moves about in it."""
+"""Functions with which tests read a page and navigate in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTRASTS = """() => {
 }"""
 
 DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""What was scrolled is drawn with the next frame."""
+"""Wait for the next frame, which draws the scrolled content."""
 CELLS = """(rows, at) => rows
   .sort((one, other) => one.ariaRowIndex - other.ariaRowIndex)
   .map((row) => row.querySelectorAll("[role=gridcell]")[at].innerText)"""

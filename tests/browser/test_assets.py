@@ -1,4 +1,4 @@
-"""The assets themselves, which need no browser: what others wrote is as they wrote it, and ours cannot inject."""
+"""The assets themselves, which need no browser: third-party code is unmodified, and our code cannot inject markup."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_clicking_a_birth_in_the_plot_shows_its_drill_down(visit: Any, runs: Any
     assert hash_of(page)["row"].isdigit()
 
 
-def test_drawing_across_the_plot_looks_closer_and_chooses_nothing(visit: Any, runs: Any) -> None:
+def test_dragging_across_the_plot_zooms_and_selects_nothing(visit: Any, runs: Any) -> None:
     page = visit(runs.comparison)
     before, ring = page.url, page.locator(".order-panel .ring")
     assert ring.is_visible()
@@ -43,7 +43,7 @@ def test_drawing_across_the_plot_looks_closer_and_chooses_nothing(visit: Any, ru
     page.mouse.down()
     page.mouse.move(over["x"] + over["width"] * 0.8, over["y"] + 60, steps=4)
     page.mouse.up()
-    assert page.url == before and not ring.is_visible()  # what is chosen lies outside now
+    assert page.url == before and not ring.is_visible()  # the selection is outside now
     page.mouse.dblclick(over["x"] + over["width"] * 0.5, over["y"] + 50)
     assert ring.is_visible()
 
@@ -92,7 +92,7 @@ def test_sorting_goes_down_up_and_back(visit: Any, runs: Any) -> None:
     assert column(page, 1)[0] == "(root)"
 
 
-def test_filters_leave_what_was_asked_for(visit: Any, runs: Any, pairs: Any) -> None:
+def test_filters_keep_matching_rows(visit: Any, runs: Any, pairs: Any) -> None:
     page = visit(runs.comparison, "step=all&rank=all")
     assert count_said(page) == len(pairs)
     page.locator("#filter").fill("layers.1 up OUTPUT")
@@ -187,7 +187,7 @@ def test_tabs_hold_trend_unmatched_environment_and_definitions(visit: Any, runs:
     assert "candidate" in page.locator("#panel-unmatched .grid-row:visible").nth(1).inner_text()
     page.get_by_role("tab", name="Environment").click()
     assert "torch" in page.locator("#panel-environment").inner_text()
-    page.get_by_role("tab", name="What each number means").click()
+    page.get_by_role("tab", name="Meaning of each number").click()
     assert "ULP" in page.locator("#panel-definitions").inner_text()
     page.get_by_role("tab", name="Births").click()
     page.locator("#births li").nth(2).get_by_role("button", name="show").click()

@@ -1,4 +1,4 @@
-"""Everything by keys, and what assistive technology is told."""
+"""Keyboard access to everything, and the information for assistive technology."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_arrows_in_table_and_tree(visit: Any, runs: Any) -> None:
     assert hash_of(page)["module"] == "side"
 
 
-def test_what_has_focus_can_be_seen(visit: Any, runs: Any) -> None:
+def test_the_focused_element_is_visible(visit: Any, runs: Any) -> None:
     page = visit(runs.comparison)
     for _ in range(12):
         page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""Every way a comparison can end has a page that opens without a word on the console."""
+"""Every kind of comparison has a page that opens without a message on the console."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def many_ranks() -> Comparison:
 
 
 def mapped() -> Comparison:
-    """What the candidate calls something else, and what only norms are known of."""
+    """A record with another name in the candidate, and one with known norms alone."""
     names = {"module_candidate": "linear1", "path_candidate": "w", "layout": "transposed"}
     rows = [
         comparisons.estimated("fc1", 0.25, rel_l2_bar=float("inf"), status="diverged", birth=True, **names),
@@ -81,7 +81,7 @@ def test_it_opens(visit: Any, tmp_path: Path, make: Callable[[], Comparison], ro
         page.keyboard.press(key)
 
 
-def test_what_is_not_finite_is_off_by_more_than_anything(visit: Any, tmp_path: Path) -> None:
+def test_a_non_finite_pair_ranks_above_every_error(visit: Any, tmp_path: Path) -> None:
     bad = comparisons.row("fc\u202ekcab", rel_l2=0.0, status="nonfinite", birth=True, nan_candidate=3)
     path = tmp_path / "page.html"
     with path.open("wb") as file:
@@ -94,4 +94,4 @@ def test_what_is_not_finite_is_off_by_more_than_anything(visit: Any, tmp_path: P
     assert column(page, 1) == ["fc\\u202ekcab", "fc1"]
     assert "relative error\n∞" in page.locator("#tensor .measures").first.inner_text()
     page.locator("#filter").fill("fc1")
-    assert page.locator(".table-panel .grid-body .grid-row").count() == 1  # what is not shown does not exist
+    assert page.locator(".table-panel .grid-body .grid-row").count() == 1  # hidden parts have no elements

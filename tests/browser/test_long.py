@@ -7,7 +7,7 @@ from typing import Any
 from reading import chosen, column, count_said, hash_of
 
 
-def test_only_what_is_on_the_screen_exists(visit: Any, long_page: Any) -> None:
+def test_only_visible_rows_have_elements(visit: Any, long_page: Any) -> None:
     page = visit(long_page, "step=all")
     assert count_said(page) == 400_000
     assert page.locator(".grid-row").count() < 100

@@ -1,4 +1,4 @@
-"""The maps on a canvas: keys reach every cell, are told what the mouse is told, and do what a click does."""
+"""The maps on a canvas: keys reach every cell, show the text of the tooltip, and act like a click."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import comparisons
 from tensortap.report.html import comparison as comparison_html
 
 HEAT, GRADIENTS, TILES = ".heat-panel", "#panel-gradients", "#tensor .error-map"
-# Which row and column the focus is in, and what is said of it.
+# Row and column of the focus, and their label.
 FOCUSED = """() => {
   const cell = document.activeElement;
   return [cell.role, cell.parentElement.ariaRowIndex, cell.ariaColIndex, cell.ariaLabel];
@@ -20,7 +20,7 @@ FOCUSED = """() => {
 
 
 def enter(page: Any, panel: str) -> Any:
-    """Goes on by Tab until the focus is in the map, as a reader without a mouse would; returns the focused cell."""
+    """Press Tab until the focus is in the map; return the focused cell."""
     page.locator(f"{panel} .map .cell").wait_for()
     for _ in range(80):
         page.keyboard.press("Tab")
@@ -44,7 +44,7 @@ def middle(cell: Any) -> tuple[float, float]:
     [("comparison", "", HEAT), ("comparison", "", TILES), ("run", "tab=gradients", GRADIENTS)],
     ids=["ranks and layers", "tiles of a tensor", "layers and steps"],
 )
-def test_keys_say_what_the_mouse_is_told(visit: Any, runs: Any, name: str, hash: str, panel: str) -> None:
+def test_keys_show_the_same_text_as_the_mouse(visit: Any, runs: Any, name: str, hash: str, panel: str) -> None:
     page = visit(getattr(runs, name), hash)
     cell, tip = enter(page, panel), page.locator(f"{panel} .map-frame .tip")
     assert page.locator(f"{panel} .map [tabindex]").count() == 1
@@ -132,7 +132,7 @@ def test_keys_go_on_from_where_one_clicked(visit: Any, runs: Any) -> None:
     assert page.evaluate(FOCUSED)[1:3] == ["2", "5"]
 
 
-def test_what_has_the_focus_is_brought_into_view(visit: Any, runs: Any) -> None:
+def test_the_focused_element_scrolls_into_view(visit: Any, runs: Any) -> None:
     page = visit(runs.comparison)
     cell = enter(page, HEAT)
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
@@ -167,7 +167,7 @@ def test_a_map_that_does_nothing_does_nothing(visit: Any, runs: Any) -> None:
     assert page.locator(f"{GRADIENTS} .map.acts").count() == 0
 
 
-def test_enter_looks_closer_and_the_way_back_keeps_the_focus(visit: Any, served: str) -> None:
+def test_enter_zooms_in_and_zooming_out_keeps_the_focus(visit: Any, served: str) -> None:
     page = visit(served)
     cell, panel = enter(page, TILES), page.locator(TILES)
     press(page, *["ArrowDown"] * 5, *["ArrowRight"] * 7)

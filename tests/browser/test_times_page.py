@@ -90,7 +90,7 @@ def test_keys_lead_through_the_tree(times_page: Path, visit: Open) -> None:
     assert name(page) == "whole profile"
 
 
-def test_the_mouse_tells_and_zooms(times_page: Path, visit: Open) -> None:
+def test_the_mouse_shows_a_tooltip_and_zooms(times_page: Path, visit: Open) -> None:
     page = visit(times_page)
     page.get_by_label("Time", exact=True).select_option("cpu")
     layer = page.locator('.cell[aria-label^="layers.1 "]')

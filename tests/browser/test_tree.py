@@ -21,7 +21,7 @@ IN_VIEW = """(list) => {
     .sort(([one], [other]) => one.top - other.top)
     .map(([, title]) => title.split(" ")[0]);
 }"""
-# The focused module: its name, whether all of it can be seen, and what assistive technology is told.
+# The focused module: its name, whether all of it can be seen, and its label for assistive technology.
 FOCUSED = """() => {
   const item = document.activeElement;
   const view = document.querySelector(".tree-scroll").getBoundingClientRect();
@@ -40,7 +40,7 @@ AT_ONCE = """() => {
 
 
 def in_view(page: Any) -> list[str]:
-    page.wait_for_timeout(100)  # scrolling is told in the next frame
+    page.wait_for_timeout(100)  # the scroll event comes in the next frame
     return list(page.locator(".tree").evaluate(IN_VIEW))
 
 
@@ -51,7 +51,7 @@ def focused(page: Any) -> str:
     return str(found["name"])
 
 
-def told(page: Any) -> tuple[str, str, str | None]:
+def aria_position(page: Any) -> tuple[str, str, str | None]:
     found = page.evaluate(FOCUSED)
     return found["level"], found["at"], found["open"]
 
@@ -76,7 +76,7 @@ def keys(page: Any) -> Any:
     return page
 
 
-def test_only_what_is_on_the_screen_exists(page: Any) -> None:
+def test_only_visible_rows_have_elements(page: Any) -> None:
     assert page.locator(".tree li").count() < 60
     assert page.evaluate("document.querySelectorAll('*').length") < 2000
     assert page.locator(".tree [aria-current=true]").get_attribute("title").startswith(f"{MIDDLE}.fc")
@@ -96,7 +96,7 @@ def test_scrolling_shows_every_part_in_its_place(page: Any) -> None:
     assert page.locator(".tree li").count() < 60
 
 
-def test_elements_stand_in_the_order_of_what_they_show(page: Any) -> None:
+def test_elements_are_in_the_order_of_their_content(page: Any) -> None:
     for place in ("0", "2000", "1700", "node.scrollHeight", "600_000", "600_300"):
         scroll(page, place)
         page.wait_for_timeout(50)
@@ -124,17 +124,17 @@ def test_keys_go_to_the_ends_by_lines_and_by_pages(keys: Any) -> None:
         assert focused(keys) == name
 
 
-def test_assistive_technology_is_told_of_modules_that_do_not_exist(keys: Any) -> None:
-    assert told(keys) == ("1", "1/1", "true")
+def test_assistive_technology_counts_modules_without_elements(keys: Any) -> None:
+    assert aria_position(keys) == ("1", "1/1", "true")
     keys.keyboard.press("ArrowDown")
-    assert told(keys) == ("2", "1/1", "true")
+    assert aria_position(keys) == ("2", "1/1", "true")
     keys.keyboard.press("End")
-    assert told(keys) == ("3", "50000/50000", "false")
+    assert aria_position(keys) == ("3", "50000/50000", "false")
     keys.keyboard.press("ArrowRight")
-    assert told(keys) == ("3", "50000/50000", "true")
+    assert aria_position(keys) == ("3", "50000/50000", "true")
     keys.keyboard.press("ArrowRight")
     assert focused(keys) == "layers.49999.fc"
-    assert told(keys) == ("4", "1/1", None)
+    assert aria_position(keys) == ("4", "1/1", None)
     assert keys.get_by_role("tree", name="Modules").locator("[aria-selected=true]").count() == 0
 
 
@@ -205,7 +205,7 @@ def test_choosing_a_row_opens_and_shows_its_module(page: Any) -> None:
     page.keyboard.press("n")
     assert f"{MIDDLE}.fc" in in_view(page)
     page.keyboard.press("End")
-    page.keyboard.press("k")  # another one opens, and what has the focus is on another line
+    page.keyboard.press("k")  # another one opens, and the focused module moves to another line
     assert "layers.24999.fc" in in_view(page)
     assert page.evaluate(FOCUSED)["name"] == "layers.49999"
 
@@ -219,7 +219,7 @@ def test_a_deep_tree_is_as_deep_as_it_is(visit: Any, tmp_path: Path) -> None:
     assert in_view(page)[-1] == names[-1]
     page.locator(".tree [tabindex='0']").focus()
     page.keyboard.press("End")
-    assert focused(page) == names[-1] and told(page) == ("301", "1/1", None)
+    assert focused(page) == names[-1] and aria_position(page) == ("301", "1/1", None)
     for name in (names[-2], names[-2], names[-3]):  # up, closed, up
         page.keyboard.press("ArrowLeft")
         assert focused(page) == name

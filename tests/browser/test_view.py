@@ -1,4 +1,4 @@
-"""The same page from `tensortap view`: what is not in it comes from its own server."""
+"""The same page from `tensortap view`: parts that are not in it come from its own server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_run_has_elements_too(visit: Any, served_run: str) -> None:
     assert panel.locator(".slice tbody th").first.inner_text() == "1"
 
 
-def test_a_server_that_has_ended_is_told_of(visit: Any, served: str) -> None:
+def test_the_page_reports_a_server_that_has_ended(visit: Any, served: str) -> None:
     page = visit(served)
     page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
     page.keyboard.press("j")

@@ -1,4 +1,4 @@
-"""What a module is called with beside tensors: kept where it changes, by the paths that tensors have."""
+"""Plain arguments of calls: kept where they change, under paths as tensors have them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensortap.core.arguments import OpaqueValue
 
 
 class Takes(nn.Module):
-    """Takes whatever it is given, and works with its first tensor alone."""
+    """Accepts any arguments, and uses only the first tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Takes(nn.Module):
 
 
 class Gives(nn.Module):
-    """Calls its part in each of the ways that it is told, one after the other."""
+    """Calls its child with each of the given arguments in turn."""
 
     def __init__(self, *ways: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def lines(path: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def given(path: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """What is kept of one call."""
+    """Return the plain arguments that are kept of one call."""
     run, _ = tapped(Gives((args, kwargs)), path, keep="summary", kinds=("input", "output"))
     found = [run.arguments(record) for record in run.records(module="part")]
     assert all(repr(each) == repr(found[0]) for each in found), "of each record of the call"
@@ -63,7 +63,7 @@ def test_positions_and_keywords_are_paths(run_path: Path) -> None:
     assert repr(found) == repr({"1": True, "2": None, "is_causal": False, "scale": 0.125, "mode": "mean", "a\\.b": 1})
 
 
-def test_beside_tensors_each_value_has_its_path_and_else_a_container_is_one_value(run_path: Path) -> None:
+def test_a_container_without_tensors_is_one_value(run_path: Path) -> None:
     x = torch.ones(2)
     found = given(run_path, (x, None, [1, 2]), sizes=[4, (5, 6)], past={"k": x, "v": {"n": 3}}, empty=(), none={})
     assert found == {
@@ -103,10 +103,10 @@ def test_all_sorts_of_values(run_path: Path) -> None:
     assert found["numpy"] == np.float32(0.5)
     assert found["size"] == (2, 3)
     assert [repr(found[name]) for name in ("cut", "rest")] == ["a slice object", "an ellipsis object"]
-    assert found["long"].note.startswith("1000 letters")
+    assert found["long"].note.startswith("1000 characters")
 
 
-def test_an_object_is_its_type_and_is_never_asked(run_path: Path) -> None:
+def test_an_object_is_kept_as_its_type_without_calling_it(run_path: Path) -> None:
     class Cache:
         def _fail(self, *_: Any) -> Any:
             raise AssertionError("nobody may call this")
@@ -160,7 +160,7 @@ def test_modules_that_get_tensors_alone_leave_no_line(run_path: Path) -> None:
     assert {str(run.arguments(r)) for r in run.records(kind="output")} == {"{}"}
 
 
-def test_micro_steps_are_told_apart(run_path: Path) -> None:
+def test_micro_steps_are_distinguished(run_path: Path) -> None:
     model = Gives(((), {"n": 0}))
     with tt.capture(model, run_path) as tap:
         for micro in range(3):
@@ -187,7 +187,7 @@ def test_the_selection_counts(run_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_recomputation_is_no_call_of_its_own(run_path: Path, reentrant: bool) -> None:
+def test_a_recomputation_is_not_a_separate_call(run_path: Path, reentrant: bool) -> None:
     class Region(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,8 +226,8 @@ def test_two_ranks(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run.arguments(r) for r in run.records(module="part", kind="output")] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_training_and_records_are_what_they_are_without_plain_arguments(tmp_path: Path) -> None:
-    """The opening of arguments is shared: what it finds of tensors must not depend on what stands beside them."""
+def test_plain_arguments_change_neither_training_nor_records(tmp_path: Path) -> None:
+    """One pass flattens tensors and plain values: plain values must not change which tensors it finds."""
     x = torch.ones(2, 3)
     plain, _ = tapped(Gives(((), {})), tmp_path / "a", x, kinds=ALL_KINDS)
     model = Gives(((None, 3), {"past": [None], "mode": "x"}))
@@ -236,7 +236,7 @@ def test_training_and_records_are_what_they_are_without_plain_arguments(tmp_path
     assert hooks_on(model) == 0
 
 
-def test_what_has_no_path_of_its_own_takes_none_from_a_tensor() -> None:
+def test_a_plain_value_never_takes_the_path_of_a_tensor() -> None:
     x = torch.ones(1)
     opened = open_arguments(
         ({1: None, "1": x, "a": {"b": 1}},), {"0": 5}, lambda value: isinstance(value, torch.Tensor)
@@ -251,7 +251,7 @@ def test_nested_in_itself(run_path: Path) -> None:
     assert "a list object" in repr(given(run_path, loop)["1"])
 
 
-def test_a_killed_run_has_what_was_flushed(run_path: Path) -> None:
+def test_a_killed_run_has_all_flushed_records(run_path: Path) -> None:
     model = Gives(((), {"n": 0}))
     tap = tt.capture(model, run_path)
     for step in range(3):

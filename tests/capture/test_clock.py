@@ -25,7 +25,7 @@ def test_a_root_that_calls_itself_is_one_micro_step() -> None:
     assert [clock.enter("", []).micro, clock.enter("", []).micro] == [0, 0]
 
 
-def test_regions_that_run_again_in_reverse_are_told_apart_by_their_inputs() -> None:
+def test_recomputed_regions_are_distinguished_by_their_inputs() -> None:
     clock = Clock()
     clock.enter("", [])
     for region in ("a", "b"):

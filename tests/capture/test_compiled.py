@@ -99,7 +99,7 @@ def test_a_compiled_function_around_a_tapped_model_is_not_broken_up(run_path: Pa
     assert "no module of the tapped model ran" in notice and 'compiled="eager"' in notice
 
 
-def test_eager_sees_everything_and_says_so(tmp_path: Path) -> None:
+def test_eager_sees_everything_and_reports_it(tmp_path: Path) -> None:
     plain, _ = tapped(net(), tmp_path / "plain")
     eager, tap = tapped(torch.compile(net(), backend="eager"), tmp_path / "eager", compiled="eager")
     assert everything(plain) == everything(eager)

@@ -33,7 +33,7 @@ def both_ways(
     count: int,
     kinds: Any,
 ) -> tuple[list[Any], list[Any], Any]:
-    """The rows of reading at once and of putting off, and the tap that did the latter."""
+    """Return the rows of immediate and of deferred reads, and the tap of the latter."""
     found = []
     for gather in (False, True):
         new_gpu()
@@ -65,7 +65,7 @@ class Failing(torch.autograd.Function):
         return gradient
 
 
-def test_keys_stay_apart_though_a_second_backward_never_ends(tmp_path: Path, new_gpu: Any) -> None:
+def test_keys_stay_unique_if_a_second_backward_fails(tmp_path: Path, new_gpu: Any) -> None:
     def step(model: nn.Module, number: int) -> None:
         loss = model(torch.randn(4, 8)).square().sum()
         Failing.now = False
@@ -141,7 +141,7 @@ def test_others_wait_no_longer_because_one_was_lost(
     assert [row for row in once if row in later] == later, "all that is there is right"
 
 
-def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
+def test_a_tensor_that_must_be_copied_first_is_not_deferred(new_gpu: Any) -> None:
     gpu = new_gpu()
     gpu.submit(torch.zeros(8))
     deferred = DeferredReads(next(iter(gpu._lanes.values())))
@@ -158,7 +158,7 @@ def test_what_must_be_copied_first_does_not_wait(new_gpu: Any) -> None:
     assert deferred.add(whole, place, lambda tensor: None) and len(deferred) == 1
 
 
-def test_two_runs_try_the_same_tensors_though_nobody_waits_for_the_rows(tmp_path: Path, new_gpu: Any) -> None:
+def test_two_runs_try_the_same_tensors_without_waiting_for_rows(tmp_path: Path, new_gpu: Any) -> None:
     for name in ("a", "b"):
         gpu = new_gpu()
         torch.manual_seed(0)
@@ -202,7 +202,9 @@ def test_a_device_that_fails_takes_nothing_of_the_step_before_along(
     assert {r.key.step for r in tt.open(tmp_path / "a")} == {0, 1, 2, 3, 4}
 
 
-def test_a_trial_that_is_cut_short_is_no_proof(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_is_cut_short_proves_nothing(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An output is changed, uncounted, in the second of two micro steps; rows go out before it is read again there."""
     monkeypatch.setattr(recorder, "_MOST_PENDING", 10)
     micro, earlier = [0], list[torch.Tensor]()

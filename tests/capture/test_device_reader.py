@@ -77,7 +77,7 @@ def test_a_run_in_memory_is_the_same(tmp_path: Path, keep: str, there: OpsReader
 def test_a_run_in_memory_keeps_summaries_beyond_the_bound(
     there: OpsReader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "RECORD_BYTES", 1)  # the tensors are small beside their summaries
+    monkeypatch.setattr(memory, "RECORD_BYTES", 1)  # the tensors are small compared with their summaries
     whole = train(None, "tensors")
     tensors = {record.tensor: record.location.nbytes for record in whole if record.location is not None}
     part = train(None, "tensors", max_memory=len(whole) + sum(tensors.values()) // 2)
@@ -96,7 +96,7 @@ def test_some_tensors_here_and_some_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert [record.seq for record in found] == list(range(len(found)))
 
 
-def test_what_was_found_can_be_waited_for(tmp_path: Path, there: OpsReader) -> None:
+def test_results_can_be_awaited(tmp_path: Path, there: OpsReader) -> None:
     model = nn.Linear(3, 2)
     with tt.capture(model, tmp_path / "run", kinds=("input", "output")) as tap:
         model(torch.ones(1, 3))
@@ -107,7 +107,7 @@ def test_what_was_found_can_be_waited_for(tmp_path: Path, there: OpsReader) -> N
     assert len(tt.open(tmp_path / "run")) == 4
 
 
-def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, there: OpsReader) -> None:
+def test_a_change_without_the_frameworks_knowledge_is_reported(tmp_path: Path, there: OpsReader) -> None:
     class Sly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_a_change_behind_the_frameworks_back_is_seen_and_said(tmp_path: Path, th
 
 def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -> None:
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
-    Counted is what capture itself keeps, without the device's own tickets."""
+    The count covers objects that capture itself keeps, not the device's tickets."""
     there.submit = lambda tensor, known=None, later=None, flat=None: None  # type: ignore[assignment, method-assign]
     there.collect = lambda tickets: CollectedSummaries(  # type: ignore[method-assign]
         columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
@@ -143,7 +143,7 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -
     with tt.capture(model, tmp_path / "run", kinds=kinds) as tap:
         for _ in range(2):
             gc.collect()
-            gc.disable()  # what is made on the way must be counted, not collected
+            gc.disable()  # temporary objects must be counted, not collected
             try:
                 before = len(gc.get_objects())
                 model(torch.ones(2, 4)).sum().backward()
@@ -228,7 +228,7 @@ def test_a_token_is_that_of_one_tensor_while_its_memory_is_watched(monkeypatch: 
 
 
 class Marked(torch.Tensor):
-    """A tensor of a class of its own, as libraries have them."""
+    """A tensor subclass, as some libraries define."""
 
 
 def test_a_tensor_of_another_class_has_the_token_of_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_tensor_of_another_class_has_the_token_of_the_plain_one(monkeypatch: p
 
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("change", [True, False])
-def test_a_tensor_that_is_met_under_another_class_is_the_same(
+def test_a_tensor_seen_under_another_class_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: bool, change: bool
 ) -> None:
     fake_gpu.install(monkeypatch)()

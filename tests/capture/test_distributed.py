@@ -1,4 +1,4 @@
-"""Several ranks on one machine: each writes its own part of one run, and says which gradients it saw."""
+"""Several ranks on one machine: each writes its own part of one run, and reports which gradients it saw."""
 
 from __future__ import annotations
 

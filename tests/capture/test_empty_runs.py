@@ -1,4 +1,4 @@
-"""A run in which nothing was recorded says why, on stderr and in itself."""
+"""A run without records reports the reason, on stderr and in the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 import tensortap as tt
 
 
-def said(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+def reason_on_stderr(capsys: pytest.CaptureFixture[str], path: Path) -> str:
     """The one line on stderr; the run has it as well."""
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"tensortap: nothing was recorded into {path}: ")
@@ -24,7 +24,7 @@ def test_a_model_that_is_never_called(run_path: Path, capsys: pytest.CaptureFixt
     model = nn.Linear(2, 2)
     with tt.capture(model, run_path):
         pass
-    assert "no module of the tapped model ran" in said(capsys, run_path)
+    assert "no module of the tapped model ran" in reason_on_stderr(capsys, run_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -39,7 +39,7 @@ def test_a_model_that_is_compiled_after_the_tap(run_path: Path, capsys: pytest.C
         else:
             model.compile(backend="aot_eager")
         called(torch.ones(1, 2)).sum().backward()
-    assert "compiled" in said(capsys, run_path)
+    assert "compiled" in reason_on_stderr(capsys, run_path)
 
 
 def test_steps_of_which_none_has_run(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,21 +48,21 @@ def test_steps_of_which_none_has_run(run_path: Path, capsys: pytest.CaptureFixtu
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             tap.step()
-    assert "none of the steps 0 to 3" in said(capsys, run_path)
+    assert "none of the steps 0 to 3" in reason_on_stderr(capsys, run_path)
 
 
 def test_kinds_of_which_none_came(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2, 2)
     with tt.capture(model, run_path, kinds="grad_output"):
         model(torch.ones(1, 2))
-    assert "kinds=grad_output" in said(capsys, run_path)
+    assert "kinds=grad_output" in reason_on_stderr(capsys, run_path)
 
 
 def test_nothing_but_evaluation(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2, 2)
     with tt.capture(model, run_path, optimizer=torch.optim.SGD(model.parameters())), torch.no_grad():
         model(torch.ones(1, 2))
-    assert "leave optimizer= out" in said(capsys, run_path)
+    assert "leave optimizer= out" in reason_on_stderr(capsys, run_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -75,10 +75,10 @@ def test_trained_compiled_and_evaluated_uncompiled(run_path: Path, capsys: pytes
         optimizer.step()
         with torch.no_grad():
             model(torch.ones(1, 2))
-    assert "compiled" in said(capsys, run_path)
+    assert "compiled" in reason_on_stderr(capsys, run_path)
 
 
-def test_a_run_with_records_says_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_records_prints_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with tt.capture(model, run_path):
         model[0](torch.ones(1, 2))

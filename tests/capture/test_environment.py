@@ -1,4 +1,4 @@
-"""What a run says of the process it was captured in."""
+"""The environment that a run records."""
 
 from __future__ import annotations
 

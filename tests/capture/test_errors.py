@@ -1,4 +1,4 @@
-"""When the disk fails, the step in progress is whole, one clear error comes at its end, and what was there stays."""
+"""If the disk fails, the step in progress completes, one error follows at its end, and earlier records stay."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def broken(*_: Any) -> Any:
 PLACES = [
     pytest.param(CoverageBook, "called", id="in a hook"),
     pytest.param(Watcher, "end_step", id="at the end of a step"),
-    pytest.param(Watcher, "_drop_passing", id="when hooks are removed"),
+    pytest.param(Watcher, "_drop_step_hooks", id="when hooks are removed"),
     pytest.param(UncountedSteps, "notice", id="at close"),
 ]
 
 
 @pytest.mark.parametrize(("cls", "name"), PLACES)
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_an_error_of_ours_anywhere_stops_the_recording_alone(
+def test_an_error_inside_the_tap_stops_only_the_recording(
     run_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -166,7 +166,7 @@ def test_an_error_of_ours_anywhere_stops_the_recording_alone(
     name: str,
     framework: str,
 ) -> None:
-    """The reason is on stderr, in the run, and in what `show` says of it."""
+    """The reason is on stderr, in the run, and in the output of `show`."""
     library = pytest.importorskip(framework)
     model = library.nn.Linear(3, 2)
     with tt.capture(model, run_path) as tap:

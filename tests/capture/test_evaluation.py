@@ -100,7 +100,7 @@ def test_with_and_without_evaluation_the_same_is_recorded(tmp_path: Path, evalua
 
 
 def test_evaluation_inside_a_step_is_not_a_micro_step(tmp_path: Path) -> None:
-    """As of a second network that is the model itself: its targets are computed without autograd in each step."""
+    """The model computes its own targets without autograd in each step."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tt.capture(model, tmp_path / "a", optimizer=optimizer):

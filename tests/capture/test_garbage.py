@@ -1,4 +1,4 @@
-"""Garbage collections are put off while a device's tensors are tapped, and as frequent as before afterwards."""
+"""Garbage collections are rarer while a device's tensors are tapped, and as frequent as before afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opened(path: Path) -> Tap:
     return tt.capture(torch.nn.Linear(2, 2), path)
 
 
-def test_the_youngest_and_the_full_ones_are_put_off(tmp_path: Path) -> None:
+def test_young_and_full_collections_become_rarer(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
         assert gc.get_threshold() == (2100, 10, 100)
     assert gc.get_threshold() == (700, 10, 10)
@@ -55,7 +55,7 @@ def test_a_tap_that_is_dropped_is_one_that_is_closed(tmp_path: Path) -> None:
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_what_somebody_else_has_set_stays(tmp_path: Path) -> None:
+def test_thresholds_that_other_code_sets_stay(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
         gc.set_threshold(5000, 20, 40)
     assert gc.get_threshold() == (5000, 20, 40)

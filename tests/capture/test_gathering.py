@@ -1,6 +1,6 @@
 """Tensors that are read together, a little after they were seen: only where that makes no difference.
 
-A CPU stands in for the device, which reads what was put off when a few have come together.
+A CPU acts as the device, which runs deferred reads once a few have accumulated.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OUTPUT_BYTES = 4 * 8 * 4
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeReader]:
-    """What is put off is read when four more of a chain's outputs have come, at the latest."""
+    """Deferred reads run after four more outputs of a chain at the latest."""
     with fake_gpu.window(monkeypatch, 4 * OUTPUT_BYTES):
         yield fake_gpu.install(monkeypatch)()
 
 
 class Chain(nn.Module):
-    """Linear modules; `between` may change what one has put out before the next takes it."""
+    """Linear modules; `between` may change an output before the next module receives it."""
 
     def __init__(self, between: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Chain(nn.Module):
 def record(
     path: Path, between: Callable[[int, int, torch.Tensor], torch.Tensor], count: int, micros: int = 1, **options: Any
 ) -> Any:
-    """`between` is told the step, and in each of its micro steps a hundred more."""
+    """`between` receives the step, plus a hundred for each micro step."""
     torch.manual_seed(0)
     now = [0]
     model = Chain(lambda number, x: between(now[0] // micros, now[0] % micros * 100 + number, x))
@@ -83,7 +83,7 @@ def test_the_run_is_the_same(tmp_path: Path, patient: FakeReader) -> None:
 @pytest.mark.parametrize("changed", [{0}, {1, 4}, {2, 3}, {5}, {0, 2, 4}, {101}, {3, 104}])
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("kinds", ["output", ("input", "output", "grad_output", "param_grad")])
-def test_what_is_changed_in_every_step_is_never_put_off(
+def test_a_tensor_that_changes_in_every_step_is_never_deferred(
     tmp_path: Path, patient: FakeReader, changed: set[int], counted: bool, kinds: Any
 ) -> None:
     def double(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
     assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
 
 
-def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, patient: FakeReader) -> None:
+def test_an_unexpected_change_is_reported_and_not_recorded(tmp_path: Path, patient: FakeReader) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2) if number == 2 and step >= 2 else x
 
@@ -135,7 +135,7 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
     assert tt.compare(tmp_path / "run", tmp_path / "run").verdict == "match"
 
 
-def test_a_change_that_nobody_counts_is_found_when_its_place_is_tried_again(
+def test_an_uncounted_change_is_found_by_the_next_trial(
     tmp_path: Path, patient: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
@@ -176,7 +176,7 @@ def test_all_is_read_when_the_forward_is_over(tmp_path: Path, patient: FakeReade
     assert patient.waited
 
 
-def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, patient: FakeReader) -> None:
+def test_notices_are_in_the_run_although_training_failed(tmp_path: Path, patient: FakeReader) -> None:
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if step == 4:
             raise ZeroDivisionError
@@ -187,7 +187,7 @@ def test_what_was_noticed_is_in_the_run_though_training_failed(tmp_path: Path, p
     assert any("parts.2" in notice for notice in tt.open(tmp_path / "run").notices)
 
 
-def test_what_needs_no_gradient_and_what_is_kept_whole_is_read_at_once(tmp_path: Path, patient: FakeReader) -> None:
+def test_tensors_without_gradient_and_kept_tensors_are_read_at_once(tmp_path: Path, patient: FakeReader) -> None:
     record(tmp_path / "whole", plainly, 3, keep="tensors")
     with torch.no_grad():
         model = Chain(lambda number, x: x)

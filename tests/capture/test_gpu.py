@@ -141,7 +141,7 @@ def test_several_streams(tmp_path: Path) -> None:
     assert all(summarize(run.load(record)).digest == record.summary.digest for record in run)
 
 
-def test_a_graph_being_captured_is_said(tmp_path: Path) -> None:
+def test_a_graph_being_captured_is_reported(tmp_path: Path) -> None:
     model = torch.nn.Linear(64, 64).cuda()
     x = torch.randn(8, 64, device="cuda")
     with torch.no_grad(), tt.capture(model, tmp_path / "run", kinds=("input", "output")) as tap:
@@ -159,7 +159,7 @@ def test_a_graph_being_captured_is_said(tmp_path: Path) -> None:
 def test_memory_does_not_grow(tmp_path: Path) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
     x = torch.randn(512, 256, device="cuda")
-    gc.collect()  # what other tests have left
+    gc.collect()  # leftovers of other tests
     with tt.capture(model, tmp_path / "run", keep="tensors", max_buffer=8 << 20) as tap:
         seen = []
         for _ in range(20):

@@ -210,7 +210,7 @@ def test_a_full_run_raises_where_errors_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, -1, 1.5, "2GiB"])
-def test_a_bound_that_cannot_be_meant(bound: Any) -> None:
+def test_an_invalid_bound_is_refused(bound: Any) -> None:
     model = Library("torch").model()
     with pytest.raises(UsageError, match="max_memory"):
         tt.capture(model, max_memory=bound)
@@ -260,7 +260,7 @@ def test_memory_is_freed_when_the_next_run_begins() -> None:
         gc.enable()
 
 
-# --- what takes a run ------------------------------------------------------------------------------------------------
+# --- functions that take a run ----------------------------------------------------------------------------------------
 KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
 
 
@@ -321,7 +321,7 @@ def test_bfloat16_is_kept_bit_for_bit(run_path: Path) -> None:
         assert torch.equal(memory.torch(ours), disk.torch(theirs))
 
 
-def test_nothing_is_said_below_the_bound(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_below_the_bound(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(library, keep="tensors")
     assert not capsys.readouterr().err
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the sy
 
 
 class TooLate(Exception):
-    """What the user's handler raises."""
+    """The exception that the user's handler raises."""
 
 
 class Deadline:
@@ -114,7 +114,7 @@ def test_it_reaches_the_user_from_the_end_of_a_step(
 
 @pytest.mark.parametrize("kind", ["output", "grad_output"])
 @pytest.mark.parametrize("framework", STEPS)
-def test_a_user_who_catches_it_goes_on(
+def test_training_continues_if_the_user_catches_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     alarm: Any,

@@ -1,4 +1,4 @@
-"""What waits in a lane is what was seen, whatever happens meanwhile: the records are those of reading at once."""
+"""Deferred reads in a lane give the same records as immediate reads, even if tensors change meanwhile."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_nothing_waits_longer_than_its_forward_or_backward(tmp_path: Path, new_g
     assert gpu.gpu.together_
 
 
-def test_large_tensors_are_neither_put_off_nor_read_twice(
+def test_large_tensors_are_neither_deferred_nor_read_twice(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("lane", "deferred"):
@@ -216,7 +216,7 @@ def test_a_launch_that_fails_at_the_end_of_backward_breaks_the_tap_only(
     tap.close()
 
 
-def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Path, new_gpu: Any) -> None:
+def test_an_unexpected_change_is_reported_and_not_recorded(tmp_path: Path, new_gpu: Any) -> None:
     now = [0]
 
     def change(number: int, x: torch.Tensor) -> torch.Tensor:
@@ -241,7 +241,7 @@ def test_a_change_that_comes_as_a_surprise_is_told_and_not_recorded(tmp_path: Pa
 
 @pytest.mark.parametrize("fails", ["end_step", "collect", "close"])
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_what_was_noticed_is_told_though_the_device_fails_at_the_end(
+def test_notices_are_reported_although_the_device_fails_at_the_end(
     tmp_path: Path,
     new_gpu: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -276,7 +276,7 @@ def test_what_was_noticed_is_told_though_the_device_fails_at_the_end(
     assert "parts.2: output 0 was changed in place" in told
 
 
-def test_what_was_found_before_the_device_failed_is_waited_for(
+def test_results_from_before_a_device_failure_are_awaited(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of the last whole step are still on their way when the device fails."""
@@ -354,7 +354,7 @@ def test_a_first_batch_that_is_larger_than_the_others(
         alike(tmp_path, new_gpu, lambda: Blocks(24, change_an_earlier_one), step, kinds="output", classes="Linear")
 
 
-def test_places_that_are_not_met_in_every_step_are_tried_again_too(
+def test_slots_that_are_not_in_every_step_are_tried_again(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
@@ -384,10 +384,8 @@ def test_places_that_are_not_met_in_every_step_are_tried_again_too(
     assert told == {f"parts.{number}" for number in range(6)}
 
 
-def test_many_small_tensors_come_to_be_read_together(
-    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch that is full cuts trials short. They are made up for."""
+def test_many_small_tensors_are_read_together(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full batch cuts trials short; they are repeated later."""
     monkeypatch.setattr(torch_lane, "SLOTS", 64)
     gpu = new_gpu()
     model = Blocks(100, nothing)
@@ -437,7 +435,7 @@ def test_any_program_that_does_the_same_in_every_step(
     def step(model: nn.Module, number: int, tap: Any) -> None:
         for micro[0] in range(micros):
             output = model(torch.randn(4 if number % 2 else 16, 8))
-            if not changes:  # autograd would refuse to go through what was changed
+            if not changes:  # autograd would refuse the changed tensor
                 output.square().sum().backward()
 
     with fake_gpu.window(monkeypatch, dice.choice([0, 300, 2000, 10_000])):
@@ -446,7 +444,7 @@ def test_any_program_that_does_the_same_in_every_step(
 
 @pytest.mark.parametrize("change", [nothing, counted(1), unseen(1)])
 def test_a_tensor_that_waits_and_is_then_kept_whole(tmp_path: Path, new_gpu: Any, change: Any) -> None:
-    """It is met again as the next module's input, whose tensors are kept, and changed only after that."""
+    """It is seen again as the next module's input, whose tensors are kept, and changed only after that."""
 
     class Pairs(nn.Module):
         def __init__(self) -> None:
@@ -468,9 +466,7 @@ def test_a_tensor_that_waits_and_is_then_kept_whole(tmp_path: Path, new_gpu: Any
         assert {r.key.module for r in kept} == {f"second.{n}" for n in range(4)} and len(kept) == 5 * 8
 
 
-def test_an_interrupt_leaves_no_row_that_nobody_has_read(
-    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_no_unread_row(tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     new_gpu()
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     torch.manual_seed(0)
@@ -529,7 +525,7 @@ def test_nothing_is_launched_into_a_graph_that_is_being_captured(
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     launched: list[int] = []
 
-    def unreadable(self: Any, tensor: torch.Tensor) -> str:  # as of tensors that are on a GPU
+    def unreadable(self: Any, tensor: torch.Tensor) -> str:  # as for tensors on a GPU
         return "captured" if torch.cuda.is_current_stream_capturing() else ""
 
     monkeypatch.setattr(Torch, "unreadable", unreadable)
@@ -555,7 +551,7 @@ def test_nothing_is_launched_into_a_graph_that_is_being_captured(
     assert seen == {3: list("012345"), 4: list("012"), 5: list("012345")}
 
 
-def test_what_comes_now_is_recorded_after_what_came_before_and_waits(tmp_path: Path, new_gpu: Any) -> None:
+def test_immediate_reads_come_after_earlier_deferred_ones(tmp_path: Path, new_gpu: Any) -> None:
     """Tensors without gradient never wait; those around them do."""
 
     class Mixed(nn.Module):
@@ -576,7 +572,7 @@ def test_what_comes_now_is_recorded_after_what_came_before_and_waits(tmp_path: P
     assert order == [(f"parts.{number}", kind) for number in range(9) for kind in ("input", "output")]
 
 
-def test_what_is_met_again_waits_with_the_others(tmp_path: Path, new_gpu: Any) -> None:
+def test_a_tensor_seen_again_waits_with_the_others(tmp_path: Path, new_gpu: Any) -> None:
     class Fan(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -599,7 +595,7 @@ def test_what_is_met_again_waits_with_the_others(tmp_path: Path, new_gpu: Any) -
     assert gpu.gpu.alone - alone == 1, "the first input needs no gradient; no other input is read again"
 
 
-def test_an_interrupt_while_many_are_looked_at_loses_one_at_most(
+def test_an_interrupt_during_many_reads_loses_one_at_most(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_gpu()
@@ -626,7 +622,7 @@ def test_an_interrupt_while_many_are_looked_at_loses_one_at_most(
     assert seen == {8: list("012345"), 9: list("01345"), 10: list("012345")}
 
 
-def test_what_is_looked_at_when_a_backward_ends_is_so_under_the_taps_own_lock(tmp_path: Path, new_gpu: Any) -> None:
+def test_reads_at_the_end_of_a_backward_hold_the_taps_lock(tmp_path: Path, new_gpu: Any) -> None:
     """It may end in another thread than the one in which something else is being recorded."""
     gpu = new_gpu()
     model = Blocks(6, nothing)
@@ -648,9 +644,7 @@ def test_what_is_looked_at_when_a_backward_ends_is_so_under_the_taps_own_lock(tm
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 @pytest.mark.parametrize("processors", [132, 160])
-def test_as_much_as_may_wait_on_any_device_leaves_no_more_than_there_is_room_for(
-    itemsize: int, processors: int
-) -> None:
+def test_the_largest_deferred_batch_fits_its_buffers(itemsize: int, processors: int) -> None:
     most = min(torch_lane._MOST_WAITING + torch_lane.TOO_LARGE, MOST_TOGETHER * torch_lane.TOO_LARGE)
     for megabytes in range(1, torch_lane.TOO_LARGE >> 20):
         count = min(MOST_TOGETHER, most // (megabytes << 20))

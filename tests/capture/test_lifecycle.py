@@ -1,4 +1,4 @@
-"""A tap comes off cleanly whatever happens, and copies, second taps and forgotten taps do no harm."""
+"""A tap is removed cleanly in every case; copies, second taps and forgotten taps do no harm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_plain_object_and_close_twice(run_path: Path) -> None:
 
 
 class Failing(nn.Module):
-    """Raises in forward or in backward when told to."""
+    """Raises in forward or in backward on request."""
 
     class Backward(torch.autograd.Function):
         @staticmethod

@@ -14,7 +14,7 @@ from support.tapping import ALL_KINDS, coverage
 
 
 class TwoOutputs(torch.autograd.Function):
-    """Twice and three times its input; it wants no zeros for what is not used."""
+    """Returns twice and three times its input; requests no zeros for unused outputs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +99,7 @@ def test_a_check_goes_on(tmp_path: Path) -> None:
 
 
 class Apart(torch.autograd.Function):
-    """Twice its first and three times its second input; it sends back nothing for what is not used."""
+    """Returns twice its first and three times its second input; sends no gradient for unused outputs."""
 
     @staticmethod
     def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +126,7 @@ class TwoWays(nn.Module):
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-def test_a_check_sends_no_zeros_to_who_gets_no_gradient(tmp_path: Path, isolate: bool) -> None:
+def test_a_check_sends_no_zeros_to_parameters_without_gradient(tmp_path: Path, isolate: bool) -> None:
     torch.manual_seed(0)
     model = TwoWays()
     with tt.capture(model, tmp_path / "reference", keep="tensors", kinds=ALL_KINDS):

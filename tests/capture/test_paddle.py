@@ -209,7 +209,7 @@ def test_recompute_gives_the_same_keys_and_bits(tmp_path: Path, reentrant: bool)
         x = batch()
         x.stop_gradient = False
         run, tap = tapped(Recomputed(mode), tmp_path / str(mode), x)
-        # The root's own share passes through recompute's PyLayer, on which paddle runs no hooks: it is said instead.
+        # The root's own share passes through recompute's PyLayer, on which paddle runs no hooks, which is reported.
         runs.append({k: v for k, v in everything(run).items() if (k.module, k.kind) != ("", "grad_input")})
         assert ("cannot be watched" in coverage(tap)[""][1]) == (mode is True)
         assert {row.calls for row in tap.coverage if row.status == "seen"} == {1}
@@ -246,7 +246,7 @@ def test_dtypes(run_path: Path, dtype: str) -> None:
     assert np.array_equal(bits, np.ascontiguousarray(x.numpy()).view(np.uint8).reshape(-1))
 
 
-def test_sparse_gradients_are_said(run_path: Path) -> None:
+def test_sparse_gradients_are_reported(run_path: Path) -> None:
     model = nn.Embedding(7, 4, sparse=True)
     with tt.capture(model, run_path) as tap:
         model(paddle.to_tensor([1, 1, 3])).sum().backward()

@@ -39,7 +39,7 @@ class Fails(nn.Layer):
 
 
 class Forgives(nn.Layer):
-    """Catches what its child raises, and calls it once more."""
+    """Catches the exception of its child, and calls the child again."""
 
     def __init__(self) -> None:
         super().__init__()

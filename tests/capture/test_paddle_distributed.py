@@ -217,7 +217,7 @@ def test_a_wrapper_that_calls_itself_counts_once(run_path: Path) -> None:
     assert sorted({r.key.step for r in tt.open(run_path)}) == [0, 1, 2]
 
 
-def test_what_holds_no_optimizer_is_refused(run_path: Path) -> None:
+def test_an_object_without_an_optimizer_is_refused(run_path: Path) -> None:
     model = Net()
     with pytest.raises(UsageError, match=r"takes a paddle.optimizer.Optimizer, or a wrapper around one, not a Own"):
         tt.capture(model, run_path, optimizer=Own(model))

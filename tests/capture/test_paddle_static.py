@@ -48,7 +48,7 @@ def saved(model: Any, path: Path) -> dict[str, bytes]:
     return {file.name: re.sub(rb"_\d+/", b"/", file.read_bytes()) for file in path.iterdir()}
 
 
-def test_jit_save_writes_what_it_would_write_and_the_tap_goes_on(tmp_path: Path) -> None:
+def test_jit_save_writes_the_same_files_and_the_tap_continues(tmp_path: Path) -> None:
     model = net()
     plain = saved(model, tmp_path / "plain")
     with tt.capture(model, tmp_path / "run") as tap:
@@ -120,7 +120,7 @@ def test_a_compiled_part_of_a_model(run_path: Path, full_graph: bool) -> None:
 
 
 @both_compilers
-def test_a_compiled_function_that_calls_the_model_is_left_alone_and_said(run_path: Path, full_graph: bool) -> None:
+def test_a_compiled_function_that_calls_the_model_is_reported(run_path: Path, full_graph: bool) -> None:
     def compiled(model: Any) -> Any:
         def function(x: Any) -> Any:
             return model(x) * 2
@@ -140,7 +140,7 @@ def test_a_compiled_function_that_calls_the_model_is_left_alone_and_said(run_pat
 
 
 class Branches(Net):
-    """Breaks the graph of SOT, which then runs layer by layer and compiles every frame that it meets."""
+    """Breaks the graph of SOT, which then runs layer by layer and compiles every frame."""
 
     def forward(self, x: Any, scale: float = 1.0) -> Any:
         y = self.first(x)

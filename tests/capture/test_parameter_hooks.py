@@ -75,7 +75,7 @@ def test_a_parameter_that_was_taken_away(tmp_path: Path) -> None:
     assert recorded(tmp_path / "a", 1) == digests(gradients) and "1.bias" not in gradients
 
 
-def test_what_a_hook_of_the_users_makes_of_a_gradient_is_recorded_whenever_it_was_put_on(tmp_path: Path) -> None:
+def test_a_gradient_replaced_by_a_users_hook_is_recorded(tmp_path: Path) -> None:
     model = model_of_two()
     gradients = []
     with tt.capture(model, tmp_path / "a") as tap:
@@ -103,7 +103,7 @@ def test_one_that_is_frozen_for_a_while(tmp_path: Path) -> None:
         assert recorded(tmp_path / "a", number) == digests(each)
 
 
-def test_none_is_there_in_a_step_that_nobody_records(tmp_path: Path) -> None:
+def test_there_are_no_hooks_in_an_unrecorded_step(tmp_path: Path) -> None:
     model = model_of_two()
     seen = []
     with tt.capture(model, tmp_path / "a", steps=[0, 2]) as tap:
@@ -114,7 +114,7 @@ def test_none_is_there_in_a_step_that_nobody_records(tmp_path: Path) -> None:
     assert {r.key.step for r in tt.open(tmp_path / "a") if r.key.kind == "param_grad"} == {0, 2}
 
 
-def test_a_backward_that_comes_after_its_step_is_nobodys(tmp_path: Path) -> None:
+def test_a_backward_after_its_step_belongs_to_no_step(tmp_path: Path) -> None:
     model = model_of_two()
     with tt.capture(model, tmp_path / "a") as tap:
         step(model, tap)

@@ -57,7 +57,7 @@ def test_keep_as_a_mapping_takes_the_first_pattern(run_path: Path) -> None:
     assert all(record.summary.elements for record in run)
 
 
-def test_a_pattern_that_keeps_nothing_is_told(run_path: Path) -> None:
+def test_a_pattern_that_keeps_nothing_is_reported(run_path: Path) -> None:
     run, tap = tapped(net(), run_path, modules="1*", keep={"1.O": "tensors", "0": "tensors", "*": "summary"})
     said = [notice for notice in tap.notices if notice.startswith("keep:")]
     assert len(said) == 2 and all(notice in " ".join(run.notices) for notice in said)
@@ -97,14 +97,14 @@ def test_rank_from_the_launcher(run_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads((run_path / "run.json").read_text())["world"] == 2
 
 
-def test_the_run_says_how_it_was_read(tmp_path: Path) -> None:
+def test_the_run_records_how_it_was_read(tmp_path: Path) -> None:
     runs = {gather: tapped(net(), tmp_path / str(gather), gather=gather)[0] for gather in (True, False)}
     assert [run.info["config"]["gather"] for run in runs.values()] == [True, False]
     said = {setting.name: setting for setting in settings(runs[True].info, runs[False].info)}["gather"]
     assert (said.reference, said.candidate) == ("on", "off")
 
 
-def test_a_run_that_does_not_say_how_it_was_read(tmp_path: Path) -> None:
+def test_a_run_without_the_gather_option(tmp_path: Path) -> None:
     """As those of older versions."""
     torch.manual_seed(0)
     model = net()
@@ -147,7 +147,7 @@ def test_optimizer_counts_the_steps(run_path: Path) -> None:
         ({"compiled": "yes"}, "eager"),
     ],
 )
-def test_arguments_that_cannot_be_meant(run_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(run_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tt.capture(net(), run_path, **options)
     assert not run_path.exists()
@@ -166,7 +166,7 @@ def test_wrappers_are_stripped(tmp_path: Path) -> None:
     assert {r.cls for r in plain} == {r.cls for r in wrapped}
 
 
-def test_a_module_called_module_is_no_wrapper(run_path: Path) -> None:
+def test_a_module_called_module_is_not_a_wrapper(run_path: Path) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""grad_input of tensors that one operation made, as a split does: paddle's graph does not tell them apart."""
+"""grad_input of tensors that one operation made, such as a split: paddle's graph does not distinguish them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def total(output: Any, *_parts: Any) -> Any:
 def taken(
     framework: Any, path: Path, cut: str | Callable[..., Any], mix: Callable[..., Any], loss: Callable[..., Any] = total
 ) -> tuple[dict[str, float], str]:
-    """The gradients at the inputs of `mix`, which all hold one number each, and what is said of the module."""
+    """The gradients at the inputs of `mix`, which all hold one number each, and the remark on the module."""
     model = model_of(framework, CUTS[framework][cut] if isinstance(cut, str) else cut, mix, loss)
     with tt.capture(model, path, keep="tensors", kinds=("grad_input",)) as tap:
         model(framework.ones([4, 4])).backward()
@@ -94,7 +94,7 @@ def test_one_that_is_used_twice_gets_the_sum(framework: Any, run_path: Path) -> 
 
 
 @both
-def test_the_same_tensor_twice_beside_its_sibling(framework: Any, run_path: Path) -> None:
+def test_the_same_tensor_twice_next_to_its_sibling(framework: Any, run_path: Path) -> None:
     def cut(y: Any) -> Any:
         a, b = CUTS[framework]["split"](y)
         return a, b, a
@@ -110,7 +110,7 @@ def test_one_that_the_module_does_not_use_has_none(framework: Any, run_path: Pat
 
 
 @both
-def test_different_shapes_tell_them_apart_whoever_else_uses_them(framework: Any, run_path: Path) -> None:
+def test_different_shapes_distinguish_gradients(framework: Any, run_path: Path) -> None:
     found = taken(
         framework,
         run_path,
@@ -139,7 +139,7 @@ def test_indices_that_take_part_in_autograd_get_no_gradient(run_path: Path) -> N
 
 
 @both
-def test_what_a_module_sends_is_what_the_one_with_several_outputs_gets(framework: Any, run_path: Path) -> None:
+def test_gradients_sent_to_a_module_with_several_outputs(framework: Any, run_path: Path) -> None:
     model = model_of(framework, CUTS[framework]["split"], lambda a, b: a.sin() * b + a, total)
     with tt.capture(model, run_path, keep="tensors", kinds=("grad_input", "grad_output")) as tap:
         model(framework.arange(16).reshape([4, 4]) * 0.1).backward()
@@ -153,15 +153,15 @@ def test_what_a_module_sends_is_what_the_one_with_several_outputs_gets(framework
     assert np.allclose(sent["mix", 0, "1"], np.sin(x[:, :2]), rtol=1e-5)
 
 
-# --- what only paddle does not tell ----------------------------------------------------------------------------------
-def test_what_others_send_first_is_never_taken_for_the_modules_own(run_path: Path) -> None:
+# --- ambiguous on paddle only ----------------------------------------------------------------------------------------
+def test_earlier_gradients_of_others_are_not_attributed_to_the_module(run_path: Path) -> None:
     found, said = taken(
         paddle, run_path, "split", lambda a, b: a * 2 + b * 3, lambda output, a, b: output.sum() + (a * 7).sum()
     )
     assert found == {} and f"grad_input 0 {UNTOLD}" in said and f"grad_input 1 {UNTOLD}" in said
 
 
-def test_what_others_send_later_does_not_count(run_path: Path) -> None:
+def test_later_gradients_of_others_do_not_count(run_path: Path) -> None:
     found, said = taken(
         paddle,
         run_path,
@@ -172,7 +172,7 @@ def test_what_others_send_later_does_not_count(run_path: Path) -> None:
     assert (found, said) == ({"0": 2, "1": 3}, "")
 
 
-def test_equal_numbers_mislead_nobody(run_path: Path) -> None:
+def test_equal_numbers_do_not_mislead(run_path: Path) -> None:
     """The sums are 2 and 1, the shares 1 and 2, and each gradient is 1."""
     found, said = taken(
         paddle, run_path, "split", lambda a, b: a + b + b, lambda output, a, b: output.sum() + (a - b).sum()
@@ -246,7 +246,7 @@ def test_where_in_a_module(framework: Any, run_path: Path) -> None:
 
 
 @pytest.mark.parametrize("join", ["concat", "stack", "add_n"])
-def test_what_takes_lists_does_not_break_the_backward(join: str, run_path: Path) -> None:
+def test_nodes_that_take_lists_do_not_break_backward(join: str, run_path: Path) -> None:
     found, said = taken(paddle, run_path, lambda y: (y,), lambda y: getattr(paddle, join)([y, y]))
     assert found == {} and "grad_input 0 passes through a graph node that cannot be watched" in said
 

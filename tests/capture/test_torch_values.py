@@ -1,4 +1,4 @@
-"""What is recorded is what really flowed: every trap of torch's hooks, checked against the truth."""
+"""Records hold the tensors that flowed: every trap of torch's hooks, checked against direct computation."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nested_outputs_and_keyword_arguments_have_paths(run_path: Path) -> None
 
 
 def test_model_output_of_a_transformers_kind(run_path: Path) -> None:
-    """An ordered dict that is a dataclass too, and leaves out what is None, as transformers' ModelOutput does."""
+    """An ordered dict that is also a dataclass and omits None, like transformers' ModelOutput."""
     import dataclasses
     from collections import OrderedDict
 
@@ -126,7 +126,7 @@ def test_model_output_of_a_transformers_kind(run_path: Path) -> None:
     assert {p for m, _, p in values(run, "grad_output") if m == "inner"} == {"logits", "past.0.1"}
 
 
-def test_what_cannot_be_opened_is_said(run_path: Path) -> None:
+def test_values_that_cannot_be_opened_are_reported(run_path: Path) -> None:
     class Box:
         def __init__(self, tensor: torch.Tensor) -> None:
             self.tensor = tensor
@@ -244,7 +244,7 @@ def test_grad_input_is_the_modules_own_share_and_torchs_own_hook_agrees(run_path
         assert np.allclose(array, by_torch[name].numpy(), rtol=1e-6, atol=1e-9), name
 
 
-def test_one_tensor_given_twice_has_one_grad_input_and_says_so(run_path: Path) -> None:
+def test_one_tensor_given_twice_has_one_grad_input_and_a_remark(run_path: Path) -> None:
     class Mix(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a * 2 + b * 3
@@ -368,7 +368,7 @@ def test_sparse_gradients_are_recorded_dense(run_path: Path) -> None:
     assert same(values(run, "param_grad")["", 0, "weight"], model.weight.grad.to_dense())
 
 
-def test_unreadable_tensors_are_said(run_path: Path) -> None:
+def test_unreadable_tensors_are_reported(run_path: Path) -> None:
     model = nn.Linear(4, 4)
     with tt.capture(model, run_path, kinds=("input", "output")) as tap:
         torch.func.vmap(model)(zoo.batch())
@@ -423,7 +423,7 @@ def test_pipelined_micro_steps_keep_their_numbers(run_path: Path) -> None:
 
 
 def test_outputs_of_one_operation_send_one_share_back(run_path: Path) -> None:
-    """A split has one node for all its outputs: what it sends back is counted once."""
+    """A split has one node for all its outputs, and its gradient counts once."""
     model, x = zoo.Views(), zoo.batch()
     run, _ = tapped(model, run_path, x)
     first = values(run, "grad_output")["first", 0, "0"]
@@ -432,7 +432,7 @@ def test_outputs_of_one_operation_send_one_share_back(run_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_of_an_encoder_do_not_stop_the_recording(run_path: Path) -> None:
-    """With autograd off and a padding mask, torch's encoder hands nested tensors to its layers."""
+    """With autograd off and a padding mask, torch's encoder passes nested tensors to its layers."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
@@ -447,7 +447,7 @@ def test_nested_tensors_of_an_encoder_do_not_stop_the_recording(run_path: Path) 
 
 
 def test_memory_that_was_given_back_is_not_read(run_path: Path) -> None:
-    """As of parameters that are freed between uses: they have a shape, and no elements."""
+    """Parameters that are freed between uses have a shape but no elements."""
     model = nn.Linear(4, 4)
     with tt.capture(model, run_path, kinds=("param",)) as tap:
         zoo.loss_of(model(zoo.batch()))

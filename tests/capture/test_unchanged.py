@@ -94,7 +94,7 @@ def test_every_kind_alone(tmp_path: Path, kind: str, keep: Any) -> None:
 
 
 def test_the_residual_model_would_notice_a_private_edge() -> None:
-    """The guard's guard: an identity before the gated block does change the last bits of this model's gradients."""
+    """Control: an identity before the gated block does change the last bits of this model's gradients."""
 
     class Edged(zoo.Residual):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,14 +125,14 @@ def test_nothing_outlives_the_step(run_path: Path) -> None:
 
 
 class Marked(torch.Tensor):
-    """A tensor of a class of its own, as libraries have them."""
+    """A tensor subclass, as some libraries define."""
 
 
 @pytest.mark.parametrize(
     "kind_of", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64, Marked]
 )
 @pytest.mark.parametrize("keep", ["summary", "tensors"])
-def test_what_was_seen_may_still_be_resized(run_path: Path, kind_of: Any, keep: str) -> None:
+def test_a_seen_tensor_can_still_be_resized(run_path: Path, kind_of: Any, keep: str) -> None:
     """As programs do that free parameters and activations between uses."""
     model = nn.Identity()
     x = torch.ones(4, 6).as_subclass(Marked) if kind_of is Marked else torch.ones(4, 6).to(kind_of)

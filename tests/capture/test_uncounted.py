@@ -1,4 +1,4 @@
-"""A training loop that nobody counts the steps of is told; one step of many forwards is not."""
+"""A training loop with uncounted steps is reported; one step of many forwards is not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loss(model: nn.Module) -> torch.Tensor:
     return model(torch.randn(6, 4)).square().sum()
 
 
-def told(path: Path) -> list[str]:
+def uncounted_notices(path: Path) -> list[str]:
     return [notice for notice in tt.open(path).notices if "tap.step()" in notice]
 
 
@@ -42,9 +42,9 @@ def test_a_loop_that_counts_no_steps(run_path: Path, name: str, kinds: tuple[str
             optimizer.zero_grad()
             loss(model).backward()
             optimizer.step()
-    (said,) = told(run_path)
-    assert "3 forwards" in said and "optimizer=" in said
-    assert any(said.endswith(notice) for notice in tap.notices)
+    (notice_line,) = uncounted_notices(run_path)
+    assert "3 forwards" in notice_line and "optimizer=" in notice_line
+    assert any(notice_line.endswith(notice) for notice in tap.notices)
 
 
 def test_gradients_that_add_up_are_one_step(run_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_gradients_that_add_up_are_one_step(run_path: Path) -> None:
         for _ in range(4):
             loss(model).backward()
         optimizer.step()
-    assert not told(run_path)
+    assert not uncounted_notices(run_path)
 
 
 @pytest.mark.parametrize("counted", ["tap.step()", "optimizer="])
@@ -68,7 +68,7 @@ def test_a_loop_that_counts(run_path: Path, counted: str) -> None:
             optimizer.step()
             if counted == "tap.step()":
                 tap.step()
-    assert not told(run_path)
+    assert not uncounted_notices(run_path)
 
 
 def test_evaluation_and_a_load_are_no_training(run_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_evaluation_and_a_load_are_no_training(run_path: Path) -> None:
             for _ in range(3):
                 loss(model)
         loss(model).backward()
-    assert not told(run_path)
+    assert not uncounted_notices(run_path)
 
 
-def test_a_repeated_forward_is_no_step(run_path: Path) -> None:
+def test_a_repeated_forward_is_not_a_step(run_path: Path) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +98,7 @@ def test_a_repeated_forward_is_no_step(run_path: Path) -> None:
     with tt.capture(model, run_path):
         loss(model).backward()
         optimizer.step()
-    assert not told(run_path)
+    assert not uncounted_notices(run_path)
 
 
 def test_paddle(run_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_paddle(run_path: Path) -> None:
                     model(paddle.ones([3, 4])).sum().backward()
                 optimizer.step()
                 optimizer.clear_grad()
-        assert len(told(run_path)) == expected
+        assert len(uncounted_notices(run_path)) == expected

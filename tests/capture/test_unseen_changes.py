@@ -1,4 +1,4 @@
-"""Changes that no version counts, views that nobody used, and modules of unusual make."""
+"""Changes that no version counts, unused views, and unusual modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.tapping import coverage, values
 
 
 def test_an_optimizer_that_counts_no_version(tmp_path: Path) -> None:
-    """A fused step changes two rows of a large table; neither the version nor a few samples would tell."""
+    """A fused step changes two rows of a large table; neither the version nor a few samples would show it."""
     for name, rate in (("a", 0.1), ("b", 0.5)):
         torch.manual_seed(0)
         model = nn.Embedding(1000, 64)
@@ -116,7 +116,7 @@ def test_the_last_output_changed_in_place(run_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_scripted_module_is_said_to_be_unseen(run_path: Path) -> None:
+def test_a_scripted_module_is_reported_as_unseen(run_path: Path) -> None:
     model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), nn.Linear(4, 4))
     with tt.capture(model, run_path) as tap:
         model(torch.randn(2, 3)).sum().backward()

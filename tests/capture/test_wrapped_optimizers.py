@@ -58,7 +58,7 @@ def test_inspection_watches_through_the_wrapper() -> None:
 
 
 class Holder:
-    """Steps what it holds, and shows nothing of it."""
+    """Steps the optimizer that it holds, without exposing it."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer

@@ -1,4 +1,4 @@
-"""A small run on disk, and the command line to look at it with."""
+"""A small run on disk, and the command line that shows it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def write(path: Path, steps: int = 2, rank: int = 0, world: int = 1, extra: tupl
         writer.coverage([*rows, Coverage("layers.1.drop", "Dropout", "never called", 0, "unused")])
 
 
-class Said:
-    """What one call of the command line did."""
+class CommandResult:
+    """The result of one call of the command line."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -56,7 +56,7 @@ class Said:
         return [line.split() for line in lines[start + 1 :] if "f32" in line.split()]
 
 
-def call(capsys: pytest.CaptureFixture[str], *args: object) -> Said:
+def call(capsys: pytest.CaptureFixture[str], *args: object) -> CommandResult:
     before = sys.argv
     sys.argv = ["tensortap", *map(str, args)]
     try:
@@ -65,4 +65,4 @@ def call(capsys: pytest.CaptureFixture[str], *args: object) -> Said:
     finally:
         sys.argv = before
     out, err = capsys.readouterr()
-    return Said(int(end.value.code or 0), out, err)
+    return CommandResult(int(end.value.code or 0), out, err)

@@ -19,25 +19,25 @@ def _somewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_it_says_what_a_tap_costs_and_what_limits_it(capsys: Capsys, tmp_path: Path) -> None:
+def test_it_prints_the_cost_of_a_tap_and_its_limit(capsys: Capsys, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, *SHORT, "--out", tmp_path / "scratch", "--json", tmp_path / "bench.json")
-    assert said.code == 0
-    assert max(map(len, said.out.splitlines())) <= 80
-    table = said.out.partition("what the machine can do")[0]
+    ended = call(capsys, *SHORT, "--out", tmp_path / "scratch", "--json", tmp_path / "bench.json")
+    assert ended.code == 0
+    assert max(map(len, ended.out.splitlines())) <= 80
+    table = ended.out.partition("what the machine can do")[0]
     rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
     facts = json.loads((tmp_path / "bench.json").read_text())
     for way in ("plain", "summary", "tensors"):
         assert f"{facts['ways'][way]['ratio']:.3f}×" in rows[way]
-    assert "summary is limited by" in said.out
-    assert "tensors is limited by" in said.out
+    assert "summary is limited by" in ended.out
+    assert "tensors is limited by" in ended.out
     assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_json_on_stdout_is_json_alone(capsys: Capsys) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, *SHORT, "--keep", "summary", "--json", "-")
-    assert list(json.loads(said.out)["ways"]) == ["plain", "summary"]
+    ended = call(capsys, *SHORT, "--keep", "summary", "--json", "-")
+    assert list(json.loads(ended.out)["ways"]) == ["plain", "summary"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_json_on_stdout_is_json_alone(capsys: Capsys) -> None:
 )
 def test_wrong_usage(capsys: Capsys, args: tuple[str, ...], told: str) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, *SHORT, *args)
-    assert said.code == 2
-    assert told in said.err
-    assert len(said.err.splitlines()) == 1
+    ended = call(capsys, *SHORT, *args)
+    assert ended.code == 2
+    assert told in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -35,7 +35,7 @@ def test_help_lists_the_verbs(capsys: Capsys) -> None:
     assert all(f"\n  {verb} " in said.out for verb in VERBS)
 
 
-def test_help_says_of_every_verb_what_it_does(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_describes_every_verb(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     listed = call(capsys, "--help").out.partition("Commands:\n")[2].splitlines()
@@ -81,7 +81,7 @@ def test_interruption_is_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break differently there")
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path, options: list[str]) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path, options: list[str]) -> None:
     write(tmp_path / "a")
     command = [sys.executable, "-m", "tensortap", "show", str(tmp_path / "a"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pyarrow.parquet
 import pytest
 import torch
-from showing import Said, call
+from showing import CommandResult, call
 
 import tensortap as tt
 from support import comparisons
@@ -26,7 +26,7 @@ Capsys = pytest.CaptureFixture[str]
 
 
 class Asked:
-    """Stands for `tt.compare`, and remembers what it was asked."""
+    """Replaces `tt.compare`, and records its arguments."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return function
 
 
-def compare(capsys: Capsys, *args: object) -> Said:
+def compare(capsys: Capsys, *args: object) -> CommandResult:
     return call(capsys, "compare", *args)
 
 
@@ -62,12 +62,12 @@ def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: As
 
 
 def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
-    said = compare(
+    ended = compare(
         *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "rules.toml", "--step", "0,3:4"),
         *("--rank", 0, "--rank", 2, "--module", "layers.*", "--module", "(root)", "--kind", "output", "--rtol", "1e-3"),
         *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3, "--device", "cuda"),
     )
-    assert said.code == 0
+    assert ended.code == 0
     assert asked.options == {
         "reference": "matching",
         "candidate": "b",
@@ -122,11 +122,11 @@ def test_steps_that_cannot_be_meant(text: str) -> None:
         (["--json", "."], "it is a folder"),
     ],
 )
-def test_wrong_usage_is_told_before_any_work(capsys: Capsys, asked: Asked, options: list[str], hint: str) -> None:
-    said = compare(capsys, "diverged", "b", *options)
-    assert (said.code, said.out, asked.calls) == (2, "", 0)
-    assert hint in said.err
-    assert len(said.err.splitlines()) == 1
+def test_wrong_usage_is_reported_before_any_work(capsys: Capsys, asked: Asked, options: list[str], hint: str) -> None:
+    ended = compare(capsys, "diverged", "b", *options)
+    assert (ended.code, ended.out, asked.calls) == (2, "", 0)
+    assert hint in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def test_exit_codes(capsys: Capsys, scene: str, code: int) -> None:
 
 def test_the_page(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = compare(capsys, "diverged", "b")
+    ended = compare(capsys, "diverged", "b")
     golden = Path(__file__).parents[1] / "report" / "golden" / "diverged.txt"
-    assert said.out == golden.read_text(encoding="utf-8")
-    assert said.err == ""
+    assert ended.out == golden.read_text(encoding="utf-8")
+    assert ended.err == ""
 
 
 def test_verbose(capsys: Capsys) -> None:
@@ -157,9 +157,9 @@ def test_verbose(capsys: Capsys) -> None:
 def test_every_format_into_a_file(capsys: Capsys, tmp_path: Path) -> None:
     names = ("csv", "json", "junit", "markdown", "parquet")
     options = [word for name in names for word in (f"--{name}", tmp_path / name)]
-    said = compare(capsys, "diverged", "b", *options)
-    assert said.code == 1
-    assert "born here" in said.out
+    ended = compare(capsys, "diverged", "b", *options)
+    assert ended.code == 1
+    assert "born here" in ended.out
     assert len(list(csv.DictReader(io.StringIO((tmp_path / "csv").read_text())))) == 372
     assert json.loads((tmp_path / "json").read_text())["verdict"] == "diverged"
     assert ElementTree.parse(tmp_path / "junit").getroot().tag == "testsuites"
@@ -169,17 +169,17 @@ def test_every_format_into_a_file(capsys: Capsys, tmp_path: Path) -> None:
 
 
 def test_stdout_is_for_the_format_alone(capsys: Capsys) -> None:
-    said = compare(capsys, "diverged", "b", "--json", "-")
-    assert (said.code, json.loads(said.out)["verdict"]) == (1, "diverged")
-    assert said.err == f"{comparisons.SENTENCE}\n"
+    ended = compare(capsys, "diverged", "b", "--json", "-")
+    assert (ended.code, json.loads(ended.out)["verdict"]) == (1, "diverged")
+    assert ended.err == f"{comparisons.SENTENCE}\n"
     assert len(list(csv.DictReader(io.StringIO(compare(capsys, "diverged", "b", "--csv", "-").out)))) == 372
     assert ElementTree.fromstring(compare(capsys, "diverged", "b", "--junit", "-").out.encode()).tag == "testsuites"
     assert compare(capsys, "diverged", "b", "--markdown", "-", "-q").err == ""
 
 
 def test_parquet_to_stdout(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
-    said = call(capfdbinary, "compare", "diverged", "b", "--parquet", "-")  # type: ignore[arg-type]
-    assert pyarrow.parquet.read_table(io.BytesIO(said.out)).num_rows == 372  # type: ignore[arg-type]
+    ended = call(capfdbinary, "compare", "diverged", "b", "--parquet", "-")  # type: ignore[arg-type]
+    assert pyarrow.parquet.read_table(io.BytesIO(ended.out)).num_rows == 372  # type: ignore[arg-type]
 
 
 def test_a_report_that_fails_ends_with_2_and_leaves_the_others(
@@ -192,10 +192,10 @@ def test_a_report_that_fails_ends_with_2_and_leaves_the_others(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(comparison_csv, "write", full)
-    said = compare(capsys, "diverged", "b", "--csv", tmp_path / "a.csv", "--json", tmp_path / "a.json")
-    assert said.code == 2
-    assert "a.csv could not be written: No space left on device" in said.err
-    assert "born here" in said.out
+    ended = compare(capsys, "diverged", "b", "--csv", tmp_path / "a.csv", "--json", tmp_path / "a.json")
+    assert ended.code == 2
+    assert "a.csv could not be written: No space left on device" in ended.err
+    assert "born here" in ended.out
     assert os.listdir(tmp_path) == ["a.json"]
 
 
@@ -225,9 +225,9 @@ def test_a_summary_that_cannot_be_written_changes_no_verdict(
     capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary.md"))
-    said = compare(capsys, "diverged", "b")
-    assert said.code == 1
-    assert "GITHUB_STEP_SUMMARY could not be written" in said.err
+    ended = compare(capsys, "diverged", "b")
+    assert ended.code == 1
+    assert "GITHUB_STEP_SUMMARY could not be written" in ended.err
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])

@@ -27,17 +27,17 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
+def test_the_demo_prints_curves_verdict_and_mistake(capsys: Capsys) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
-    assert (said.code, said.err) == (0, "")
+    ended = call(capsys, "demo", "--steps", "2", "--keep", "tensors")
+    assert (ended.code, ended.err) == (0, "")
     order = ["twice", "loss reference candidate", "last", "✖ The runs part in layers.2.norm2 (Norm)", "born here"]
     order += ["Planted: norm-epsilon in layers.2.norm2", "names exactly this module."]
     order += ["Report for a browser: runs/demo/report.html", "Next:", "Or in Python:"]
-    told = words(said.out)
+    told = words(ended.out)
     places = [told.index(part) for part in order]
     assert places == sorted(places)
-    assert max(map(len, said.out.splitlines())) <= 80
+    assert max(map(len, ended.out.splitlines())) <= 80
     page = ReadPage(Path("runs/demo/report.html").read_text())
     assert page.head["births"][page.head["first"]]["place"] == "layers.2.norm2"
     assert page.head["details"]
@@ -50,8 +50,8 @@ def test_the_demo_tells_the_whole_story(capsys: Capsys) -> None:
 
 def test_the_commands_it_ends_with_work(capsys: Capsys) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, "demo", "--steps", "1", "--mistake", "gelu-tanh", "--out", "my runs")
-    lines = [line.strip() for line in said.out.splitlines()]
+    ended = call(capsys, "demo", "--steps", "1", "--mistake", "gelu-tanh", "--out", "my runs")
+    lines = [line.strip() for line in ended.out.splitlines()]
     commands = [line for line in lines[lines.index("Next:") :] if line.startswith("tensortap")]
     assert "tensortap show 'my runs/candidate' --module layers.3.mlp.act" in commands
     import shlex
@@ -66,27 +66,27 @@ def test_the_commands_it_ends_with_work(capsys: Capsys) -> None:
 
 def test_runs_without_a_mistake_match(capsys: Capsys) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, "demo", "--steps", "2", "--mistake", "none")
-    assert said.code == 0
-    assert "✔ The runs match" in said.out
-    assert "The losses are equal to the last bit." in said.out
-    assert "Nothing was planted, and nothing was found." in said.out
+    ended = call(capsys, "demo", "--steps", "2", "--mistake", "none")
+    assert ended.code == 0
+    assert "✔ The runs match" in ended.out
+    assert "The losses are equal to the last bit." in ended.out
+    assert "Nothing was planted, and nothing was found." in ended.out
 
 
-def test_a_random_mistake_is_told_after_the_verdict(capsys: Capsys) -> None:
+def test_a_random_mistake_is_revealed_after_the_verdict(capsys: Capsys) -> None:
     pytest.importorskip("torch")
-    said = call(capsys, "demo", "--steps", "1", "--mistake", "random")
-    assert said.code == 0
-    before, _, after = words(said.out).partition("Planted: ")
+    ended = call(capsys, "demo", "--steps", "1", "--mistake", "random")
+    assert ended.code == 0
+    before, _, after = words(ended.out).partition("Planted: ")
     assert not any(name in before for name in MISTAKES if name != "nan")
     assert after.split()[0] in MISTAKES
     assert "names exactly this module." in after
 
 
 def test_the_list(capsys: Capsys) -> None:
-    said = call(capsys, "demo", "--list")
-    assert (said.code, said.err) == (0, "")
-    lines = said.out.splitlines()
+    ended = call(capsys, "demo", "--list")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
     assert [line.split()[0] for line in lines] == [*MISTAKES, *_OTHERS]
     assert max(map(len, lines)) <= 80
     assert not Path("runs").exists()
@@ -97,11 +97,11 @@ def test_the_list(capsys: Capsys) -> None:
     [("norm", "did you mean norm-epsilon? "), ("gelu-tan", "did you mean gelu-tanh? "), ("qqq", "; --list"), ("", ";")],
 )
 def test_an_unknown_mistake(capsys: Capsys, name: str, hint: str) -> None:
-    said = call(capsys, "demo", "--mistake", name)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"tensortap: --mistake {name}: no such mistake")
-    assert hint in said.err
-    assert said.err.count("\n") == 1
+    ended = call(capsys, "demo", "--mistake", name)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"tensortap: --mistake {name}: no such mistake")
+    assert hint in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
@@ -131,32 +131,32 @@ def test_the_next_free_folder() -> None:
 def test_a_run_is_not_replaced_unasked(capsys: Capsys, there: str) -> None:
     Path(there).mkdir(parents=True)
     Path(there, "run.json").write_text("{}")
-    said = call(capsys, "demo", "--out", "mine")
-    assert (said.code, said.out) == (2, "")
-    assert f"{there} has a run already: --overwrite" in said.err
+    ended = call(capsys, "demo", "--out", "mine")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{there} has a run already: --overwrite" in ended.err
 
 
 def test_runs_do_not_go_into_a_run(capsys: Capsys) -> None:
     Path("mine").mkdir()
     Path("mine/run.json").write_text("{}")
-    said = call(capsys, "demo", "--out", "mine", "--overwrite")
-    assert (said.code, said.out) == (2, "")
-    assert "mine is a run itself" in said.err
+    ended = call(capsys, "demo", "--out", "mine", "--overwrite")
+    assert (ended.code, ended.out) == (2, "")
+    assert "mine is a run itself" in ended.err
 
 
 @pytest.mark.parametrize("options", [["--keep", "all"], ["--steps", "0"]])
 def test_wrong_usage(capsys: Capsys, options: list[str]) -> None:
-    said = call(capsys, "demo", *options)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(f"tensortap: {options[0]} {options[1]}: ")
+    ended = call(capsys, "demo", *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"tensortap: {options[0]} {options[1]}: ")
 
 
-def test_without_torch_it_says_what_to_install(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_it_names_the_package_to_install(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tensortap.demo.model", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert call(capsys, "demo", "--list").code == 0
-    said = call(capsys, "demo")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.count("\n") == 1
-    assert 'pip install "tensortap[torch]"' in said.err
+    ended = call(capsys, "demo")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert 'pip install "tensortap[torch]"' in ended.err
     assert not Path("runs").exists()

@@ -50,8 +50,8 @@ def key_of(row: dict[str, str]) -> tuple[str, ...]:
 
 def test_npy_and_npz(capsys: Capsys, run: Path, tmp_path: Path) -> None:
     wanted = expected(run)
-    said = call(capsys, "export", run, "--to", "npy", "--out", tmp_path / "tree")
-    assert said.code == 0 and f"{len(wanted)} tensors" in said.out
+    ended = call(capsys, "export", run, "--to", "npy", "--out", tmp_path / "tree")
+    assert ended.code == 0 and f"{len(wanted)} tensors" in ended.out
     rows = manifest(tmp_path / "tree/manifest.csv")
     assert {key_of(row) for row in rows} == set(wanted)
     for row in rows:
@@ -69,14 +69,14 @@ def test_hdf5_is_a_run_again(capsys: Capsys, run: Path, tmp_path: Path) -> None:
     assert call(capsys, "export", run, "--to", "hdf5", "--out", tmp_path / "all.hdf5").code == 0
     with h5py.File(tmp_path / "all.hdf5", "r") as file:
         assert set(file) == {"(root)", "0", "1", "2"}
-    said = call(capsys, "compare", run, tmp_path / "all.hdf5")
-    assert said.code == 0 and f"all {len(expected(run))} pairs are equal bit for bit" in said.out
+    ended = call(capsys, "compare", run, tmp_path / "all.hdf5")
+    assert ended.code == 0 and f"all {len(expected(run))} pairs are equal bit for bit" in ended.out
 
 
 def test_safetensors_of_parameters_are_a_state_dict(capsys: Capsys, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "weights"
-    said = call(capsys, "export", run, "--to", "safetensors", "--out", out, "--kind", "param", "--step", "0")
-    assert said.code == 0
+    ended = call(capsys, "export", run, "--to", "safetensors", "--out", out, "--kind", "param", "--step", "0")
+    assert ended.code == 0
     state = load_file(out / "step_000000.safetensors")
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).bfloat16()
     model.load_state_dict({name: tensor for name, tensor in state.items() if not name.endswith("/after")})
@@ -93,16 +93,16 @@ def test_a_checkpoint(capsys: Capsys, tmp_path: Path) -> None:
         assert sorted(array.shape for array in arrays.values()) == [(3,), (3, 2)]
 
 
-def test_filters_and_what_was_not_kept(capsys: Capsys, tmp_path: Path) -> None:
+def test_filters_and_records_without_bytes(capsys: Capsys, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with tt.capture(model, tmp_path / "run", keep={"0": "tensors"}, kinds=("output",)) as tap:
         for _ in range(3):
             model(torch.ones(1, 2))
             tap.step()
-    said = call(capsys, "export", tmp_path / "run", "--to", "npy", "--out", tmp_path / "x", "--step", "1-2")
-    assert "2 tensors" in said.out and "4 records skipped" in said.out
-    said = call(capsys, "export", tmp_path / "run", "--to", "npy", "--out", tmp_path / "y", "--module", "nope")
-    assert said.code == 2 and not (tmp_path / "y").exists()
+    ended = call(capsys, "export", tmp_path / "run", "--to", "npy", "--out", tmp_path / "x", "--step", "1-2")
+    assert "2 tensors" in ended.out and "4 records skipped" in ended.out
+    ended = call(capsys, "export", tmp_path / "run", "--to", "npy", "--out", tmp_path / "y", "--module", "nope")
+    assert ended.code == 2 and not (tmp_path / "y").exists()
 
 
 @pytest.mark.parametrize("to", ["hdf5", "npy", "npz", "safetensors"])
@@ -110,8 +110,8 @@ def test_a_run_of_summaries_has_nothing_to_export(capsys: Capsys, tmp_path: Path
     model = nn.Linear(4, 4)
     with tt.capture(model, tmp_path / "run", keep={"(root)": "summary"}):
         model(torch.ones(1, 4))
-    said = call(capsys, "export", tmp_path / "run", "--to", to, "--out", tmp_path / "out")
-    assert said.code == 2 and "kept no tensor" in said.err and 'keep="tensors"' in said.err
+    ended = call(capsys, "export", tmp_path / "run", "--to", to, "--out", tmp_path / "out")
+    assert ended.code == 2 and "kept no tensor" in ended.err and 'keep="tensors"' in ended.err
     assert not (tmp_path / "out").exists()
 
 
@@ -120,14 +120,14 @@ def test_nothing_is_overwritten_unasked(capsys: Capsys, run: Path, tmp_path: Pat
     out = tmp_path / "out"
     args = ("export", run, "--to", to, "--out", out)
     assert call(capsys, *args).code == 0
-    said = call(capsys, *args)
-    assert said.code == 2 and "exists already" in said.err
+    ended = call(capsys, *args)
+    assert ended.code == 2 and "exists already" in ended.err
     assert call(capsys, *args, "--overwrite").code == 0
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("!")
-    said = call(capsys, "export", run, "--to", to, "--out", tmp_path / "mine", "--overwrite")
-    assert said.code == 2 and (tmp_path / "mine/thesis.txt").exists()
+    ended = call(capsys, "export", run, "--to", to, "--out", tmp_path / "mine", "--overwrite")
+    assert ended.code == 2 and (tmp_path / "mine/thesis.txt").exists()
 
 
 @pytest.mark.parametrize("to", ["hdf5", "npy", "npz", "safetensors"])
@@ -150,8 +150,8 @@ def test_hostile_names(capsys: Capsys, tmp_path: Path, to: str) -> None:
         model(torch.arange(3.0))
         tap.step()
     (tmp_path / "in").mkdir()
-    said = call(capsys, "export", tmp_path / "odd", "--to", to, "--out", tmp_path / "in/out")
-    assert said.code == 0 and "10 tensors" in said.out
+    ended = call(capsys, "export", tmp_path / "odd", "--to", to, "--out", tmp_path / "in/out")
+    assert ended.code == 0 and "10 tensors" in ended.out
     assert {path.name for path in tmp_path.iterdir()} == {"run", "odd", "in"}
     assert {path.name for path in (tmp_path / "in").iterdir()} <= {"out", "out.manifest.csv"}
     if to == "npy":

@@ -28,18 +28,18 @@ def healthy(tmp_path: Path) -> Path:
 
 
 def test_a_finding_ends_with_1(capsys: Capsys, suspicious: Path) -> None:
-    said = call(capsys, "health", suspicious)
-    assert (said.code, said.err) == (1, "")
-    assert said.out.startswith("✖ NaN or Inf is born in output 0 of layers.0.fc2 (Linear) in step 1")
-    assert "1  layers.0.fc2  output 0  nonfinite  has 2 NaN and 0 Inf among 12 elements" in said.out
-    assert str(suspicious) in said.out.replace("\n", "").replace(" ", "")
+    ended = call(capsys, "health", suspicious)
+    assert (ended.code, ended.err) == (1, "")
+    assert ended.out.startswith("✖ NaN or Inf is born in output 0 of layers.0.fc2 (Linear) in step 1")
+    assert "1  layers.0.fc2  output 0  nonfinite  has 2 NaN and 0 Inf among 12 elements" in ended.out
+    assert str(suspicious) in ended.out.replace("\n", "").replace(" ", "")
 
 
 def test_a_healthy_run_ends_with_0(capsys: Capsys, healthy: Path) -> None:
-    said = call(capsys, "health", healthy)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("✔ Nothing is suspicious")
-    assert "records    1: 1 ok" in said.out
+    ended = call(capsys, "health", healthy)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("✔ Nothing is suspicious")
+    assert "records    1: 1 ok" in ended.out
 
 
 def test_records_may_be_chosen(capsys: Capsys, suspicious: Path) -> None:
@@ -49,22 +49,22 @@ def test_records_may_be_chosen(capsys: Capsys, suspicious: Path) -> None:
 
 
 def test_nothing_to_examine_ends_with_3(capsys: Capsys, suspicious: Path) -> None:
-    said = call(capsys, "health", suspicious, "--module", "nowhere")
-    assert said.code == 3
-    assert said.out.startswith("∅ There is nothing to examine")
+    ended = call(capsys, "health", suspicious, "--module", "nowhere")
+    assert ended.code == 3
+    assert ended.out.startswith("∅ There is nothing to examine")
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "-")])
-def test_what_cannot_be_read_ends_with_2(capsys: Capsys, tmp_path: Path, options: tuple[str, ...]) -> None:
-    said = call(capsys, "health", tmp_path / "gone", *options)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+def test_unreadable_input_ends_with_2(capsys: Capsys, tmp_path: Path, options: tuple[str, ...]) -> None:
+    ended = call(capsys, "health", tmp_path / "gone", *options)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert call(capsys, "health", tmp_path / "gone", "--step", "3:4").code == 2
 
 
 def test_json(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
-    said = call(capsys, "health", suspicious, "--json", "-")
-    assert (said.code, said.err.count("\n")) == (1, 1)
-    found = json.loads(said.out)
+    ended = call(capsys, "health", suspicious, "--json", "-")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    found = json.loads(ended.out)
     report = tt.health(suspicious)
     assert (found["format"], found["verdict"], found["sentence"]) == ("tensortap-health", "suspicious", str(report))
     assert found["counts"] == dict(report.counts) and found["records"] == len(report) == 16
@@ -76,7 +76,7 @@ def test_json(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == found
 
 
-def test_it_says_what_the_page_says(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
+def test_it_prints_what_the_page_shows(capsys: Capsys, suspicious: Path, tmp_path: Path) -> None:
     page = call(capsys, "report", suspicious, "-o", tmp_path / "page.html")
     assert page.out.splitlines()[0] == str(tt.health(suspicious))
 

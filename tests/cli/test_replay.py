@@ -52,24 +52,24 @@ ACT = ("replay", "run", "--module", "act", "--model", "net.py:build")
 
 
 def test_a_match_ends_with_0(capsys: Capsys) -> None:
-    said = call(capsys, *ACT)
-    assert said.code == 0
-    assert "The runs match" in said.out
-    assert "act of net.py:build, replayed" in said.out
+    ended = call(capsys, *ACT)
+    assert ended.code == 0
+    assert "The runs match" in ended.out
+    assert "act of net.py:build, replayed" in ended.out
 
 
 def test_a_divergence_ends_with_1_and_is_reported(capsys: Capsys) -> None:
-    said = call(capsys, *ACT, "--with", "net.py:tanh", "--json", "-", "--markdown", "page.md")
-    assert said.code == 1
-    facts = json.loads(said.out)
+    ended = call(capsys, *ACT, "--with", "net.py:tanh", "--json", "-", "--markdown", "page.md")
+    assert ended.code == 1
+    facts = json.loads(ended.out)
     assert facts["first"]["module"] == "act"
-    assert "act" in said.err
+    assert "act" in ended.err
     assert "act" in Path("page.md").read_text()
     assert call(capsys, *ACT, "--with", "net.py:tanh", "--exit-zero", "-q").code == 0
     assert call(capsys, *ACT, "--with", "net.py:tanh", "--rtol", "0.01", "-q").code == 0
 
 
-def test_its_page_has_close_looks_and_no_command_that_would_fail(capsys: Capsys) -> None:
+def test_its_page_has_details_and_no_command_that_would_fail(capsys: Capsys) -> None:
     assert call(capsys, *ACT, "--with", "net.py:tanh", "--html", "page.html", "-q").code == 1
     page = ReadPage(Path("page.html").read_text(encoding="utf-8"))
     assert page.head["births"][0]["place"] == "act"
@@ -78,17 +78,17 @@ def test_its_page_has_close_looks_and_no_command_that_would_fail(capsys: Capsys)
 
 
 def test_arguments_are_json_or_text(capsys: Capsys) -> None:
-    said = call(capsys, *ACT, "--with", "net.py:tanh", "--arg", "shift=1.5", "--json", "-")
-    row = json.loads(said.out)["first"]
+    ended = call(capsys, *ACT, "--with", "net.py:tanh", "--arg", "shift=1.5", "--json", "-")
+    row = json.loads(ended.out)["first"]
     assert row["max_abs"] == pytest.approx(1.5, rel=1e-2)
-    said = call(capsys, *ACT, "--with", "net.py:tanh", "--arg", "shift=much")
-    assert (said.code, "TypeError" in said.err) == (2, True)
+    ended = call(capsys, *ACT, "--with", "net.py:tanh", "--arg", "shift=much")
+    assert (ended.code, "TypeError" in ended.err) == (2, True)
 
 
 def test_a_reproduction_is_written(capsys: Capsys) -> None:
-    said = call(capsys, *ACT, "--repro", "bug")
-    assert said.code == 0
-    assert "python bug/repro.py" in said.err
+    ended = call(capsys, *ACT, "--repro", "bug")
+    assert ended.code == 0
+    assert "python bug/repro.py" in ended.err
     assert Path("bug/tensors.safetensors").stat().st_size
 
 
@@ -108,6 +108,6 @@ def test_a_reproduction_is_written(capsys: Capsys) -> None:
     ],
 )
 def test_wrong_usage(capsys: Capsys, args: tuple[str, str], told: str) -> None:
-    said = call(capsys, *ACT, *args)
-    assert (said.code, len(said.err.splitlines())) == (2, 1), said.err
-    assert told in said.err
+    ended = call(capsys, *ACT, *args)
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert told in ended.err

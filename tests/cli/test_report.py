@@ -29,31 +29,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_runs_make_a_page_and_end_as_compare_does(capsys: Capsys) -> None:
-    said = call(capsys, "report", "a", "same", "-o", "page.html")
-    assert said.code == 0
-    assert "Page written to page.html" in said.out
+    ended = call(capsys, "report", "a", "same", "-o", "page.html")
+    assert ended.code == 0
+    assert "Page written to page.html" in ended.out
     page = ReadPage(Path("page.html").read_text())
     assert (page.head["page"], page.head["verdict"], page.head["rows"]) == ("comparison", "match", 8)
     assert page.head["details"]
-    assert said.out.splitlines()[0] == page.head["sentence"]
+    assert ended.out.splitlines()[0] == page.head["sentence"]
 
 
-def test_one_run_makes_a_page_and_ends_well_though_it_has_a_nan(capsys: Capsys) -> None:
-    said = call(capsys, "report", "b")
-    assert said.code == 0
+def test_a_page_about_a_run_with_a_nan_ends_with_0(capsys: Capsys) -> None:
+    ended = call(capsys, "report", "b")
+    assert ended.code == 0
     page = ReadPage(Path("report.html").read_text())
     assert (page.head["page"], page.head["verdict"]) == ("run", "suspicious")
-    assert "layers.0.fc2" in said.out
+    assert "layers.0.fc2" in ended.out
 
 
 def test_a_page_about_nothing_ends_with_3(capsys: Capsys) -> None:
-    said = call(capsys, "report", "b", "--step", "99")
-    assert said.code == 3
-    assert "There is nothing to examine" in said.out
+    ended = call(capsys, "report", "b", "--step", "99")
+    assert ended.code == 3
+    assert "There is nothing to examine" in ended.out
     assert ReadPage(Path("report.html").read_text()).head["verdict"] == "empty"
 
 
-def test_options_choose_what_is_on_the_page(capsys: Capsys) -> None:
+def test_options_select_the_content_of_the_page(capsys: Capsys) -> None:
     assert call(capsys, "report", "b", "--step", "1", "--kind", "output", "--module", "layers.0.*", "-q").out == ""
     assert ReadPage(Path("report.html").read_text()).head["rows"] == 2
     call(capsys, "report", "a", "b", "--kind", "output")
@@ -91,35 +91,35 @@ def test_the_page_goes_to_stdout() -> None:
         (("a", "same", "--kind", "outputs"), "did you mean output?"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_leaves_nothing(capsys: Capsys, args: tuple[str, ...], words: str) -> None:
+def test_an_error_is_one_line_and_leaves_nothing(capsys: Capsys, args: tuple[str, ...], words: str) -> None:
     before = sorted(Path().iterdir())
-    said = call(capsys, "report", *args)
-    assert said.code == 2
-    assert said.err.startswith("tensortap: ")
-    assert words in said.err
-    assert len(said.err.splitlines()) == 1
+    ended = call(capsys, "report", *args)
+    assert ended.code == 2
+    assert ended.err.startswith("tensortap: ")
+    assert words in ended.err
+    assert len(ended.err.splitlines()) == 1
     assert sorted(Path().iterdir()) == before
 
 
 def test_a_page_that_fails_half_way_leaves_the_old_one(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensortap.report.html.data.blocks import Block
+    from tensortap.report.html.data.blocks import DataBlock
 
     Path("page.html").write_text("the old one")
 
-    def full(self: Block) -> str:
+    def full(self: DataBlock) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Block, "element", full)
-    said = call(capsys, "report", "a", "same", "-o", "page.html")
-    assert said.code == 2
-    assert "page.html could not be written: No space left on device" in said.err
+    monkeypatch.setattr(DataBlock, "element", full)
+    ended = call(capsys, "report", "a", "same", "-o", "page.html")
+    assert ended.code == 2
+    assert "page.html could not be written: No space left on device" in ended.err
     assert Path("page.html").read_text() == "the old one"
     assert [path.name for path in Path().iterdir() if "partial" in path.name] == []
 
 
 @contextmanager
 def control_c_is_heard() -> Iterator[None]:
-    """By processes that begin meanwhile. If the tests run in the background, they ignore it, and hand that on."""
+    """Whether new processes ignore SIGINT: tests in the background ignore it, and their children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -151,7 +151,7 @@ def test_view_prints_an_address_serves_it_and_ends_with_control_c(runs: tuple[st
 
 
 @pytest.mark.parametrize("args", [("gone",), ("a", "gone"), ("a", "--rtol", "1")])
-def test_view_of_what_is_not_there_is_one_line(capsys: Capsys, args: tuple[str, ...]) -> None:
-    said = call(capsys, "view", *args, "--no-browser")
-    assert said.code == 2
-    assert len(said.err.splitlines()) == 1
+def test_view_of_a_missing_run_is_one_line(capsys: Capsys, args: tuple[str, ...]) -> None:
+    ended = call(capsys, "view", *args, "--no-browser")
+    assert ended.code == 2
+    assert len(ended.err.splitlines()) == 1

@@ -36,22 +36,22 @@ def run(tmp_path: Path) -> Path:
 
 
 def records(capsys: Capsys, *args: object) -> list[dict[str, Any]]:
-    said = call(capsys, "show", *args, "--json")
-    assert (said.code, said.err) == (0, "")
-    found: list[dict[str, Any]] = json.loads(said.out)["records"]
+    ended = call(capsys, "show", *args, "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found: list[dict[str, Any]] = json.loads(ended.out)["records"]
     return found
 
 
 def test_the_page(capsys: Capsys, run: Path) -> None:
-    said = call(capsys, "show", run)
-    assert (said.code, said.err) == (0, "")
-    assert f"{run} · finished" in said.out
-    assert "Net, 4 modules" in said.out
-    assert "4 seen, 1 never called" in said.out
-    assert "never called: unused" in said.out
-    assert "16 records, in execution order" in said.out
-    assert "✗ 2 NaN" in said.out
-    assert len(said.rows) == 16
+    ended = call(capsys, "show", run)
+    assert (ended.code, ended.err) == (0, "")
+    assert f"{run} · finished" in ended.out
+    assert "Net, 4 modules" in ended.out
+    assert "4 seen, 1 never called" in ended.out
+    assert "never called: unused" in ended.out
+    assert "16 records, in execution order" in ended.out
+    assert "✗ 2 NaN" in ended.out
+    assert len(ended.rows) == 16
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def test_values_that_are_no_number_come_last_both_ways(capsys: Capsys, tmp_path:
         assert records(capsys, tmp_path / "a", "--sort", f"{sign}mean")[-1]["seq"] == 99
 
 
-def test_what_is_not_shown_is_counted(capsys: Capsys, run: Path) -> None:
-    said = call(capsys, "show", run, "--limit", "5", "--kind", "output")
-    assert "5 of 8 records that match (16 in all)" in said.out
-    assert "3 more: --limit 0 shows all" in said.out
-    assert len(said.rows) == 5
+def test_hidden_rows_are_counted(capsys: Capsys, run: Path) -> None:
+    ended = call(capsys, "show", run, "--limit", "5", "--kind", "output")
+    assert "5 of 8 records that match (16 in all)" in ended.out
+    assert "3 more: --limit 0 shows all" in ended.out
+    assert len(ended.rows) == 5
 
 
-def test_twenty_rows_unless_told(capsys: Capsys, tmp_path: Path) -> None:
+def test_twenty_rows_by_default(capsys: Capsys, tmp_path: Path) -> None:
     write(tmp_path / "a", steps=5)
     assert len(call(capsys, "show", tmp_path / "a").rows) == 20
     assert len(call(capsys, "show", tmp_path / "a", "--limit", "0").rows) == 40
 
 
 def test_a_wrong_module_name_gets_a_suggestion(capsys: Capsys, run: Path) -> None:
-    said = call(capsys, "show", run, "--module", "layer.0.fc1")
-    assert said.code == 0
-    assert "none of the 16 records matches" in said.out
-    assert "did you mean layers.0.fc1" in said.out
+    ended = call(capsys, "show", run, "--module", "layer.0.fc1")
+    assert ended.code == 0
+    assert "none of the 16 records matches" in ended.out
+    assert "did you mean layers.0.fc1" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_a_wrong_module_name_gets_a_suggestion(capsys: Capsys, run: Path) -> Non
     ],
 )
 def test_wrong_usage_is_one_line(capsys: Capsys, run: Path, options: list[str], part: str) -> None:
-    said = call(capsys, "show", run, *options)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("tensortap: ")
-    assert said.err.count("\n") == 1
-    assert part in said.err
+    ended = call(capsys, "show", run, *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("tensortap: ")
+    assert ended.err.count("\n") == 1
+    assert part in ended.err
 
 
-def test_a_path_that_is_no_run_is_one_line(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_run_is_one_line(capsys: Capsys, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     for name in ("gone", "file", "empty", "new\nline\x1b[2J"):
-        said = call(capsys, "show", tmp_path / name)
-        assert (said.code, said.out) == (2, "")
-        assert said.err.startswith("tensortap: ")
-        assert said.err.rstrip("\n").isprintable()
+        ended = call(capsys, "show", tmp_path / name)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith("tensortap: ")
+        assert ended.err.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -169,17 +169,17 @@ def test_no_line_is_longer_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", extra=(record(99, "model.decoder." * 6 + "q_proj", 1, "grad_output", nan=12),))
-    said = call(capsys, "show", "a", "--limit", "0", *options)
-    assert said.code == 0
-    assert max(map(cell_len, said.out.splitlines())) <= columns
+    ended = call(capsys, "show", "a", "--limit", "0", *options)
+    assert ended.code == 0
+    assert max(map(cell_len, ended.out.splitlines())) <= columns
 
 
 def test_a_pipe_gets_everything_uncut_and_uncoloured(capsys: Capsys, tmp_path: Path) -> None:
     name = "model.decoder." * 12 + "q_proj"
     write(tmp_path / "a", extra=(record(99, name, 1, "output"),))
-    said = call(capsys, "show", tmp_path / "a", "--limit", "0")
-    assert name in said.out
-    assert "\x1b" not in said.out
+    ended = call(capsys, "show", tmp_path / "a", "--limit", "0")
+    assert name in ended.out
+    assert "\x1b" not in ended.out
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "a\nb", "\x1b[2J", "\u202eevil", "[/nope]"])
@@ -188,30 +188,30 @@ def test_hostile_names_are_shown_harmlessly(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # through rich, as on a terminal
     write(tmp_path / "a", steps=1, extra=(record(99, name, 0, "output"),))
-    said = call(capsys, "show", tmp_path / "a", "--limit", "0")
-    assert said.code == 0
-    assert "\x1b[2J" not in said.out
-    assert "\u202e" not in said.out
-    assert len(said.rows) == 9
+    ended = call(capsys, "show", tmp_path / "a", "--limit", "0")
+    assert ended.code == 0
+    assert "\x1b[2J" not in ended.out
+    assert "\u202e" not in ended.out
+    assert len(ended.rows) == 9
     if name.isprintable():
-        assert name in said.out
+        assert name in ended.out
 
 
 def test_an_empty_run(capsys: Capsys, tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", info={}):
         pass
-    said = call(capsys, "show", tmp_path / "a")
-    assert said.code == 0
-    assert "no records" in said.out
+    ended = call(capsys, "show", tmp_path / "a")
+    assert ended.code == 0
+    assert "no records" in ended.out
     assert json.loads(call(capsys, "show", tmp_path / "a", "--json").out)["records"] == []
 
 
 def test_a_run_without_ranks(capsys: Capsys, run: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/run.json").write_text((run / "run.json").read_text())
-    said = call(capsys, "show", tmp_path / "bare")
-    assert said.code == 0
-    assert "not finished" in said.out
+    ended = call(capsys, "show", tmp_path / "bare")
+    assert ended.code == 0
+    assert "not finished" in ended.out
 
 
 def test_a_killed_run(capsys: Capsys, tmp_path: Path) -> None:
@@ -223,11 +223,11 @@ def test_a_killed_run(capsys: Capsys, tmp_path: Path) -> None:
     )
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     assert subprocess.run([sys.executable, "-c", code, tmp_path / "a"], env=here).returncode == -9
-    said = call(capsys, "show", tmp_path / "a")
-    assert said.code == 0
-    assert "not finished" in said.out
-    assert "! rank 0: it was not closed" in said.out
-    assert len(said.rows) == 5
+    ended = call(capsys, "show", tmp_path / "a")
+    assert ended.code == 0
+    assert "not finished" in ended.out
+    assert "! rank 0: it was not closed" in ended.out
+    assert len(ended.rows) == 5
 
 
 def test_several_ranks(capsys: Capsys, tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_several_ranks(capsys: Capsys, tmp_path: Path) -> None:
         write(tmp_path / "a", rank=rank, world=3)
     assert {each["rank"] for each in records(capsys, tmp_path / "a")} == {0, 1}
     assert {each["rank"] for each in records(capsys, tmp_path / "a", "--rank", "1")} == {1}
-    said = call(capsys, "show", tmp_path / "a", "--sort", "-min", "--limit", "4")
-    assert "2 of 3 ranks" in said.out
-    header = next(line for line in said.out.splitlines() if "dtype" in line).split()
-    assert [row[header.index("rank")] for row in said.rows] == ["0", "1", "0", "1"]
+    ended = call(capsys, "show", tmp_path / "a", "--sort", "-min", "--limit", "4")
+    assert "2 of 3 ranks" in ended.out
+    header = next(line for line in ended.out.splitlines() if "dtype" in line).split()
+    assert [row[header.index("rank")] for row in ended.rows] == ["0", "1", "0", "1"]
 
 
 def test_sketches_only_on_demand(capsys: Capsys, run: Path) -> None:
@@ -247,7 +247,7 @@ def test_sketches_only_on_demand(capsys: Capsys, run: Path) -> None:
     assert all(each["sketch"] == [each["seq"]] * 4 for each in found)
 
 
-def test_json_counts_what_matches(capsys: Capsys, run: Path) -> None:
+def test_json_counts_matching_records(capsys: Capsys, run: Path) -> None:
     value = json.loads(call(capsys, "show", run, "--json", "--limit", "1", "--kind", "output").out)
     assert (value["matching"], len(value["records"]), value["run"]["records"]) == (8, 1, 16)
     assert value["run"]["tensors"] == 16
@@ -261,10 +261,10 @@ def test_a_real_model_is_shown(capsys: Capsys, tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     with tensortap.capture(model, tmp_path / "a", keep="tensors"):
         model(torch.from_numpy(np.ones((2, 4), np.float32))).sum().backward()
-    said = call(capsys, "show", tmp_path / "a")
-    assert said.code == 0
-    assert "Sequential, 3 modules" in said.out
-    assert "torch" in said.out
+    ended = call(capsys, "show", tmp_path / "a")
+    assert ended.code == 0
+    assert "Sequential, 3 modules" in ended.out
+    assert "torch" in ended.out
 
 
 # --- plain arguments -----------------------------------------------------------------------------------------------
@@ -279,9 +279,9 @@ def called(tmp_path: Path) -> Path:
     return tmp_path / "called"
 
 
-def test_what_modules_were_called_with(capsys: Capsys, called: Path) -> None:
-    said = call(capsys, "show", called)
-    assert said.out.rstrip().endswith(
+def test_plain_arguments_of_modules(capsys: Capsys, called: Path) -> None:
+    ended = call(capsys, "show", called)
+    assert ended.out.rstrip().endswith(
         "called with\n"
         "layers.0: is_causal=True, past=a Cache object\n"
         "layers.1: 1=nan\n"
@@ -302,7 +302,7 @@ def test_plain_arguments_of_each_record_in_json(capsys: Capsys, called: Path, ru
     assert "called with" not in call(capsys, "show", run).out
 
 
-def test_the_page_of_a_run_tells_what_each_module_was_first_called_with(capsys: Capsys, called: Path) -> None:
+def test_the_page_of_a_run_shows_first_arguments(capsys: Capsys, called: Path) -> None:
     out = called.with_name("page.html")
     assert call(capsys, "report", called, "-o", out, "-q").code == 0
     page = out.read_text(encoding="utf-8")
@@ -315,9 +315,9 @@ def test_many_calls_are_cut(capsys: Capsys, tmp_path: Path) -> None:
         for seq in range(30):
             writer.called(0, 0, f"m{seq}", 0, {"n": seq})
             writer.append(record(seq, f"m{seq}", 0, "output"))
-    said = call(capsys, "show", tmp_path / "many", "--limit", "0")
-    assert "m11: n=11" in said.out
-    assert said.out.rstrip().endswith("and 18 more: --module chooses")
+    ended = call(capsys, "show", tmp_path / "many", "--limit", "0")
+    assert "m11: n=11" in ended.out
+    assert ended.out.rstrip().endswith("and 18 more: --module chooses")
 
 
 def test_bytes_are_verified(capsys: Capsys, tmp_path: Path) -> None:
@@ -327,11 +327,11 @@ def test_bytes_are_verified(capsys: Capsys, tmp_path: Path) -> None:
             where = writer.put(f"tensor {number}", array, step=0)
             key = Key(0, 0, "forward", f"fc{number}", 0, "output", "0")
             writer.append(Record(key, 0, number, "Linear", "float32", (2, 2), number, summarize(array), where))
-    said = call(capsys, "show", tmp_path / "a", "--verify")
-    assert said.code == 0 and "verified 3 kept tensors: their bytes match their digests" in said.err
+    ended = call(capsys, "show", tmp_path / "a", "--verify")
+    assert ended.code == 0 and "verified 3 kept tensors: their bytes match their digests" in ended.err
     shard = next((tmp_path / "a/rank_0").glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    said = call(capsys, "show", tmp_path / "a", "--verify")
-    assert said.code == 2 and "1 of 3 kept tensors are damaged" in said.err and said.out == ""
+    ended = call(capsys, "show", tmp_path / "a", "--verify")
+    assert ended.code == 2 and "1 of 3 kept tensors are damaged" in ended.err and ended.out == ""

@@ -93,8 +93,8 @@ OTHER_WISHES = {"show": {"TERM": "dumb"}, "compare": {"NO_COLOR": "1", "FORCE_CO
 def test_no_color_means_no_escape_codes(verb: str) -> None:
     if verb == "demo":
         pytest.importorskip("torch")
-    said = on_terminal(*VERBS[verb], **OTHER_WISHES.get(verb, {"NO_COLOR": "1"}))
-    assert said.strip() and ESCAPE not in said
+    ended = on_terminal(*VERBS[verb], **OTHER_WISHES.get(verb, {"NO_COLOR": "1"}))
+    assert ended.strip() and ESCAPE not in ended
     if verb in ("show", "export"):  # a page and a progress bar, to see that the test can fail
         assert ESCAPE in on_terminal(*VERBS[verb])
 
@@ -120,13 +120,13 @@ def interrupt(*_: Any, **__: Any) -> None:
         (("export", "kept", "--to", "npz", "--out", "out.npz"), exports, "export"),
     ],
 )
-def test_an_interrupted_verb_says_one_line_and_leaves_no_half_file(
+def test_an_interrupted_verb_prints_one_line_and_leaves_no_partial_file(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: Any, name: str
 ) -> None:
     before = sorted(os.listdir())
     monkeypatch.setattr(module, name, interrupt)
-    said = call(capsys, *words)
-    assert (said.code, said.err) == (130, "tensortap: interrupted\n")
+    ended = call(capsys, *words)
+    assert (ended.code, ended.err) == (130, "tensortap: interrupted\n")
     assert sorted(os.listdir()) == before
 
 
@@ -143,7 +143,7 @@ def test_a_signal_ends_a_verb_with_one_line(tmp_path: Path) -> None:
 
 
 def _until_blocked(pid: int) -> None:
-    """Wait until the process opens the FIFO: it then sleeps in fifo_open, or is idle if the kernel does not tell."""
+    """Wait until the process opens the FIFO: it then sleeps in fifo_open, or is idle if the kernel hides that."""
     deadline = time.monotonic() + 60
     last = -1
     while time.monotonic() < deadline:
@@ -156,9 +156,9 @@ def _until_blocked(pid: int) -> None:
 
 # --- errors --------------------------------------------------------------------------------------------------------
 def test_a_long_error_is_shortened(capsys: Capsys) -> None:
-    said = call(capsys, "show", "a", "--kind", "x" * 100_000)
-    assert said.code == 2
-    assert len(said.err) < 2_500 and said.err.startswith("tensortap: --kind xxx") and "…" in said.err
+    ended = call(capsys, "show", "a", "--kind", "x" * 100_000)
+    assert ended.code == 2
+    assert len(ended.err) < 2_500 and ended.err.startswith("tensortap: --kind xxx") and "…" in ended.err
 
 
 # --- completion ----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ Capsys = pytest.CaptureFixture[str]
 
 
 def run(capsys: Capsys, *words: str) -> tuple[int, str, str]:
-    said = call(capsys, *words)
-    return said.code, said.out, said.err
+    ended = call(capsys, *words)
+    return ended.code, ended.out, ended.err
 
 
 @pytest.fixture
@@ -107,11 +107,11 @@ def test_against_another_trace(trace: Trace, gpu: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "ended"),
     [
         (["none.json"], "there is no file none.json"),
-        (["{}", "--sort", "size"], "sort: 'size' is none of own"),
-        (["{}", "--by", "depth"], "by: 'depth' is none of module, class"),
+        (["{}", "--sort", "size"], "sort: 'size' is not one of own"),
+        (["{}", "--by", "depth"], "by: 'depth' is not one of module, class"),
         (["{}", "--top", "-1"], "--top -1"),
         (["{}", "--depth", "-1"], "depth: -1"),
         (["{}", "--json", "x", "--csv", "x"], "cannot both go to x"),
@@ -120,9 +120,11 @@ def test_against_another_trace(trace: Trace, gpu: Path, tmp_path: Path, capsys: 
         (["{}", "--against", "{}", "--sort", "calls"], "by which two profiles can be compared"),
     ],
 )
-def test_what_cannot_be_meant(words: list[str], said: str, trace: Trace, tmp_path: Path, capsys: Capsys) -> None:
+def test_invalid_options_are_refused(
+    words: list[str], ended: str, trace: Trace, tmp_path: Path, capsys: Capsys
+) -> None:
     code, out, err = run(capsys, "times", *(word.replace("{}", str(tmp_path / "a.json")) for word in words))
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and ended in err and err.count("\n") == 1
 
 
 def test_a_trace_without_annotations(tmp_path: Path, capsys: Capsys) -> None:

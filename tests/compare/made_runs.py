@@ -1,4 +1,4 @@
-"""Runs made by hand: each tensor is given, and all else follows from where it is said to have been seen."""
+"""Hand-made runs: each tensor is given with its position; everything else follows from that."""
 
 from __future__ import annotations
 

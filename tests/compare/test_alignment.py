@@ -1,4 +1,4 @@
-"""Which record goes with which: by identity, after renames, over shifted steps and ranks; and what is left over."""
+"""Pairing of records: by identity, after renames, over shifted steps and ranks; and unmatched records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_part_of_an_identity_counts(tmp_path: Path, change: dict[str, Any]
     assert result.counts == {"equal": 2, "unmatched": 2}
 
 
-def test_what_one_side_has_is_reported_with_all_that_is_known_of_it(tmp_path: Path) -> None:
+def test_one_sided_records_are_reported_in_full(tmp_path: Path) -> None:
     result = compared(tmp_path, chain(("fc1", "fc2")), chain(("fc2", "fc3")))
     assert sides(result) == {"reference": ["fc1", "fc1"], "candidate": ["fc3", "fc3"]}
     assert (len(result), result.counts["unmatched"]) == (2, 4)
@@ -90,7 +90,7 @@ def test_empty_runs(tmp_path: Path, empty: str) -> None:
     assert len(result.unmatched) == (0 if empty == "both" else 6)
 
 
-def test_a_difference_among_too_few_pairs_is_no_verdict(tmp_path: Path) -> None:
+def test_a_difference_among_too_few_pairs_gives_no_verdict(tmp_path: Path) -> None:
     names = [f"a{n}" for n in range(20)]
     theirs = [f"b{n}" for n in range(20)]
     result = compared(tmp_path, chain([*names, "x"]), chain([*theirs, "x"], off={"x": 1.0}))
@@ -114,7 +114,7 @@ def test_renames(tmp_path: Path, theirs: tuple[str, ...], rules: list[str]) -> N
     assert {row["module"] for row in result.rows} == {"fc1", "fc2", "fc3"}, "the reference's names"
 
 
-def test_what_a_rename_left_over_has_its_own_name(tmp_path: Path) -> None:
+def test_a_record_left_over_by_a_rename_keeps_its_name(tmp_path: Path) -> None:
     result = compared(tmp_path, chain(), chain(("m.fc1", "m.fc2", "m.head")), rename=[r"^m\.="])
     assert sides(result) == {"reference": ["fc3", "fc3"], "candidate": ["m.head", "m.head"]}
 
@@ -129,19 +129,19 @@ def test_two_modules_renamed_into_one_are_not_dropped(tmp_path: Path) -> None:
     ("rule", "said"),
     [
         ("fc1", "has no '='"),
-        ("(=x", "no regular expression"),
-        (r"fc=\1", "no replacement"),
-        (r"fc=\g<nobody>", "no replacement"),
+        ("(=x", "not a regular expression"),
+        (r"fc=\1", "not a replacement"),
+        (r"fc=\g<nobody>", "not a replacement"),
     ],
 )
-def test_renames_that_cannot_be_meant(tmp_path: Path, rule: str, said: str) -> None:
+def test_invalid_renames_are_refused(tmp_path: Path, rule: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         compared(tmp_path, chain(("a",)), chain(("a",)), rename=[rule])
     assert repr(rule) in str(raised.value)
 
 
 def names(*pairs: tuple[str, str]) -> dict[str, object]:
-    """Rules that say names and nothing else."""
+    """Rules that only map names."""
     modules = [{"candidate": theirs, "reference": ours} for theirs, ours in pairs]
     return {"structure": False, "module": modules}
 
@@ -185,7 +185,7 @@ def test_a_list_of_names_is_shown_as_toml(tmp_path: Path, text: str) -> None:
 def test_rules_files_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "names.toml"
     file.write_text("fc1 = fc1\nfc2 -> fc2\n")
-    with pytest.raises(UsageError, match=r"names\.toml is no TOML"):
+    with pytest.raises(UsageError, match=r"names\.toml is not TOML"):
         compared(tmp_path, chain(), chain(), mapping=file)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunUnreadable, match=r"names\.toml cannot be read"):

@@ -1,4 +1,4 @@
-"""Gradients of biases that cancel out: as rough as what they sum, in the coarser dtype; but no rougher."""
+"""Gradients of biases that cancel out: they have the rounding of their terms, in the coarser dtype, and no more."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ SMALL = values(5, (8,)) * np.float32(1e-7)
         (ZERO, 20.0, ml_dtypes.bfloat16, "diverged"),
     ],
 )
-def test_what_cancels_out_is_allowed_the_rounding_of_what_it_sums(
+def test_a_cancelled_sum_is_allowed_the_rounding_of_its_terms(
     tmp_path: Path, reference: Any, off: float, dtype: Any, verdict: str, known: bool
 ) -> None:
     candidate = reference + values(6, (8,)) * np.float32(off / 8**0.5)

@@ -1,4 +1,4 @@
-"""`tensortap compare` on real runs: how it ends, what it says of runs that cannot be read, and what it writes."""
+"""`tensortap compare` on real runs: exit codes, errors for unreadable runs, and written files."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tensortap.compare.say.columns import SCHEMA
 Capsys = pytest.CaptureFixture[str]
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-def compare(capsys: Capsys, *args: object) -> Said:
+def compare(capsys: Capsys, *args: object) -> CommandResult:
     before, sys.argv = sys.argv, ["tensortap", "compare", *map(str, args)]
     try:
         with pytest.raises(SystemExit) as end:
             main()
     finally:
         sys.argv = before
-    return Said(int(end.value.code or 0), *capsys.readouterr())
+    return CommandResult(int(end.value.code or 0), *capsys.readouterr())
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +65,14 @@ def runs(tmp_path: Path) -> Path:
     ],
 )
 def test_exit_codes(capsys: Capsys, runs: Path, candidate: str, code: int, words: str) -> None:
-    said = compare(capsys, runs / "reference", runs / candidate)
-    assert (said.code, said.err) == (code, "")
-    assert words in said.out
+    ended = compare(capsys, runs / "reference", runs / candidate)
+    assert (ended.code, ended.err) == (code, "")
+    assert words in ended.out
     assert compare(capsys, runs / "reference", runs / candidate, "--exit-zero").code == 0
     assert compare(capsys, runs / "reference", runs / candidate, "--quiet") == (code, "", "")
 
 
-def test_options_do_what_they_say(capsys: Capsys, runs: Path) -> None:
+def test_options_have_their_documented_effect(capsys: Capsys, runs: Path) -> None:
     two = runs / "reference", runs / "other"
     for options, code in (
         (["--rtol", 10], 0),
@@ -98,9 +98,9 @@ def test_options_do_what_they_say(capsys: Capsys, runs: Path) -> None:
 
 def test_names_that_differ_lead_to_a_rename_that_can_be_pasted(capsys: Capsys, runs: Path) -> None:
     write(runs / "wrapped", chain(("net.fc1", "net.fc2", "net.fc3")))
-    said = compare(capsys, runs / "reference", runs / "wrapped")
-    assert said.code == 3
-    assert r"--rename '^net\.='" in said.out
+    ended = compare(capsys, runs / "reference", runs / "wrapped")
+    assert ended.code == 3
+    assert r"--rename '^net\.='" in ended.out
     assert compare(capsys, runs / "reference", runs / "wrapped", "--rename", r"^net\.=").code == 0
 
 
@@ -111,8 +111,8 @@ def test_rules_of_names(capsys: Capsys, runs: Path) -> None:
     (runs / "old").write_text("first = fc1\n")
     (runs / "names").write_text("first -> fc1\n")
     for bad in (runs / "old", runs / "names", runs / "gone", runs):
-        said = compare(capsys, runs / "reference", runs / "renamed", "--map", bad)
-        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        ended = compare(capsys, runs / "reference", runs / "renamed", "--map", bad)
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
 
 
 # --- what cannot be read -------------------------------------------------------------------------------------------
@@ -174,25 +174,25 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("side", ["reference", "candidate", "noise"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_cannot_be_read_is_reported_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
+def test_an_unreadable_run_is_reported_in_one_line(capsys: Capsys, runs: Path, damage: str, side: str) -> None:
     write(runs / "noisy", chain(off={"fc2": 0.1}))
     break_it, words = DAMAGES[damage]
     target = {"reference": runs / "reference", "candidate": runs / "other", "noise": runs / "noisy"}[side]
     break_it(target)
-    said = compare(capsys, runs / "reference", runs / "other", "--noise", runs / "noisy")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("tensortap: ")
-    assert len(said.err.splitlines()) == 1, said.err
-    assert words in said.err
-    assert str(target) in said.err
+    ended = compare(capsys, runs / "reference", runs / "other", "--noise", runs / "noisy")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("tensortap: ")
+    assert len(ended.err.splitlines()) == 1, ended.err
+    assert words in ended.err
+    assert str(target) in ended.err
     zero = compare(capsys, runs / "reference", runs / "other", "--noise", runs / "noisy", "--exit-zero")
     assert zero.code == 2, "it is about the verdict; there is none"
 
 
 @pytest.mark.parametrize("name", ["gone.safetensors", "gone.pt", "x" * 5000, "a\tb\nc"])
-def test_paths_that_cannot_be(capsys: Capsys, runs: Path, name: str) -> None:
-    said = compare(capsys, runs / "reference", runs / name)
-    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+def test_impossible_paths(capsys: Capsys, runs: Path, name: str) -> None:
+    ended = compare(capsys, runs / "reference", runs / name)
+    assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1)
 
 
 @pytest.mark.parametrize("call", ["is_dir", "iterdir", "exists"])
@@ -207,11 +207,11 @@ def test_a_folder_that_may_not_be_entered(
         return usual(self, *given, **options)
 
     monkeypatch.setattr(Path, call, refused)
-    said = compare(capsys, runs / "reference", runs / "other")
-    assert (said.code, said.out) == (2, "")
-    assert str(runs / "other") in said.err
-    assert "Permission denied" in said.err
-    assert len(said.err.splitlines()) == 1
+    ended = compare(capsys, runs / "reference", runs / "other")
+    assert (ended.code, ended.out) == (2, "")
+    assert str(runs / "other") in ended.err
+    assert "Permission denied" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("suffix", ["index.arrows", ".safetensors", "run.json"])
@@ -233,10 +233,10 @@ def test_a_file_that_may_not_be_read(capsys: Capsys, runs: Path, monkeypatch: py
     monkeypatch.setattr(Path, "read_bytes", refusing(Path.read_bytes))
     monkeypatch.setattr(Path, "read_text", refusing(Path.read_text))
     monkeypatch.setattr(Path, "open", refusing(Path.open))
-    said = compare(capsys, runs / "reference", runs / "other")
-    assert (said.code, said.out) == (2, "")
-    assert "Permission denied" in said.err
-    assert len(said.err.splitlines()) == 1
+    ended = compare(capsys, runs / "reference", runs / "other")
+    assert (ended.code, ended.out) == (2, "")
+    assert "Permission denied" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
@@ -251,17 +251,17 @@ def test_a_torn_index_is_compared_as_far_as_it_goes(capsys: Capsys, runs: Path, 
     assert left < 800
     assert result.counts == ({"equal": left} if left else {}) | {"unmatched": 800 - left}
     assert any("candidate: rank 0: " in note and "cut off" in note for note in result.notes)
-    said = compare(capsys, runs / "long", runs / "torn")
-    assert said.code == (0 if left else 3)
-    assert f"{left} records before it are intact" in said.out
+    ended = compare(capsys, runs / "long", runs / "torn")
+    assert ended.code == (0 if left else 3)
+    assert f"{left} records before it are intact" in ended.out
 
 
-def test_a_run_that_is_not_finished_is_said_to_be(capsys: Capsys, runs: Path) -> None:
+def test_an_unfinished_run_is_reported(capsys: Capsys, runs: Path) -> None:
     status = runs / "same" / "rank_0" / "rank.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "running"}))
-    said = compare(capsys, runs / "reference", runs / "same")
-    assert said.code == 0
-    assert "it was not closed" in said.out
+    ended = compare(capsys, runs / "reference", runs / "same")
+    assert ended.code == 0
+    assert "it was not closed" in ended.out
 
 
 # --- what it writes ------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def written(capsys: Capsys, tmp_path: Path) -> Path:
     folder = tmp_path / "written"
     folder.mkdir()
     options = [word for name in FORMATS for word in (f"--{name}", folder / name)]
-    said = compare(capsys, tmp_path / "a", tmp_path / "b", *options)
-    assert (said.code, said.err) == (1, "")
+    ended = compare(capsys, tmp_path / "a", tmp_path / "b", *options)
+    assert (ended.code, ended.err) == (1, "")
     return folder
 
 

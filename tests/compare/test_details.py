@@ -1,4 +1,4 @@
-"""Which pairs are looked at closely, and what is said of them."""
+"""Details: which pairs are inspected, and with which results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
         yield open_comparison(tmp_path / "a", tmp_path / "b", ComparisonOptions(), stack)
 
 
-def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_details_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc2": 0.5}))
 
@@ -41,7 +41,7 @@ def test_nothing_is_looked_at_unless_asked(tmp_path: Path, monkeypatch: pytest.M
     assert tt.compare(tmp_path / "a", tmp_path / "b").details == ()
 
 
-def test_births_come_first_and_say_what_was_measured(tmp_path: Path) -> None:
+def test_births_come_first_with_their_measures(tmp_path: Path) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc2": 0.5}))
     result = tt.compare(tmp_path / "a", tmp_path / "b", details=3)
@@ -87,7 +87,7 @@ def test_from_summaries_there_are_both_summaries(tmp_path: Path) -> None:
             looks.map(0, Window(0, 1, 0, 1))
 
 
-def test_what_is_equal_is_off_by_nothing(opened: Opened) -> None:
+def test_equal_pairs_have_zero_error(opened: Opened) -> None:
     comparison, looks = opened
     pair = next(at for at, row in enumerate(comparison.rows) if row["status"] == "equal")
     found = looks.detail(pair).difference
@@ -108,7 +108,7 @@ def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path
     assert any(lost.name in note for note in result.notes)
 
 
-def test_shapes_that_differ_are_not_looked_at_side_by_side(tmp_path: Path) -> None:
+def test_pairs_of_different_shapes_are_not_inspected(tmp_path: Path) -> None:
     write(tmp_path / "a", [Seen("fc", values(1, (2, 3)))])
     write(tmp_path / "b", [Seen("fc", values(1, (3, 2)))])
     result = tt.compare(tmp_path / "a", tmp_path / "b", details=1)
@@ -118,7 +118,7 @@ def test_shapes_that_differ_are_not_looked_at_side_by_side(tmp_path: Path) -> No
     assert "shapes differ" in found.why
 
 
-def test_all_looks_together_take_so_many_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_details_together_have_a_limit_of_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", chain())
     write(tmp_path / "b", chain(off={"fc1": 0.5, "fc2": 0.5}))
     monkeypatch.setattr(pair_details, "MOST_ELEMENTS", 30)

@@ -75,7 +75,7 @@ def assert_same(found: PairMeasure, expected: PairMeasure) -> None:
 def check(
     device: TorchPairs, path: Path, reference: list[Array], candidate: list[Array], piece: int = 1 << 20, **options: Any
 ) -> list[PairMeasure]:
-    """Both ways, in pieces of one chunk or a few, everything on the device; returns what the device said."""
+    """Both ways, in pieces of one chunk or a few, everything on the device; return the device's result."""
     spans = zip(write_file(path / "r", reference), write_file(path / "c", candidate, 8), strict=True)
     sizes = [summarize(each).l2 for each in reference]
     tasks = [Task(r, c, size=size, **options) for (r, c), size in zip(spans, sizes, strict=True)]
@@ -229,8 +229,8 @@ def test_an_early_stop_leaves_the_rest(device: TorchPairs, tmp_path: Path) -> No
     assert asked < 20
 
 
-# --- through the front door ----------------------------------------------------------------------------------------
-def test_a_device_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- through tensortap.compare -------------------------------------------------------------------------------------
+def test_a_missing_device_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write(tmp_path / "a", chain())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="torch finds no GPU here; leave the device out"):

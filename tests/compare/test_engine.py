@@ -1,4 +1,4 @@
-"""Engines: the same numbers from each, as they come, stopped when asked, and a word about a file that is not there."""
+"""Engines: all give the same numbers, yield them early, stop on request, and report a missing file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
 
 
 @pytest.mark.parametrize("chosen", [Serial(), Serial(threads=1), ProcessPool(2)], ids=["serial", "alone", "pool"])
-def test_every_engine_says_the_same(chosen: Engine, tasks: list[Task]) -> None:
+def test_every_engine_gives_the_same_numbers(chosen: Engine, tasks: list[Task]) -> None:
     done: list[int] = []
     found = dict(chosen.run(iter(tasks), done.append))
     expected = {n: pairs.difference(r, c) for n, (r, c) in enumerate(zip(*arrays(), strict=True))}
@@ -122,7 +122,7 @@ def test_an_unfinished_file_is_found(tasks: list[Task]) -> None:
     assert repr(dict(Serial().run(tasks))) == expected
 
 
-def test_a_task_that_cannot_be_meant_is_refused(tasks: list[Task]) -> None:
+def test_an_invalid_task_is_refused(tasks: list[Task]) -> None:
     r, c = tasks[0].reference, tasks[1].candidate
     with pytest.raises(UsageError, match="cannot be compared"):
         list(Serial().run([Task(r, c)]))

@@ -62,14 +62,14 @@ def test_after_a_clean_step_a_nan_is_born_anew(tmp_path: Path) -> None:
     assert [birth.key.step for birth in found.births] == [0, 2]
 
 
-def test_a_mask_of_minus_infinity_is_no_trouble_but_in_a_gradient_it_is(tmp_path: Path) -> None:
+def test_minus_infinity_is_suspicious_only_in_a_gradient(tmp_path: Path) -> None:
     mask = values(1)
     mask[0] = -np.inf
     found = run(tmp_path / "run", [Seen("attention", mask, "input"), Seen("attention", mask, "grad_output")])
     assert statuses(found) == ["ok", "nonfinite"]
 
 
-def test_what_is_always_zero_is_dead(tmp_path: Path) -> None:
+def test_a_layer_that_is_always_zero_is_dead(tmp_path: Path) -> None:
     zero = np.zeros((4, 6), np.float32)
     seen = []
     for step in range(3):
@@ -88,7 +88,7 @@ def test_what_is_always_zero_is_dead(tmp_path: Path) -> None:
     assert "So it is in 2 modules." in found.sentence
 
 
-def test_what_explodes(tmp_path: Path) -> None:
+def test_exploding_layers(tmp_path: Path) -> None:
     usual = [Seen(f"fc{n}", values(n)) for n in range(9)]
     seen = [
         *usual,
@@ -115,7 +115,7 @@ def test_gradients_vanish_and_explode_on_their_way_back(tmp_path: Path) -> None:
     assert statuses(found) == ["ok", "ok", "vanishing", "exploding", "ok"]
 
 
-def test_what_vanishes_is_named_once_however_far_it_goes(tmp_path: Path) -> None:
+def test_a_vanishing_gradient_is_named_once(tmp_path: Path) -> None:
     sizes = [1e-3, *[1e-9] * 5]
     seen = [Seen(f"fc{n}", values(n) * np.float32(size), "grad_output") for n, size in enumerate(sizes)]
     found = run(tmp_path / "run", seen)
@@ -131,7 +131,7 @@ def test_parameter_gradients_are_judged_by_each_other(tmp_path: Path) -> None:
     assert statuses(run(tmp_path / "run", seen))[9:] == ["vanishing", "ok"]
 
 
-def test_only_what_was_asked_for_is_examined(tmp_path: Path) -> None:
+def test_only_selected_records_are_examined(tmp_path: Path) -> None:
     path = write(tmp_path / "run", [Seen(n, values(1), step=s) for s in (0, 1) for n in ("a.x", "a.y", "b")])
     assert len(tt.health(path, modules="a.*", steps=[1])) == 2
     assert len(tt.health(path, kinds="param")) == 0
@@ -161,7 +161,7 @@ def test_a_tensor_that_cannot_be_read_is_described_by_its_summary(tmp_path: Path
     assert lost.name in found.notes[0]
 
 
-def test_the_first_look_is_free_whatever_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_detail_is_exempt_from_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_details, "MOST_ELEMENTS", 30)
     found = run(tmp_path / "run", [Seen("a", values(1, (8, 8))), Seen("b", values(2, (8, 8)))], details=5)
     assert [detail.whole for detail in found.details] == [True, False]

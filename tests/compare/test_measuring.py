@@ -1,4 +1,4 @@
-"""How far pairs are apart: from whole tensors as NumPy says it in float64, from summaries within their bar."""
+"""Differences of pairs: from whole tensors as NumPy computes it in float64, from summaries within their error bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1
 
 
 def row_of(path: Path, reference: Array, candidate: Array, keep: tuple[bool, bool] = (True, True)) -> dict[str, Any]:
-    """The one row of the comparison of two tensors, and that the run's verdict is in keeping with it."""
+    """Return the one row of a comparison of two tensors; check that the verdict agrees with it."""
     result = result_of(path, reference, candidate, keep)
     (row,) = result.rows
     assert result.counts == {row["status"]: 1}
@@ -86,7 +86,7 @@ def test_floats_against_numpy(tmp_path: Path, name: str, shape: tuple[int, ...])
 
 
 @pytest.mark.parametrize("name", [name for name in dtypes.NAMES if name not in FLOATS])
-def test_what_is_no_real_float_against_numpy(tmp_path: Path, name: str) -> None:
+def test_integers_bools_and_complex_numbers_against_numpy(tmp_path: Path, name: str) -> None:
     dtype = dtypes.numpy_dtype(name)
     r, c = (np.random.default_rng(seed).integers(0, 2 if name == "bool" else 100, (40, 5)) for seed in (1, 2))
     r, c = r.astype(dtype), c.astype(dtype)
@@ -199,7 +199,7 @@ def test_not_finite_on_one_side(tmp_path: Path, bad: float, keep: bool) -> None:
         assert forth["max_abs_index"] == back["max_abs_index"] == [2, 3]
 
 
-def test_the_sentence_says_which_side_is_not_finite(tmp_path: Path) -> None:
+def test_the_sentence_names_the_side_that_is_not_finite(tmp_path: Path) -> None:
     good, broken = values(1), values(1)
     broken[2, 3] = np.nan
     infinite = np.array([1, np.inf], np.float32)
@@ -213,7 +213,7 @@ def test_the_sentence_says_which_side_is_not_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [True, False], ids=["tensors", "summaries"])
 def test_not_finite_on_both_sides_alike(tmp_path: Path, keep: bool) -> None:
-    """A -inf in a mask is no mistake, and what is beside it still counts."""
+    """A -inf in a mask is not a mistake, and the other elements still count."""
     r = values(1)
     r[0], r[1, 0] = -np.inf, np.nan
     c = r.copy()
@@ -281,7 +281,7 @@ def noisy(count: int) -> list[tuple[Array, Array]]:
 
 @pytest.mark.parametrize("keep", [(False, False), (True, False), (False, True)], ids=["both", "candidate", "reference"])
 def test_the_estimate_is_within_its_bar(tmp_path: Path, keep: tuple[bool, bool]) -> None:
-    """Where one side has no tensors, whatever the other has, the sketches tell."""
+    """If one side has no tensors, the sketches decide."""
     pairs = noisy(240)
     ours = write(tmp_path / "a", [Seen(f"m{n}", r, keep=keep[0]) for n, (r, _) in enumerate(pairs)])
     theirs = write(tmp_path / "b", [Seen(f"m{n}", c, keep=keep[1]) for n, (_, c) in enumerate(pairs)])
@@ -301,7 +301,7 @@ def test_the_estimate_is_within_its_bar(tmp_path: Path, keep: tuple[bool, bool])
 
 
 @pytest.mark.parametrize("keep", [(True, True), (False, False), (True, False), (False, True)])
-def test_the_judgement_does_not_depend_on_what_was_kept(tmp_path: Path, keep: tuple[bool, bool]) -> None:
+def test_the_judgement_is_the_same_for_summaries_and_tensors(tmp_path: Path, keep: tuple[bool, bool]) -> None:
     ours = [Seen(s.module, s.array, s.kind, keep=keep[0]) for s in chain()]
     theirs = [Seen(s.module, s.array, s.kind, keep=keep[1]) for s in chain(off={"fc2": 0.01})]
     result = tt.compare(write(tmp_path / "a", ours), write(tmp_path / "b", theirs))

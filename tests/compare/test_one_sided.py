@@ -106,14 +106,14 @@ def test_an_optimizer_is_not_cleared_by_unrecorded_parameters(tmp_path: Path) ->
     )
     assert result.verdict == "match"
     assert "Parameters were not recorded: up to " in result.sentence
-    assert 'kinds=(..., "param") would tell' in result.sentence
+    assert 'capture kinds=(..., "param")' in result.sentence
     quite_other = trained(tmp_path / "c", attending(), steps=4, betas=(0.5, 0.9))
     result = tt.compare(tmp_path / "a", quite_other)
     assert result.first is not None and result.first.key.step > 0
-    assert "Its parameters were not recorded: it may be the optimizer, too" in result.sentence
+    assert "Its parameters were not recorded, so the optimizer may be wrong instead" in result.sentence
 
 
-def test_steps_that_one_side_lacks_are_said_where_the_rest_matches(tmp_path: Path) -> None:
+def test_missing_steps_are_reported_if_the_rest_matches(tmp_path: Path) -> None:
     for name, steps in (("a", (1, 1, 1)), ("b", (1, 2))):
         model = attending()
         with tt.capture(model, tmp_path / name) as tap:
@@ -122,7 +122,7 @@ def test_steps_that_one_side_lacks_are_said_where_the_rest_matches(tmp_path: Pat
                     model(torch.ones(4, 5, 8))
                 tap.step()
     result = tt.compare(tmp_path / "a", tmp_path / "b")
-    assert result.verdict == "match" and result.sentence.startswith("What both runs have matches: all ")
+    assert result.verdict == "match" and result.sentence.startswith("Everything that both runs have matches: all ")
     said = " The reference alone has step 2, and in step 1 it ran 1 time and the candidate 2 times."
     assert result.sentence.endswith(said)
     assert tt.compare(tmp_path / "a", tmp_path / "a").sentence.startswith("The runs match: ")
@@ -131,7 +131,7 @@ def test_steps_that_one_side_lacks_are_said_where_the_rest_matches(tmp_path: Pat
 
 # --- gradients of one side alone --------------------------------------------------------------------------------------
 class TwoNetworks(nn.Module):
-    """One learns to predict what the other says; the other is not meant to learn."""
+    """One network learns to predict the other's output; the other must not learn."""
 
     def __init__(self, stop: bool = True) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def seeded(make: Callable[[], nn.Module]) -> Any:
 
 
 @pytest.mark.parametrize("kinds", [DEFAULT, ALL], ids=["default", "all"])
-def test_a_gradient_that_comes_to_who_should_not_learn(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+def test_a_gradient_for_a_module_that_should_not_learn(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     ran(tmp_path / "a", seeded(TwoNetworks), kinds)
     ran(tmp_path / "b", seeded(lambda: TwoNetworks(stop=False)), kinds)
     result = tt.compare(tmp_path / "a", tmp_path / "b")
@@ -181,7 +181,7 @@ def test_a_gradient_that_comes_to_who_should_not_learn(tmp_path: Path, kinds: tu
     assert [birth.module for birth in result.births if birth.status == "extra"] == ["target.2", "target.0"]
     with (tmp_path / "page.html").open("wb") as file:
         comparison_html.write(result, file)
-    assert "comes, though not in the reference; look at target.2" in (tmp_path / "page.html").read_text()
+    assert "comes, though not in the reference; inspect target.2" in (tmp_path / "page.html").read_text()
     back = tt.compare(tmp_path / "b", tmp_path / "a")
     assert back.first is not None and back.first.status == "missing"
 
@@ -209,7 +209,7 @@ def test_an_optimizer_is_not_to_blame_for_other_numbers_of_micro_steps(tmp_path:
     assert sentence.endswith(f"In step 0 the reference ran 2 times and the candidate {times}.")
 
 
-def test_a_forward_without_a_backward_is_no_other_number_of_micro_steps(tmp_path: Path) -> None:
+def test_a_forward_without_a_backward_adds_no_micro_step(tmp_path: Path) -> None:
     for name in "ab":
         model = seeded(TwoNetworks)
         with tt.capture(model, tmp_path / name) as tap:
@@ -220,7 +220,7 @@ def test_a_forward_without_a_backward_is_no_other_number_of_micro_steps(tmp_path
     assert tt.compare(tmp_path / "a", tmp_path / "b").sentence.startswith("The runs match: ")
 
 
-# --- right, though nothing says so ------------------------------------------------------------------------------------
+# --- right, without evidence -----------------------------------------------------------------------------------------
 class InTwo(nn.Linear):
     """The same sum, in another order."""
 
@@ -238,7 +238,7 @@ def rounded_otherwise(model: nn.Module) -> nn.Module:
 
 
 class Averaged(nn.Module):
-    """The target is an average of what the other network was. Biases before a norm get gradients of noise alone."""
+    """The target is a moving average of the other network. Biases before a norm get gradients of noise alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_an_average_of_a_network_follows_its_noise(tmp_path: Path, kinds: tuple[
 @pytest.mark.parametrize(
     ("size", "off", "verdict"), [(1e-3, 1e-5, "match"), (1.0, 1e-5, "diverged"), (1e-3, 0.5, "diverged")]
 )
-def test_a_gradient_that_cancels_out_is_as_rough_as_what_it_is_made_of(
+def test_a_gradient_that_cancels_out_has_the_rounding_of_its_sources(
     tmp_path: Path, size: float, off: float, verdict: str
 ) -> None:
     """But not at will: it may be small for other reasons, too."""
@@ -291,7 +291,7 @@ def test_a_gradient_that_cancels_out_is_as_rough_as_what_it_is_made_of(
     assert tt.compare(tmp_path / "a", tmp_path / "b").verdict == verdict
 
 
-# --- who lost it ------------------------------------------------------------------------------------------------------
+# --- attribution of missing gradients ---------------------------------------------------------------------------------
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def test_a_loss_of_parts_that_are_called_one_by_one(tmp_path: Path) -> None:
             (scale * model["second"](model["first"](torch.ones(4, 8))).square().mean()).backward()
             tap.step()
     sentence = tt.compare(tmp_path / "a", tmp_path / "b").sentence
-    assert "the gradient that enters second at its output is off" in sentence and "look at the loss" in sentence
+    assert "the gradient that enters second at its output is off" in sentence and "check the loss" in sentence
 
 
 def test_other_names_that_no_rule_explains_are_reported(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_other_names_that_no_rule_explains_are_reported(tmp_path: Path) -> None:
     assert not [note for note in paired.notes if names in note] and len(paired) > len(result)
 
 
-def test_what_both_runs_say_is_said_once(tmp_path: Path) -> None:
+def test_a_notice_of_both_runs_appears_once(tmp_path: Path) -> None:
     for name in "ab":
         model = seeded(lambda: Residual(16))
         with tt.capture(model, tmp_path / name, keep={"nothing.of.that": "tensors", "*": "summary"}) as tap:
@@ -354,7 +354,7 @@ def test_what_both_runs_say_is_said_once(tmp_path: Path) -> None:
 
 
 # --- no birth ---------------------------------------------------------------------------------------------------------
-def test_what_differs_is_never_called_a_match(tmp_path: Path) -> None:
+def test_differing_runs_never_match(tmp_path: Path) -> None:
     """One branch is cut off that should not be, and another one not that should: each alone would explain the other."""
 
     class Branches(nn.Module):
@@ -376,7 +376,7 @@ def test_what_differs_is_never_called_a_match(tmp_path: Path) -> None:
     assert result.counts["diverged"] and result.verdict == "diverged" and result.births
 
 
-def test_a_reference_that_was_broken_off_lacks_gradients_by_right(tmp_path: Path) -> None:
+def test_an_interrupted_reference_may_lack_gradients(tmp_path: Path) -> None:
     for name in "ab":
         model = seeded(TwoNetworks)
         with contextlib.suppress(RuntimeError), tt.capture(model, tmp_path / name, keep="tensors") as tap:
@@ -406,7 +406,7 @@ def test_the_first_layer_is_frozen_in_the_candidate_alone(tmp_path: Path) -> Non
     assert check.result.verdict == "diverged" and "never comes" in check.result.sentence
 
 
-def test_the_roots_own_code_is_not_forgiven_what_others_gradients_allow(tmp_path: Path) -> None:
+def test_the_roots_own_code_gets_no_tolerance_from_other_gradients(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         scale = 1.0
 

@@ -1,4 +1,4 @@
-"""Two runs whose modules were called differently: it is said why, and never judged."""
+"""Two runs with different plain arguments: the difference is reported and never judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tensortap as tt
 from tensortap.cli import main
-from tensortap.compare.say.sentence import other_arguments
+from tensortap.compare.say.sentence import describe_other_arguments
 from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference
 from tensortap.core.records import Comparison
 from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
@@ -77,7 +77,7 @@ def remarks(result: Comparison) -> list[str]:
     return [note for note in result.notes if note.startswith("other plain arguments")]
 
 
-def test_the_verdict_says_that_the_module_was_called_differently(tmp_path: Path) -> None:
+def test_the_verdict_reports_other_arguments_of_the_module(tmp_path: Path) -> None:
     result = compared(tmp_path, {"is_causal": True}, {"is_causal": False})
     assert result.first is not None
     assert result.first.module == "blocks.0.attention"
@@ -98,7 +98,7 @@ def test_the_containers_own_code(tmp_path: Path) -> None:
     assert "It was called with factor=1.0 in the reference and 0.5 in the candidate." in str(result)
 
 
-def test_a_call_alike_is_not_spoken_of(tmp_path: Path) -> None:
+def test_equal_calls_are_not_mentioned(tmp_path: Path) -> None:
     """The second block is called differently, but the first one is wrong on its own."""
     a = ran(tmp_path / "a", {1: {"is_causal": True}})
     wrong = {0: {"scale": 2.0}}
@@ -114,7 +114,7 @@ def test_a_call_alike_is_not_spoken_of(tmp_path: Path) -> None:
     )
 
 
-def test_what_changes_no_tensor_is_a_remark_and_no_alarm(tmp_path: Path) -> None:
+def test_an_argument_that_changes_no_tensor_gives_only_a_note(tmp_path: Path) -> None:
     result = compared(tmp_path, {"name": "a"}, {"name": "b"})
     assert result.verdict == "match"
     assert str(result).startswith("The runs match: all ")
@@ -150,7 +150,7 @@ def main_with(*words: object) -> None:
     ],
     ids=["nothing", "None", "nan", "devices", "objects", "order", "lists"],
 )
-def test_what_is_alike_is_not_spoken_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], tmp_path: Path) -> None:
+def test_equal_arguments_are_not_mentioned(ours: Mapping[str, Any], theirs: Mapping[str, Any], tmp_path: Path) -> None:
     for one, other in ((ours, theirs), (theirs, ours)):
         result = compared(tmp_path / str(one is ours), one, other)
         assert (result.verdict, remarks(result)) == ("match", [])
@@ -171,7 +171,7 @@ def test_what_is_alike_is_not_spoken_of(ours: Mapping[str, Any], theirs: Mapping
     ],
     ids=str,
 )
-def test_what_differs_is_named(ours: Any, theirs: Any, words: str, tmp_path: Path) -> None:
+def test_differing_arguments_are_named(ours: Any, theirs: Any, words: str, tmp_path: Path) -> None:
     assert any(words in note for note in remarks(compared(tmp_path, ours, theirs)))
 
 
@@ -220,13 +220,13 @@ def test_a_change_in_a_later_step_is_dated(tmp_path: Path) -> None:
 def test_many_differences_are_counted(tmp_path: Path) -> None:
     ours, theirs = ({f"n{at}": at + more for at in range(5)} for more in (0, 1))
     assert remarks(compared(tmp_path, ours, theirs))[0].endswith("n1=1 and 2, n2=2 and 3 and 2 more (step 0)")
-    words = other_arguments(
+    words = describe_other_arguments(
         [ArgumentDifference("a", ABSENT, 1), ArgumentDifference("b", 2, TENSOR), ArgumentDifference("c", 1, ABSENT)]
     )
     assert words == "a=1 in the candidate alone, b=2 and a tensor, c=1 in the reference alone"
 
 
-def test_a_run_that_kept_none_is_compared_as_ever(tmp_path: Path) -> None:
+def test_a_run_without_plain_arguments_is_compared_as_usual(tmp_path: Path) -> None:
     a, b = ran(tmp_path / "a", {0: {"is_causal": True}}), ran(tmp_path / "b", {})
     (b / "rank_0" / "calls.jsonl").unlink()  # as an older version leaves it
     for one, other in ((a, b), (b, a)):
@@ -267,7 +267,7 @@ def test_each_rank_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "It was called with is_causal=False in the reference and True in the candidate." in str(result)
 
 
-def test_reports_say_it_too(tmp_path: Path) -> None:
+def test_reports_name_other_arguments(tmp_path: Path) -> None:
     result = compared(tmp_path, {"is_causal": True, "past": object()}, {"is_causal": False, "past": 1})
     words = "is_causal=True in the reference and False in the candidate"
     for report in (comparison_html, comparison_json, comparison_junit, comparison_markdown):
@@ -294,7 +294,7 @@ def test_names_from_a_run_stay_harmless_in_a_report(tmp_path: Path, capsys: pyte
     assert "\x1b[2J" not in capsys.readouterr().out
 
 
-def test_a_check_says_it_as_well(tmp_path: Path) -> None:
+def test_a_check_reports_other_arguments(tmp_path: Path) -> None:
     reference = ran(tmp_path / "a", {0: {"is_causal": True}}, kinds=(*KINDS, "grad_input"))
     for isolate in (True, False):
         with torch.random.fork_rng(devices=[]):
@@ -305,7 +305,7 @@ def test_a_check_says_it_as_well(tmp_path: Path) -> None:
         assert "It was called with is_causal=True in the reference and False in the candidate." in str(check.result)
 
 
-def test_between_frameworks_only_what_both_have_is_compared(tmp_path: Path) -> None:
+def test_between_frameworks_only_common_arguments_are_compared(tmp_path: Path) -> None:
     """Names of arguments may differ there by design."""
     paddle = pytest.importorskip("paddle")
 

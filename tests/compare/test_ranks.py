@@ -42,14 +42,14 @@ SIDES = [((0, 1), (0,), "reference"), ((0,), (0, 1), "candidate")]
 
 
 @pytest.mark.parametrize(("ours", "theirs", "side"), SIDES, ids=["reference has more", "candidate has more"])
-def test_a_rank_without_counterpart_is_no_match(
+def test_a_rank_without_counterpart_prevents_a_match(
     tmp_path: Path, ours: Sequence[int], theirs: Sequence[int], side: str
 ) -> None:
     a, b = run(tmp_path / "a", ours), run(tmp_path / "b", theirs)
     result = tt.compare(a, b)
     assert (result.verdict, result.first) == ("incomparable", None)
-    begin = f"Too little in common to judge: rank 1 of the {side} has no counterpart. What was compared matches: "
-    assert result.sentence.startswith(f"{begin}all 6 pairs are equal")
+    begin = f"Too little in common to judge: rank 1 of the {side} has no counterpart. "
+    assert result.sentence.startswith(f"{begin}Everything that was compared matches: all 6 pairs are equal")
     assert result.notes[0].startswith(f"not compared: rank 1 of the {side} has no counterpart; select the ranks")
     other = "candidate" if side == "reference" else "reference"
     assert result.unpaired_ranks == {side: [1], other: []}
@@ -128,7 +128,7 @@ def written(report: Any, result: Any) -> str:
     return file.getvalue().decode()
 
 
-def test_every_report_says_it(tmp_path: Path) -> None:
+def test_every_report_names_unpaired_ranks(tmp_path: Path) -> None:
     result = tt.compare(run(tmp_path / "a", (0,)), run(tmp_path / "b", ALL))
     said = json.loads(written(comparison_json, result))
     assert said["verdict"] == "incomparable"

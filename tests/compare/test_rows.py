@@ -46,7 +46,7 @@ def test_it_is_found_and_named(tmp_path: Path) -> None:
     assert row["row_tolerance"] == 32 * row["tolerance"]
 
 
-def test_what_it_takes_to_pass_is_what_its_row_takes(tmp_path: Path) -> None:
+def test_the_tolerance_to_pass_follows_the_worst_row(tmp_path: Path) -> None:
     reference = values(2, SHAPE)
     two = runs(tmp_path, reference, one_row_off(reference, 1.0002))
     look = tt.compare(*two, details=1).details[0]
@@ -56,7 +56,7 @@ def test_what_it_takes_to_pass_is_what_its_row_takes(tmp_path: Path) -> None:
     assert tt.compare(*two, rtol=look.judged * 0.9999).verdict == "diverged"
 
 
-def test_the_table_says_what_numpy_says(tmp_path: Path) -> None:
+def test_the_table_agrees_with_numpy(tmp_path: Path) -> None:
     reference = values(2, (9, 40, 6), np.float64)
     candidate = reference + 1e-3 * values(3, (9, 40, 6), np.float64)
     reference[3, 4] = 1e-6
@@ -94,7 +94,7 @@ def test_a_tolerance_of_ones_own_counts_for_rows(tmp_path: Path) -> None:
     assert (result.verdict, result.first.only_a_row) == ("diverged", True)
 
 
-def test_what_a_noisy_run_differs_by_counts_for_rows(tmp_path: Path) -> None:
+def test_noise_of_a_run_applies_to_rows(tmp_path: Path) -> None:
     reference = values(2, SHAPE)
     paths = runs(tmp_path, reference, one_row_off(reference, 1.0002))
     again = write(
@@ -126,7 +126,7 @@ def test_equal_estimated_and_reshaped_pairs(tmp_path: Path) -> None:
     assert (row["row_rel_l2"], row["row_index"]) == (None, None)
 
 
-def test_every_report_tells_of_the_row(
+def test_every_report_names_the_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = values(2, SHAPE)
@@ -136,13 +136,13 @@ def test_every_report_tells_of_the_row(
     monkeypatch.setattr("sys.argv", ["tensortap", "compare", *paths, *options])
     with pytest.raises(SystemExit, match="1"):
         main()
-    assert "row 17,203 by itself off by 1.0e-3" in capsys.readouterr().out
+    assert "row 17,203 alone off by 1.0e-3" in capsys.readouterr().out
     first = json.loads(Path(outputs["json"]).read_text())["first"]
     assert first["row_index"] == [17, 203]
     assert first["row_rel_l2"] > first["row_tolerance"]
     header, *_, last = Path(outputs["csv"]).read_text().splitlines()
     assert dict(zip(header.split(","), last.split(","), strict=True))['"row_index"'] == '"17;203"'
     assert "Worst row: 1.0e-3 at index (17, 203) (up to 6.1e-5 allowed)" in Path(outputs["junit"]).read_text()
-    assert "row 17,203 by itself off by" in Path(outputs["markdown"]).read_text()
+    assert "row 17,203 alone off by" in Path(outputs["markdown"]).read_text()
     with pytest.raises(AssertionError, match=r"Worst row: 1\.0e-3 at index \(17, 203\)"):
         assert_runs_match(*paths)

@@ -30,12 +30,12 @@ def record(path: Path, fails_at: int | None = None, scale: float = 1.0, steps: i
 
 
 @pytest.mark.parametrize("failed", ["reference", "candidate"])
-def test_what_was_compared_is_no_match_of_the_runs(tmp_path: Path, failed: str) -> None:
+def test_a_matching_part_is_not_a_match_of_the_runs(tmp_path: Path, failed: str) -> None:
     paths = {side: record(tmp_path / side, 1 if side == failed else None) for side in ("reference", "candidate")}
     result = tt.compare(paths["reference"], paths["candidate"])
     assert result.verdict == "incomparable"
     assert f"the recording of the {failed} stopped early (no room for a summary)" in result.sentence
-    assert "What was compared matches" in result.sentence
+    assert "Everything that was compared matches" in result.sentence
 
 
 def test_the_exit_code(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same model in torch and in paddle: one run tells the other apart only where the frameworks really differ."""
+"""The same model in torch and in paddle: runs differ only where the frameworks differ by design."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def result(runs: tuple[Path, Path]) -> Comparison:
     return tt.compare(*runs)
 
 
-def test_what_both_frameworks_say_goes_together(result: Comparison) -> None:
+def test_records_of_both_frameworks_are_paired(result: Comparison) -> None:
     assert len(result) > 100
     assert result.counts.get("unmatched", 0) < len(result) / 4
     assert (result.info["reference"]["framework"], result.info["candidate"]["framework"]) == ("torch", "paddle")
 
 
-def test_matrices_that_lie_the_other_way_are_read_in_the_references_layout(result: Comparison) -> None:
+def test_transposed_matrices_are_read_in_the_references_layout(result: Comparison) -> None:
     turned = [row for row in result.rows if row["layout"] is not None]
     assert {(row["cls"], row["path"], row["layout"]) for row in turned} == {("Linear", "weight", "transposed")}
     for row in turned:
@@ -58,16 +58,16 @@ def test_matrices_that_lie_the_other_way_are_read_in_the_references_layout(resul
         assert row["status"] in (("equal", "close") if row["exact"] else ("unjudged",)), row
 
 
-def test_a_summary_of_another_layout_is_not_said_to_be_right(result: Comparison) -> None:
+def test_a_summary_of_another_layout_is_not_judged_right(result: Comparison) -> None:
     bounded = [row for row in result.rows if row["layout"] is not None and not row["exact"]]
     for row in bounded:
         assert (row["status"], row["rule"]) == ("unjudged", "only norms and counts: another layout")
         assert row["l2_reference"] == pytest.approx(row["l2_candidate"], rel=1e-6)
-    assert any("norms and counts alone" in note for note in result.notes) == bool(bounded)
+    assert any("shows only norms and counts" in note for note in result.notes) == bool(bounded)
 
 
-def test_what_one_framework_has_no_counterpart_for_is_said(result: Comparison) -> None:
-    """Paddle's BatchNorm calls its statistics otherwise, and does not count its batches."""
+def test_tensors_of_one_framework_alone_are_listed(result: Comparison) -> None:
+    """Paddle's BatchNorm has other names for its statistics, and does not count batches."""
     assert not result.unmatched
     statistics = {(row["path"], row["path_candidate"]) for row in result.rows if row["kind"] == "buffer"}
     assert statistics == {("running_mean", "_mean"), ("running_var", "_variance")}
@@ -75,7 +75,7 @@ def test_what_one_framework_has_no_counterpart_for_is_said(result: Comparison) -
     assert [(each.side, each.name) for each in result.mapping.ignored] == [("reference", "norm.num_batches_tracked")]
 
 
-def test_all_of_it_agrees(result: Comparison) -> None:
+def test_the_runs_match(result: Comparison) -> None:
     assert result.verdict == "match", str(result)
 
 

@@ -1,4 +1,4 @@
-"""Nothing is said that is not known: overflowed and missing sketches, NaN in unknown places, masks, unjudged inputs."""
+"""Reports claim only known facts: overflowed and missing sketches, NaN in unknown places, masks, unjudged inputs."""
 
 from __future__ import annotations
 
@@ -62,14 +62,16 @@ def test_the_lowest_numbers_of_two_dtypes_are_no_difference(tmp_path: Path, ours
     row = next(row for row in result.rows if row["path"] == "mask")
     same = "equal" if ours == theirs else "close" if keep else "unjudged"
     assert (result.verdict, row["status"]) == ("match", same)
-    assert result.sentence.startswith("What could be judged matches" if same == "unjudged" else "The runs match")
+    assert result.sentence.startswith(
+        "Everything that could be judged matches" if same == "unjudged" else "The runs match"
+    )
     assert "not zero" not in result.sentence
 
 
 @pytest.mark.parametrize("ours", SHORT)
 @pytest.mark.parametrize("theirs", SHORT)
 def test_another_mask_is_found_in_whole_tensors(tmp_path: Path, ours: Any, theirs: Any) -> None:
-    """Whatever the dtypes: as many hidden elements, in other places."""
+    """For all dtypes: as many hidden elements, in other places."""
     result = compared(tmp_path, attention(mask(ours, [5]), True), attention(mask(theirs, [6]), True))
     assert result.verdict == "diverged" and "input mask" in result.sentence and "off by" in result.sentence
 
@@ -105,8 +107,8 @@ def test_where_infinities_are_is_not_known_of_a_summary(tmp_path: Path, dtype: A
     ours, theirs = mask(dtype, [5], -np.inf), mask(dtype, [6], -np.inf)
     result = compared(tmp_path, attention(ours, False), attention(theirs, False))
     row = next(row for row in result.rows if row["path"] == "mask")
-    assert (row["status"], row["rule"]) == ("unjudged", "a summary does not tell where its NaN and Inf are")
-    assert result.sentence.startswith("What could be judged matches: of 3 pairs, ")
+    assert (row["status"], row["rule"]) == ("unjudged", "a summary does not show where its NaN and Inf are")
+    assert result.sentence.startswith("Everything that could be judged matches: of 3 pairs, ")
     whole = compared(tmp_path, attention(ours, True), attention(theirs, True))
     assert whole.verdict == "diverged" and "has other NaN or Inf" in whole.sentence
     assert compared(tmp_path, attention(ours, False), attention(ours, False)).counts == {"equal": 3}
@@ -123,8 +125,8 @@ def test_infinities_among_other_numbers_than_zeros_show_in_a_sketch(tmp_path: Pa
     assert compared(tmp_path, [Seen("s", ours, keep=False)], [Seen("s", moved, keep=False)]).verdict == "diverged"
 
 
-# --- what was not judged ------------------------------------------------------------------------------------------
-def test_nothing_that_could_be_judged_is_no_match(tmp_path: Path) -> None:
+# --- unjudged sources ---------------------------------------------------------------------------------------------
+def test_runs_without_a_judged_pair_do_not_match(tmp_path: Path) -> None:
     seen = [Seen("attn", mask(np.float32, HIDDEN), "input", keep=False)]
     moved = [Seen("attn", mask(np.float32, MOVED), "input", keep=False)]
     result = compared(tmp_path, seen, moved)
@@ -143,7 +145,7 @@ def test_a_zero_reference_is_reported_as_such(tmp_path: Path) -> None:
 
 
 def parts(dtype: Any, hidden: Sequence[int], wrong: float = 0.0) -> list[Seen]:
-    """A container that hands a mask to its only part, and a backward."""
+    """A container that passes a mask to its only child, with a backward."""
     gradient = values(5, (8, 16))
     return [
         Seen("net", values(1, (8, 16)), "input", keep=False, tensor=1),
@@ -172,7 +174,7 @@ def test_a_forward_pass_that_was_not_judged_as_a_whole(tmp_path: Path) -> None:
     assert result.sentence.startswith("The forward pass agrees as far as it could be judged; the runs part in the back")
 
 
-def test_reports_name_what_was_not_judged(tmp_path: Path) -> None:
+def test_reports_name_unjudged_pairs(tmp_path: Path) -> None:
     result = compared(
         tmp_path, attention(mask(np.float32, HIDDEN), False), attention(mask(np.float32, MOVED), False, off=0.5)
     )

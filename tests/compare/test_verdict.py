@@ -1,4 +1,4 @@
-"""The verdict: where a wrong value was born, as opposed to where it only went, and how it is said."""
+"""The verdict: it names the module where a wrong value was born, not one that it propagated to."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gradient_of_one_weight(model: Net, step: int) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
-    # what is done differently; the module, kind and step that must be named first, and words of the sentence
+    # the change; the module, kind and step that must be named first, and words of the sentence
     "output": (
         {"change": does("blocks.1.fc1", slightly_more)},
         *("blocks.1.fc1", "output", 0),
@@ -116,7 +116,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
         {"loss_scale": 1.01},
         *("", "grad_output", 0),
         "The forward pass agrees, but the gradient that enters the model at its output is off by {about}0.01 "
-        "(relative L2) in step 0: look at the loss",
+        "(relative L2) in step 0: check the loss",
     ),
     "nan": (
         {"change": does("blocks.1.fc1", one_nan)},
@@ -218,7 +218,7 @@ def test_the_sentence_is_for_people(runs: Runs, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", ["output", "later", "glue", "backward", "parameter's gradient", "nan", "loss"])
-def test_a_propagated_error_is_no_birth(runs: Runs, mistake: str) -> None:
+def test_a_propagated_error_is_not_a_birth(runs: Runs, mistake: str) -> None:
     result = runs.compared(mistake)
     wrong = sum(result.counts.get(name, 0) for name in ("diverged", "nonfinite"))
     assert wrong > 200, "it went far"
@@ -227,7 +227,9 @@ def test_a_propagated_error_is_no_birth(runs: Runs, mistake: str) -> None:
 
 
 def test_everything_before_the_first_is_right(runs: Runs) -> None:
-    for mistake in MISTAKES.keys() - {"loss"}:  # that gradient is the root's, though it was met before by another name
+    for mistake in MISTAKES.keys() - {
+        "loss"
+    }:  # that gradient is the root's, although it was seen before under another name
         result = runs.compared(mistake)
         for row in result.rows:
             if row["birth"]:
@@ -451,7 +453,7 @@ def test_noise_is_one_source_or_several(tmp_path: Path, form: Callable[[Path], A
 
 
 @pytest.mark.parametrize("noise", [3, [None], [b"runs/a2"], [["runs/a2"]]])
-def test_noise_that_is_no_source(tmp_path: Path, noise: Any) -> None:
+def test_noise_of_an_invalid_type_raises(tmp_path: Path, noise: Any) -> None:
     ours = write(tmp_path / "a", chain())
     with pytest.raises(tt.TensortapError, match="noise takes a path, an open run, or a sequence of these, not a"):
         tt.compare(ours, ours, noise=noise)
@@ -464,7 +466,7 @@ def test_noise_for_a_renamed_candidate(tmp_path: Path) -> None:
     assert tt.compare(ours, theirs, rename=[r"^m\.="], noise=[noisy]).verdict == "match"
 
 
-def test_what_came_in_may_go_on(tmp_path: Path) -> None:
+def test_an_incoming_error_may_propagate(tmp_path: Path) -> None:
     """An input that is off within reason makes an output that is: the rule says so."""
     x, y = values(1), values(2)
     ours = [Seen("", x, "input"), Seen("", y, "output")]
@@ -478,7 +480,7 @@ def test_what_came_in_may_go_on(tmp_path: Path) -> None:
 
 
 def test_without_inputs_a_record_may_be_as_far_off_as_the_outputs_before_it(tmp_path: Path) -> None:
-    """As in runs of outputs alone, in which short and long dtypes take turns: what came in is not known exactly."""
+    """As in runs of outputs alone, in which short and long dtypes take turns: the incoming error is not exact."""
     noisy = np.random.default_rng(1).normal(0, 1, (64, 64)).astype(np.float32)
 
     def run(name: str, half: float, norm: float, gradient: float) -> Path:
@@ -498,8 +500,8 @@ def test_without_inputs_a_record_may_be_as_far_off_as_the_outputs_before_it(tmp_
     assert alone.first is not None and alone.first.module == "norm"
 
 
-def test_a_bias_gradient_that_cancels_out_is_noise_also_where_what_it_sums_is_not_recorded(tmp_path: Path) -> None:
-    """As before a BatchNorm or in the keys of an attention: beside the weight's gradient there is nothing left."""
+def test_a_cancelled_bias_gradient_is_noise_without_recorded_terms(tmp_path: Path) -> None:
+    """As before a BatchNorm or in the keys of an attention: next to the weight's gradient, nothing of it remains."""
     weight, noise = values(1, (32, 64)), values(2, (32,))
 
     def run(name: str, bias: np.ndarray[Any, Any]) -> Path:
@@ -512,7 +514,7 @@ def test_a_bias_gradient_that_cancels_out_is_noise_also_where_what_it_sums_is_no
     assert tt.compare(run("d", noise), run("e", 1.01 * noise)).verdict == "diverged"
 
 
-def test_every_row_says_what_judged_it(runs: Runs) -> None:
+def test_every_row_names_its_rule(runs: Runs) -> None:
     for row in runs.compared("output").rows:
         assert row["rule"]
         assert (row["rule"] == "bitwise") == (row["status"] == "equal")

@@ -1,4 +1,4 @@
-"""A small model trained under a tap, with one thing done differently where a test says so."""
+"""A small model trained under a tap, with one change that a test chooses."""
 
 from __future__ import annotations
 

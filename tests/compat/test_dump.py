@@ -267,7 +267,7 @@ def test_an_exception_leaves_no_hook_and_a_readable_file(tmp_path: Path) -> None
     assert [r.key.module for r in run] == ["0", "0", "1"]
 
 
-def test_a_killed_dump_is_readable_and_says_so(tmp_path: Path) -> None:
+def test_a_killed_dump_is_readable_and_marked_incomplete(tmp_path: Path) -> None:
     script = f"""
 import os, torch
 from tensortap.compat.dump import HookerAndDumper

@@ -121,7 +121,7 @@ def test_gradients_and_ranks_have_tables_of_their_own(trees: tuple[Path, Path], 
             put(root, grad(0), random(3), "grads", rank)
             put(root, name(1, "as_the_other_spelling"), random(3), "grads", rank)
     put(a, name(0), random(3), rank=2)
-    for _ in range(2):  # the second time, the results of the first lie beside the ranks
+    for _ in range(2):  # the second time, the results of the first are next to the ranks
         assert check(a, b) == 3
     assert [row["tensor_name"] for row in table(a, "grads", 1)] == [grad(0), name(1, "as_the_other_spelling")]
     assert len(table(a, "tensors", 1)) == 1
@@ -141,7 +141,7 @@ def save_in_order(root: Path, layers: list[str]) -> dict[str, str]:
     return files
 
 
-def test_a_call_that_one_side_lacks_does_not_unpair_what_follows(trees: tuple[Path, Path], capsys: Capsys) -> None:
+def test_a_call_of_one_side_alone_leaves_later_files_paired(trees: tuple[Path, Path], capsys: Capsys) -> None:
     """An expert that gets no tokens is not called, and the numbers of all later files are others."""
     a, b = trees
     ours = save_in_order(a, ["stem", "expert_1", "expert_2", "head"])

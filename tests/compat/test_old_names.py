@@ -16,7 +16,7 @@ IMPORTS = re.compile(r"`from (tensortap[\w.]*) import (\w+)`")
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_readme_says_where_old_names_are(page: str) -> None:
+def test_the_readme_lists_the_old_names(page: str) -> None:
     text = (ROOT / page).read_text()
     found = {name: importlib.import_module(module) for module, name in IMPORTS.findall(text)}
     assert set(found) == {"register_saving_hook", "HookerAndDumper"}

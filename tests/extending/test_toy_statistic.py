@@ -285,7 +285,7 @@ def test_the_table_is_that_of_the_fields_and_columns() -> None:
         assert (each.merge is None) == (each.derive is not None)
 
 
-def test_derived_statistics_are_what_they_say() -> None:
+def test_derived_statistics_match_their_definition() -> None:
     array = np.array([3.0, -4.0, np.inf, np.nan, 0.0], np.float32)
     found = {each.name: each.derive(summarize(array).__getitem__) for each in statistics.DERIVED if each.derive}
     assert (found["inf"], found["nonfinite"], found["absmax"]) == (1, 2, 4.0)
@@ -307,7 +307,7 @@ def test_derived_statistics_are_what_they_say() -> None:
         ({"merge": None}, "merge must be"),
     ],
 )
-def test_what_cannot_be_registered(changes: dict[str, Any], words: str) -> None:
+def test_invalid_statistics_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         register(negatives(**changes))
     assert not statistics.added()

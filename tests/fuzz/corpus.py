@@ -25,13 +25,13 @@ from tensortap.compat.saving_hook import register_saving_hook
 
 @dataclass(frozen=True)
 class Sample:
-    """A path that opens, and which of the files beside or below it is mutated."""
+    """A path that opens, and the files next to it or below it that are mutated."""
 
     name: str
     folder: str
     """Copied for each case."""
     opens: str
-    """What is opened, relative to the folder."""
+    """The opened path, relative to the folder."""
     mutates: str
     """Glob of the mutated files, relative to the folder."""
     reader: str = "run"
@@ -69,7 +69,7 @@ SAMPLES = (
 )
 
 REFERENCE = "reference"
-"""A run beside the samples that is never mutated."""
+"""A run next to the samples that is never mutated."""
 _RULES = """
 version = 1
 

@@ -129,7 +129,7 @@ def _bytes(data: bytes, dice: Dice) -> bytes:
 
 
 def _replace_node(file: Path, dice: Dice) -> str:
-    """Put something that is no regular file, or another one, in its place."""
+    """Replace the file by another one, or by something that is not a regular file."""
     file.unlink()
     choice = dice.choice(("missing", "empty", "fifo", "folder", "socket", "link to a device", "link out", "loop"))
     if choice == "empty":

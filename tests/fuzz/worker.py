@@ -57,7 +57,7 @@ def main(corpus: Path, scratch: Path) -> None:
 
 
 def _attempt(read, target: Path, corpus: Path) -> str:  # type: ignore[no-untyped-def]
-    """Return what is wrong with how it was read; nothing if it was right."""
+    """Return what went wrong while reading; nothing if all is right."""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

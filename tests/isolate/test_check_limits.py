@@ -84,7 +84,7 @@ def named(result: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kept", ["2", ""])
-def test_a_partly_kept_reference_judges_what_it_kept(kept: str, run_path: Path) -> None:
+def test_a_partly_kept_reference_judges_its_kept_tensors(kept: str, run_path: Path) -> None:
     """A module that cannot be fed counts as part of the module around it; a correct module is never reported."""
     reference = captured(run_path, keep={kept: "tensors", "*": "summary"})
     right = checked(model(), reference)

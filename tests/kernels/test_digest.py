@@ -34,7 +34,7 @@ def test_weights_are_odd_and_differ_in_their_low_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float8_e4m3fn", "int64", "complex64"])
-def test_every_flipped_bit_is_seen_and_told_apart(name: str) -> None:
+def test_every_flipped_bit_gives_another_digest(name: str) -> None:
     dtype = dtypes.numpy_dtype(name)
     array = RNG.integers(0, 256, 37 * dtype.itemsize, dtype=np.uint8)
     seen = {digest(array.view(dtype))}

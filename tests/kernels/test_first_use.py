@@ -1,4 +1,4 @@
-"""What the first summary of a process costs, and what it says: nothing is loaded early, no wait is unexplained."""
+"""The first summary of a process: nothing is loaded early, and a log message explains every wait."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_the_room_summarises() -> None:
     assert summarize(np.array([3.0, -4.0], np.float32)).l2 == 5
 
 
-def test_with_a_warm_cache_nothing_is_said() -> None:
+def test_with_a_warm_cache_nothing_is_logged() -> None:
     cpu.summarize(np.ones(3, np.float32))  # it is warm from here on
     done = run(USE)
     assert done.stdout.strip() == "3.0"
     assert done.stderr == ""
 
 
-def test_without_any_cache_folder_it_compiles_and_says_so() -> None:
+def test_without_a_cache_folder_it_compiles_and_logs() -> None:
     done = run(f"import numba.core.caching as c; c.CacheImpl._locator_classes = []; {USE}")
     assert done.stdout.strip() == "3.0"
     assert done.stderr.count(COMPILING) == 1

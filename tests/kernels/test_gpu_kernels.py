@@ -104,7 +104,7 @@ def test_whole_numbers(make: Make, dtype: torch.dtype) -> None:
         check(device_reader, numbers.to(dtype).to(device))
 
 
-def test_numbers_past_what_floats_hold(make: Make) -> None:
+def test_numbers_beyond_the_range_of_floats(make: Make) -> None:
     device_reader, device = make()
     numbers = torch.randint(-(2**63), 2**63 - 1, (5000,), generator=torch.Generator().manual_seed(0))
     check(device_reader, numbers.to(device))
@@ -112,7 +112,7 @@ def test_numbers_past_what_floats_hold(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2])
-def test_all_ways_to_lie_in_memory(make: Make, dtype: torch.dtype) -> None:
+def test_all_memory_layouts(make: Make, dtype: torch.dtype) -> None:
     device_reader, device = make()
     table = random((500, 37), device, dtype)
     heads = random((2, 16, 4, 32), device, dtype)
@@ -194,7 +194,7 @@ def test_the_same_tensor_gives_the_same_bits(make: Make) -> None:
     assert (once.mean, once.std, once.l1, once.l2) == (again.mean, again.std, again.l1, again.l2)
 
 
-def test_a_tensor_that_was_seen_before_is_looked_at_again_if_it_has_changed(make: Make) -> None:
+def test_a_changed_tensor_is_read_again(make: Make) -> None:
     device_reader, device = make()
     tensor = random((64, 1024), device, torch.float32)
     first = device_reader.submit(tensor)
@@ -282,7 +282,7 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
         else:
             tickets.append(device_reader.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
 
-    device_reader.submit(steady[:1])  # until a stream has been met, nothing waits for it
+    device_reader.submit(steady[:1])  # until a stream was seen, nothing waits for it
     for tensor in (steady, steady, changed, changed):
         assert device_reader.defer(tensor, Forever(), look)
     if looked:

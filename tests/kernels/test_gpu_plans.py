@@ -1,4 +1,4 @@
-"""What a GPU's kernel is launched with, which needs no GPU to be seen."""
+"""The arguments of a GPU kernel's launch, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_all_batches_are_shared_out(elements: int) -> None:
 
 
 def test_after_a_launch_that_may_not_have_begun_nothing_is_counted_yet() -> None:
-    """The numbers that a launch counted in and did not live to clear would have pieces of the next tensor left out."""
+    """Counters that a failed launch did not clear would make the next launch skip pieces."""
     _, plan = planned(8192)
     plan.read(0, 0, 0)
     launch, plan._launch = plan._launch, interrupted

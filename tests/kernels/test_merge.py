@@ -115,7 +115,7 @@ def test_positions_past_32_bits(start: int) -> None:
 
 
 def test_signs_past_32_bits_do_not_repeat() -> None:
-    """A constant whose groups lie on both sides of the limit is still spread evenly."""
+    """A constant with groups on both sides of the limit is still spread evenly."""
     ones = np.ones(1 << 14, np.float32)
     shape, limit = (2**40,), 2**35
     both = [reference.summarize(ones, Part(shape, (start,))) for start in (0, limit)]

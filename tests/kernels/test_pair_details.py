@@ -90,7 +90,7 @@ def test_worst_elements_have_their_index_and_both_values() -> None:
     ]
 
 
-def test_of_equally_bad_ones_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_equally_bad_elements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(details, "_BLOCK", 64)
     reference, candidate = np.zeros((50, 32)), np.ones((50, 32))
     candidate[49, 31] = 2
@@ -100,7 +100,7 @@ def test_of_equally_bad_ones_the_first_are_told(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("block", [7, 64, 1 << 19])
 @pytest.mark.parametrize("shape", [(130, 300), (1, 1000), (1000, 1), (3, 4, 50), (65, 65)], ids=str)
-def test_tiles_are_the_greatest_of_what_they_cover_in_blocks_of_any_size(
+def test_tiles_hold_the_greatest_difference_for_any_block_size(
     shape: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(details, "_BLOCK", block)

@@ -1,4 +1,4 @@
-"""The compiled kernel for pairs against its definition: what is counted and found exactly, sums within rounding."""
+"""The compiled kernel for pairs against its definition: counts and positions exactly, sums within rounding."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_one_wrong_element_is_found(name: str, place: int) -> None:
     assert found.mismatched == 1 / 600_000
 
 
-def test_the_first_of_equal_differences_is_told() -> None:
+def test_the_first_of_equal_differences_is_reported() -> None:
     reference = np.zeros(2 * pairs.CHUNK, np.float32)
     candidate = reference.copy()
     candidate[[5000, 7000, pairs.CHUNK + 3]] = [-2, 2, 2]
@@ -158,7 +158,7 @@ def test_the_first_of_equal_differences_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64", "float8_e5m2"])
-def test_what_is_not_finite(name: str) -> None:
+def test_non_finite_elements(name: str) -> None:
     reference, candidate = pair(name, name, 5000)
     reference, candidate = np.clip(reference, -99, 99), np.clip(candidate, -99, 99)
     for side in (reference, candidate):
@@ -205,7 +205,7 @@ def test_big_integers_keep_their_last_bit() -> None:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_units_in_the_last_place_of_every_small_number(name: str) -> None:
-    """A number and the one k further: k steps, across zero too, whatever is beside it in the row."""
+    """A number and the one k further: k steps, across zero too, with any neighbours in the row."""
     dtype = dtypes.numpy_dtype(name)
     bits = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
     with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -352,7 +352,7 @@ def test_a_row_that_is_nearly_zero_does_not_shout() -> None:
     assert found.row_rel_l2 == pytest.approx(1e-9 / pairs_reference.ROW_FLOOR, rel=0.01)
 
 
-def test_what_is_one_row() -> None:
+def test_tensors_of_one_row() -> None:
     for shape in ((), (1,), (7,), (1, 9), (9, 1), (1, 1, 1)):
         found = assert_matches(*pair("float32", "float32", shape)).difference
         assert found.row_index == ((0,) if shape == (1, 9) else ())
@@ -364,7 +364,7 @@ def test_what_is_one_row() -> None:
 
 
 def test_rows_whose_squares_float64_does_not_hold() -> None:
-    """They are not told apart any more, but nothing hangs or raises."""
+    """They are no longer distinguished, but nothing hangs or raises."""
     reference = np.full((400, 5), 1e200)
     found = pairs.difference(reference, -reference).difference
     assert (found.equal, found.max_abs, found.row_rel_l2) == (False, 2e200, 0)
@@ -395,7 +395,7 @@ def test_release_ends_the_helpers() -> None:
     assert same(pairs.difference(reference, candidate, threads=3), before)
 
 
-def test_what_cannot_be_compared_is_said() -> None:
+def test_incomparable_arrays_raise() -> None:
     floats = np.ones(3, np.float32)
     with pytest.raises(UsageError, match=r"shapes \(3,\) and \(2,\)"):
         pairs.difference(floats, floats[:2])

@@ -8,7 +8,7 @@ import sys
 USE = "import numpy; from tensortap.kernels.pairs import cpu as pairs; a = numpy.ones(3); print(pairs.difference(a, a))"
 
 
-def test_without_any_cache_folder_it_compiles_and_says_so() -> None:
+def test_without_a_cache_folder_it_compiles_and_logs() -> None:
     code = f"import numba.core.caching as c; c.CacheImpl._locator_classes = []; {USE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert "equal=True" in done.stdout

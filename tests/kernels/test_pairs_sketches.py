@@ -26,7 +26,7 @@ def test_none_at_all() -> None:
     assert sketch_differences(nothing, rows[:0], nothing, rows[:0]).shape == (0,)
 
 
-def test_what_is_no_pair_is_said() -> None:
+def test_sketches_that_do_not_form_pairs_raise() -> None:
     r, c = np.zeros((2, 256), np.float32), np.zeros((2, 128), np.float32)
     rows = np.zeros(2, np.int64)
     with pytest.raises(UsageError, match="256 and 128 buckets"):

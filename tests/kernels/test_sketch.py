@@ -15,7 +15,7 @@ from tensortap.kernels.summary import reference
 Array = npt.NDArray[np.float32]
 Fault = Callable[[Array, np.random.Generator], Array]
 
-# Multiples of nothing, and the powers of two at which a column always meets the same place of a sketch row.
+# Multiples of nothing, and the powers of two at which a column always falls on the same position of a sketch row.
 SHAPES = [
     (37, 53),
     (129, 517),
@@ -90,7 +90,7 @@ def shifted(x: Array, rng: np.random.Generator) -> Array:
 
 
 def eighth_columns(x: Array, rng: np.random.Generator) -> Array:
-    """What a wrong head or a wrong vector lane looks like: every eighth element."""
+    """Every eighth element is wrong, as with a wrong head or a wrong vector lane."""
     wrong = x.copy()
     wrong[..., rng.integers(8) :: 8] += 0.1
     return wrong

@@ -1,4 +1,4 @@
-"""A summary on a framework's own threads is the same summary, and never runs where it may not."""
+"""A summary on a framework's own threads is the same, and runs only on the thread that owns the team."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_mistake_is_located_despite_wrong_guesses(change: Callable[[Any], None
     assert result.verdict == "diverged", str(result)
     if module != "blocks.1":
         assert result.first.module == module, str(result)
-    else:  # whose boundaries differ: the next certain place is what the code around hands on
+    else:  # whose boundaries differ: the next certain record is the one that the surrounding code passes on
         assert result.first.module in ("", "blocks.1"), str(result)
 
 

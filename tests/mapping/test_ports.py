@@ -74,13 +74,13 @@ def test_a_correct_port_matches(name: str, back: bool, seed: int, tmp_path: Path
     assert result.verdict == "match", str(result)
 
 
-def test_the_report_says_how_names_were_mapped() -> None:
+def test_the_report_shows_how_names_were_mapped() -> None:
     ours, theirs = models("GPT2")
     report = tt.transfer(ours, theirs)
     found = {each.target: each for each in report.copied}
     query = found["decoder.0.self_attn.q_proj.weight"]
     assert (query.source, query.change) == (("h.0.attn.c_attn.weight",), "split (0 to 8 of axis 1)")
-    assert found["decoder.1.linear1.weight"].change == ""  # a Conv1D of transformers lies as paddle's Linear does
+    assert found["decoder.1.linear1.weight"].change == ""  # a Conv1D of transformers has the layout of paddle's Linear
     head = {each.target: each for each in tt.transfer(*models("BertForMaskedLM")).copied}["cls.decoder_bias"]
     assert (head.source, head.how) == (("cls.predictions.bias",), "shape")
 

@@ -123,7 +123,7 @@ def test_another_number_of_channels_is_another_shape(tmp_path: Path) -> None:
         ((8,), (2, 8), (2, 8)),
         ((2, 1, 8), (2, 8), (2, 1, 8)),
         ((), (1,), (1,)),
-        ((), (3,), None),  # one number is no row
+        ((), (3,), None),  # one number is not a row
         ((1, 1), (2, 3), None),
         ((2, 12), (3, 12), None),
         ((2, 12), (12, 2), None),

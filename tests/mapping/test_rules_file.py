@@ -45,7 +45,7 @@ def test_the_root_has_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[module]\n", "rules.toml is no TOML"),
+        ("[[module]\n", "rules.toml is not TOML"),
         ("version = 2\n", "version = 2, but this tensortap reads version 1"),
         ("structure = 1\n", "structure = 1; expected true or false"),
         ("[[modules]]\ntorch = 'a'\n", "unknown key 'modules'; expected version, structure, module, class"),

@@ -17,7 +17,7 @@ EXAMPLES = [(name, *example) for name, example in zip(("block", "resnet"), examp
 
 
 @pytest.mark.parametrize(("name", "code", "said"), EXAMPLES, ids=[name for name, _, _ in EXAMPLES])
-def test_the_example_prints_what_the_page_says(name: str, code: str, said: str, tmp_path: Path) -> None:
+def test_the_example_prints_what_the_page_shows(name: str, code: str, said: str, tmp_path: Path) -> None:
     printed_as_said(code, said, tmp_path, r"\d\.\d+e-\d+")
     result = tt.compare(tmp_path / "runs" / f"{name}-torch", tmp_path / "runs" / f"{name}-paddle")
     assert {row["kind"] for row in result.rows} == {"input", "output", "grad_output", "param_grad"}

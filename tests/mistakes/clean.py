@@ -24,9 +24,9 @@ class Clean:
     name: str
     model: str
     candidate: Apply = _nothing
-    """What the candidate does differently."""
+    """Changes of the candidate."""
     common: Apply = _nothing
-    """What both do differently from the usual training."""
+    """Changes of both sides compared with the usual training."""
     noise: tuple[Apply, ...] = ()
     """Further runs of the reference that show how far right runs may differ."""
 

@@ -104,7 +104,7 @@ def pairs_of(
 ) -> Iterator[tuple[Mistake, Mistake]]:
     """Two mistakes of one model at different places, drawn at random, at least one of them `among` the wanted.
 
-    Those that are not found alone, because bfloat16 rounds by as much, are left out, and so is the optimizer.
+    Mistakes that bfloat16 rounding hides even alone are left out, and so is the optimizer.
     """
     drawn = random.Random(SEED)
     pool = [named.mistakes[0] for named in alone if named.all_named and named.mistakes[0].kind != "update"]

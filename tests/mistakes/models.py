@@ -1,6 +1,6 @@
 """Small but real models in plain torch. Each is below a million parameters and trains a step in a few milliseconds.
 
-What a container computes between its children is in a method of its own where a mistake is planted there.
+Code of a container between its children is in a separate method if a mistake is planted there.
 """
 
 from __future__ import annotations

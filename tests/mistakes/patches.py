@@ -1,4 +1,4 @@
-"""How one thing of a training is changed: a module keeps its name and class, and no random number is taken."""
+"""Changes of a training. A module keeps its name and class, and no random number is drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Apply = Callable[[Training], None]
 
 
 def does(module: str, function: Callable[..., Any], method: str = "forward") -> Apply:
-    """The module's method is replaced by `function(module, ...)`."""
+    """Replace the module's method by `function(module, ...)`."""
 
     def apply(training: Training) -> None:
         target = training.model.get_submodule(module)
@@ -25,7 +25,7 @@ def does(module: str, function: Callable[..., Any], method: str = "forward") -> 
 
 
 def has(module: str, **attributes: Any) -> Apply:
-    """The module's plain attributes are other ones."""
+    """Change plain attributes of the module."""
 
     def apply(training: Training) -> None:
         for name, value in attributes.items():
@@ -35,7 +35,7 @@ def has(module: str, **attributes: Any) -> Apply:
 
 
 def holds(module: str, tensor: str, change: Callable[[Tensor], Tensor]) -> Apply:
-    """A parameter or buffer of the module has other values, as from a bad checkpoint."""
+    """Change the values of a parameter or buffer, as a bad checkpoint does."""
 
     def apply(training: Training) -> None:
         target = getattr(training.model.get_submodule(module), tensor)
@@ -46,7 +46,7 @@ def holds(module: str, tensor: str, change: Callable[[Tensor], Tensor]) -> Apply
 
 
 def trains(**options: Any) -> Apply:
-    """The training loop itself is another one."""
+    """Change the training loop."""
 
     def apply(training: Training) -> None:
         for name, value in options.items():
@@ -56,7 +56,7 @@ def trains(**options: Any) -> Apply:
 
 
 def optimizes(matters: Callable[[str], bool], options: dict[str, float] | None) -> Apply:
-    """Some parameters get other options; with None, they are not handed to the optimizer at all."""
+    """Some parameters get other options; with None, the optimizer does not get them."""
 
     def groups(name: str, parameter: nn.Parameter) -> dict[str, float] | None:
         usual = usual_groups(name, parameter)
@@ -68,7 +68,7 @@ def optimizes(matters: Callable[[str], bool], options: dict[str, float] | None) 
 
 
 def reads(change: Callable[[Batch], Batch]) -> Apply:
-    """The data are other ones."""
+    """Change the data."""
 
     def apply(training: Training) -> None:
         training.batches = [[change(batch) for batch in micro] for micro in training.batches]

@@ -85,7 +85,7 @@ def train(training: Training, path: Path, keep: str, kinds: tuple[str, ...] = KI
 
 
 def train_under(training: Training, watch: Callable[[nn.Module], Any], steps: int = STEPS) -> Any:
-    """Train under the tap or check that `watch` makes of the model, and return it."""
+    """Train under the tap or check that `watch(model)` returns, and return it."""
     model = training.model
     with _training_mode(training):
         if training.compiled:

@@ -1,4 +1,4 @@
-"""Other ways to compute the same: right up to rounding. `self` is the module whose method they take the place of."""
+"""Equivalent implementations, equal up to rounding. `self` is the module whose method they replace."""
 
 from __future__ import annotations
 

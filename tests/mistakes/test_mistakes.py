@@ -115,7 +115,7 @@ def test_mistakes_outside_the_optimizer_are_all_noticed(mistaken: list[Outcome])
     assert not missed, "\n".join(map(str, missed))
 
 
-def test_what_is_named_first_is_a_birth(mistaken: list[Outcome]) -> None:
+def test_the_first_finding_is_a_birth(mistaken: list[Outcome]) -> None:
     for outcome in mistaken:
         if outcome.right:
             assert outcome.result.first.module in {birth.module for birth in outcome.result.births}, str(outcome)

@@ -1,4 +1,4 @@
-"""Wrong ways to do right things: what the zoo puts in the place of a method. `self` is the module it is put on."""
+"""Wrong implementations with which the zoo replaces methods. `self` is the changed module."""
 
 from __future__ import annotations
 

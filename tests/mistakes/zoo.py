@@ -1,4 +1,4 @@
-"""The mistakes. Each says which module must be named for it: the one to mend.
+"""The mistakes, each with the module that a comparison must name: the one to fix.
 
 A fault in what a container computes between its children is the container's; a wrong parameter or buffer is its
 owner's; a wrong input of the model, or a fault in the outermost forward, is the root's.
@@ -28,7 +28,7 @@ class Mistake:
     where: str | tuple[str, ...]
     """The module that must be named, or all that are equally wrong at once."""
     kind: Kind
-    """Where it shows first: in activations, in gradients, in what the model holds, or in what a step makes of it."""
+    """Where it shows first: in activations, gradients, the model's state, or the state after a step."""
     apply: Apply
     note: str = ""
 
@@ -61,7 +61,7 @@ def _untie(training: Training) -> None:
 
 
 def _told(module: str, method: str, *arguments: Any) -> Apply:
-    """Something is done to the module beforehand: train(), eval(), requires_grad_(False)."""
+    """Call a method of the module beforehand: train(), eval(), requires_grad_(False)."""
 
     def apply(training: Training) -> None:
         getattr(training.model.get_submodule(module), method)(*arguments)

@@ -253,7 +253,7 @@ def test_an_exception_leaves_no_span_open_for_the_next_step(error: type[BaseExce
         prof = profiled(run)
         assert not handle._hooks._spans._stack()
     pairs = parents(trace(prof, tmp_path))
-    assert pairs.count(("forward (root) (Fails)", "")) == 2  # the second is not inside what the first left
+    assert pairs.count(("forward (root) (Fails)", "")) == 2  # the second span is not inside the first
     assert pairs.count(("forward inner.0 (Linear)", "forward inner (Sequential)")) == 2
 
 
@@ -283,7 +283,7 @@ def test_an_exception_in_backward_leaves_nothing_for_the_next_step(tmp_path: Pat
     with annotate(model) as handle:
         prof = profiled(run)
         assert not handle._hooks._spans._stack()
-    # Nobody is told when a node raises, so its spans end late, at the next forward: among themselves they nest.
+    # No hook runs when a node raises, so its spans end late, at the next forward; they still nest.
     pairs = parents([event for event in trace(prof, tmp_path) if event["name"].startswith(OURS)])
     assert pairs.count(("forward (root) (Sequential)", "")) == 2
 
@@ -308,7 +308,7 @@ def test_a_module_inside_itself(tmp_path: Path) -> None:
     }
     (row,) = [row for row in module_times(prof).rows if row.module == "(root)"]
     outer = max(e.time_range.elapsed_us() for e in prof.events() if e.name == root)
-    assert row.calls == 2 and row.forward.own < row.forward.total <= outer  # what is inside itself counts once
+    assert row.calls == 2 and row.forward.own < row.forward.total <= outer  # a module inside itself counts once
 
 
 def test_forwards_on_two_threads_do_not_mix(tmp_path: Path) -> None:

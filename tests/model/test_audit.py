@@ -379,7 +379,7 @@ def test_audit_and_inspection_agree_on_the_kind_of_each_tensor(library: Library)
     paddle = library.name == "paddle"
     assert found.facts().statistics == (2 if paddle else 0)
     assert ("2 of the parameters hold running statistics" in str(found)) == paddle
-    assert found.status(library.mean) == "identical"  # a forward changes it by right
+    assert found.status(library.mean) == "identical"  # a forward may change it
 
 
 def test_non_persistent_buffers_are_not_reported_missing(library: Library) -> None:

@@ -1,4 +1,4 @@
-"""What only torch does while loading: strict errors, assign=True, ties, lazy and meta tensors, pickling."""
+"""Loading in torch only: strict errors, assign=True, ties, lazy and meta tensors, pickling."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_an_error_in_the_audit_does_not_stop_the_load(monkeypatch: pytest.Monkey
 
 def test_master_weights_of_a_half_precision_model() -> None:
     class FP16Optimizer(torch.optim.SGD):
-        """What mixed-precision libraries do, in a few lines: step on float32 copies, round them into the model."""
+        """A minimal mixed-precision optimizer: it steps on float32 copies, and rounds them into the model."""
 
         def __init__(self, params: Any, lr: float) -> None:
             super().__init__(params, lr=lr, momentum=0.9)

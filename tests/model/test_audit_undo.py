@@ -231,14 +231,14 @@ def test_resetting_a_head_and_pruning_overwrite(library: Library) -> None:
     with audit(model) as found:
         library.load(model, state)
         library.write(model.head.weight, library.read(library.net(3).head.weight))
-        library.fill(model.head.bias, 0.0)  # what it was initially, too
+        library.fill(model.head.bias, 0.0)  # also its initial value
         library.write(model.embed.weight, library.read(model.embed.weight) * 0.01)
     assert not undone(found)
     assert {found.status(name) for name in (*WEIGHTS, "head.bias")} == {"overwritten"}
 
 
 # --- the test itself, on plain numbers ------------------------------------------------------------------------------
-def told(initial: Any, given: Any, now: Any, by: str) -> float | None:
+def share_back(initial: Any, given: Any, now: Any, by: str) -> float | None:
     """Return the share that is back after one event."""
 
     def seen(values: Any) -> Summary:
@@ -269,7 +269,7 @@ def test_no_kind_of_step_looks_like_an_undone_load(by: str, size: int) -> None:
                 np.where(np.arange(size) % 11 == 0, step * scale * 10, 0.0),
             )
             for move in moves:
-                assert told(initial, given, given + move, by) is None
+                assert share_back(initial, given, given + move, by) is None
 
 
 @pytest.mark.parametrize("size", [16, 64, 4097])
@@ -277,7 +277,7 @@ def test_an_undone_load_is_found_under_steps_as_large_as_a_tenth(size: int) -> N
     random = np.random.default_rng(size)
     initial, given = random.normal(0, 0.02, size), random.normal(0, 0.05, size)
     for step in (0.0, 1e-4, 0.01, 0.1):
-        share = told(initial, given, initial + random.normal(0, 0.02 * step, size), "optimizer")
+        share = share_back(initial, given, initial + random.normal(0, 0.02 * step, size), "optimizer")
         assert share == pytest.approx(1, abs=0.2)
 
 
@@ -286,5 +286,5 @@ def test_nonfinite_values_and_other_sizes_are_not_tested() -> None:
     initial, given = random.normal(size=64), random.normal(size=64)
     broken = initial.copy()
     broken[3] = np.nan
-    assert told(initial, given, broken, "optimizer") is None
-    assert told(initial, given, initial[:32], "optimizer") is None
+    assert share_back(initial, given, broken, "optimizer") is None
+    assert share_back(initial, given, initial[:32], "optimizer") is None

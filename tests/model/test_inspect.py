@@ -1,4 +1,4 @@
-"""What a user sees of a model's tensors: which are trained, saved, moved, shared, and which are forgotten."""
+"""The inspection of a model's tensors: trained, saved, moved, shared or forgotten."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_moved_flag_matches_what_to_does() -> None:
     assert set(model.state_dict()) == {key for fact in facts.values() for key in fact.saved_as}
 
 
-def test_gradient_states_and_what_clearing_leaves() -> None:
+def test_gradient_states_after_clearing() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     assert {f.gradient for f in inspect(model).tensors} == {"none"}

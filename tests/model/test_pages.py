@@ -17,5 +17,5 @@ PAGES = {"in-memory.md": DIGITS, "peek.md": DIGITS, "audit.md": DIGITS, "inspect
     ("code", "said", "machines_own"),
     [(code, said, machines_own) for page, machines_own in PAGES.items() for code, said in examples(page)],
 )
-def test_the_example_prints_what_the_page_says(code: str, said: str, machines_own: str, tmp_path: Path) -> None:
+def test_the_example_prints_what_the_page_shows(code: str, said: str, machines_own: str, tmp_path: Path) -> None:
     printed_as_said(code, said, tmp_path, machines_own)

@@ -1,4 +1,4 @@
-"""What a peek and the hooks of scripts save opens as a run and is compared, in both frameworks and between them."""
+"""Files of a peek and of scripts' hooks open as runs and are compared, within and between frameworks."""
 
 from __future__ import annotations
 

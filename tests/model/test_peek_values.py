@@ -332,4 +332,4 @@ def test_bars() -> None:
     many = bars(np.arange(64), np.linspace(0, 64, 65), 60)
     assert len(many) == 16 and many[-1].endswith(f" {60 + 61 + 62 + 63}") and max(map(len, many)) <= 60
     tiny = bars(np.array([1, 10**9]), np.array([0.0, 1.0, 2.0]), 60)
-    assert "│▏ 1" in tiny[0]  # what is there can be seen
+    assert "│▏ 1" in tiny[0]  # existing values are shown

@@ -1,4 +1,4 @@
-"""Weights from one model into another: across frameworks, names and layouts, to the bit, with a report of it all."""
+"""Weights from one model into another: across frameworks, names and layouts, bit for bit, with a report."""
 
 from __future__ import annotations
 

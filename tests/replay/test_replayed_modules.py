@@ -265,7 +265,7 @@ def test_an_error_of_the_module_is_reported(run_path: Path) -> None:
         tt.replay(run, "gated", zoo.Residual(), implementation=failing)
 
 
-# --- arguments that are no tensors ---------------------------------------------------------------------------------
+# --- plain arguments ---------------------------------------------------------------------------------------------
 class Scaled(nn.Module):
     def forward(
         self, x: torch.Tensor, by: float, pair: Any = None, *, mask: torch.Tensor | None = None

@@ -57,7 +57,7 @@ def test_csv_has_every_column_and_row() -> None:
     assert (born["max_abs_index"], born["shape_reference"]) == ("0;3;17", "2;16;64")
 
 
-def test_csv_tells_unknown_from_nan() -> None:
+def test_csv_distinguishes_unknown_from_nan() -> None:
     result = comparison([row("a", rel_l2=None, mean_candidate=math.nan, max_abs=math.inf, shape_reference=[])])
     (only,) = csv.DictReader(io.StringIO(written(comparison_csv, result).decode()))
     assert only["rel_l2"] == ""
@@ -91,7 +91,7 @@ def test_csv_has_no_cell_that_a_spreadsheet_runs(name: str) -> None:
 
 # --- JSON ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("scene", SCENES)
-def test_json_has_what_its_schema_says(scene: str) -> None:
+def test_json_follows_its_schema(scene: str) -> None:
     result = getattr(comparisons, scene)()
     said = strict(written(comparison_json, result))
     assert (said["format"], said["schema"]) == ("tensortap-compare", 1)
@@ -109,7 +109,7 @@ def test_json_has_what_its_schema_says(scene: str) -> None:
         assert key in documented
 
 
-def test_json_first_is_the_record_and_its_container_is_beside_it() -> None:
+def test_json_first_is_the_record_with_its_container() -> None:
     first = strict(written(comparison_json, comparisons.with_nan()))["first"]
     assert (first["module"], first["container"]) == (BORN, "layers.7.self_attn")
     first = strict(written(comparison_json, comparisons.diverged()))["first"]
@@ -148,7 +148,7 @@ def test_json_of_many_rows_comes_in_pieces() -> None:
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------------
-def test_parquet_is_the_table_and_says_the_answer() -> None:
+def test_parquet_holds_the_table_and_the_verdict() -> None:
     result = comparisons.diverged()
     table = pyarrow.parquet.read_table(io.BytesIO(written(comparison_parquet, result)))
     assert table.equals(result.table)
@@ -186,7 +186,7 @@ def test_junit_explains_a_failure() -> None:
     ]
 
 
-def test_junit_skips_what_was_not_judged() -> None:
+def test_junit_skips_unjudged_modules() -> None:
     only = Unmatched("candidate", Key(0, 0, "forward", "extra", 0, "output", "0"), 0, "Linear")
     rows = [row("a", status="unjudged"), equal("b"), row("b", status="unjudged")]
     found = suite(comparison(rows, unmatched=[only]))
@@ -197,7 +197,7 @@ def test_junit_skips_what_was_not_judged() -> None:
     assert (found.get("tests"), found.get("skipped"), found.get("failures")) == ("3", "2", "0")
 
 
-def test_junit_of_runs_with_nothing_in_common_is_no_success() -> None:
+def test_junit_of_runs_with_nothing_in_common_fails() -> None:
     found = suite(comparisons.incomparable())
     assert found.get("errors") == "1"
     assert found.find("testcase/error").get("message").startswith("Too little in common")

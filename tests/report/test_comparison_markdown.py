@@ -1,4 +1,4 @@
-"""Markdown that stays itself whatever a module is called, and below what GitHub takes."""
+"""Markdown that no module name can change, within GitHub's size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page about a comparison says, and that it fits a screen. Run as a script, it rewrites golden/."""
+"""The text of the page about a comparison, which fits a screen. Run as a script, this rewrites golden/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.comparisons import BORN, comparison, decoder, equal, estimated, row
 from tensortap.core.records import Key, Unmatched
 from tensortap.report import pairs, unmatched
 from tensortap.report.files import comparison_markdown
-from tensortap.report.terminal.assertion import explained
+from tensortap.report.terminal.assertion import describe_pair
 from tensortap.report.terminal.comparison import build, render
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -94,7 +94,7 @@ def test_neighbours_are_of_the_same_rank() -> None:
     assert "rank 1)" in page_text(result)
 
 
-def test_a_finding_without_a_row_is_no_obstacle() -> None:
+def test_a_finding_without_a_row_is_shown() -> None:
     lost = comparisons.finding(wrong("elsewhere"), row=None)
     text = page_text(comparison(decoder(), first=lost, verdict="diverged"))
     assert BORN in text
@@ -114,7 +114,7 @@ def test_all_equal_needs_no_table() -> None:
     assert "2: = 2 equal" in text
 
 
-def test_nearest_to_what_is_allowed_comes_first() -> None:
+def test_the_pair_nearest_to_its_tolerance_comes_first() -> None:
     rows = [row("a", rel_l2=1e-6), row("b", rel_l2=1e-5), equal("c"), row("d", rel_l2=None), row("e", rel_l2=4e-6)]
     assert pairs.nearest(comparison(rows), 9) == [1, 4, 0]
 
@@ -129,18 +129,18 @@ def test_estimates_have_an_error_bar() -> None:
 
 
 def test_every_status_has_a_sign_and_a_word() -> None:
-    assert pairs.said(equal("a")) == "= equal"
-    assert pairs.said(row("a")) == "≈ close"
-    assert pairs.said(wrong("a")) == "✖ diverged"
-    assert pairs.said(wrong("a", birth=True)) == "✖ born here ◀"
-    assert pairs.said(row("a", status="nonfinite", nan_candidate=12, inf_candidate=1)) == "✖ 12 NaN 1 Inf"
-    assert pairs.said(row("a", status="nonfinite", nan_reference=12)) == "✖ no NaN"
-    assert pairs.said(row("a", status="nonfinite", inf_candidate=12, birth=True)) == "✖ NaN born here ◀"
-    assert pairs.said(row("a", status="shape")) == "✖ shape"
-    assert pairs.said(row("a", status="unjudged")) == "? unjudged"
+    assert pairs.status_text(equal("a")) == "= equal"
+    assert pairs.status_text(row("a")) == "≈ close"
+    assert pairs.status_text(wrong("a")) == "✖ diverged"
+    assert pairs.status_text(wrong("a", birth=True)) == "✖ born here ◀"
+    assert pairs.status_text(row("a", status="nonfinite", nan_candidate=12, inf_candidate=1)) == "✖ 12 NaN 1 Inf"
+    assert pairs.status_text(row("a", status="nonfinite", nan_reference=12)) == "✖ no NaN"
+    assert pairs.status_text(row("a", status="nonfinite", inf_candidate=12, birth=True)) == "✖ NaN born here ◀"
+    assert pairs.status_text(row("a", status="shape")) == "✖ shape"
+    assert pairs.status_text(row("a", status="unjudged")) == "? unjudged"
 
 
-def test_what_is_left_finite_is_no_error_of_zero() -> None:
+def test_a_non_finite_pair_shows_no_error_of_zero() -> None:
     half = row("a", status="nonfinite", nan_candidate=1, rel_l2=0.0, max_abs=float("inf"), max_abs_index=[4])
     assert (pairs.error(half), pairs.greatest(half), pairs.index(half)) == ("–", "", "4")
 
@@ -175,7 +175,7 @@ def test_where_a_value_was_born_follows_from_the_cause(container: str, cause: st
     one = wrong("layer3.1.bn1", container=container, cause=cause, birth=True, **known)
     assert pairs.detail(one) == words
     result = comparison([wrong("a", birth=True), one])
-    assert f"Born {words}" in explained(one) and f", {words}" in comparison_markdown.text(result)
+    assert f"Born {words}" in describe_pair(one) and f", {words}" in comparison_markdown.text(result)
     assert ("'s code ·" in page_text(result)) == ("between" in words)
 
 
@@ -198,7 +198,7 @@ def test_hostile_names_stay_in_their_line(name: str) -> None:
         assert len(text.splitlines()) < 60
 
 
-def test_unmatched_are_grouped_by_what_their_names_share() -> None:
+def test_unmatched_are_grouped_by_common_parts_of_names() -> None:
     groups = unmatched.groups(comparisons.incomparable())
     assert [(group.side, group.name, group.modules, group.tensors) for group in groups[:2]] == [
         ("reference", "layers.*.attn.q_proj", 12, 24),

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from tensortap.report.terminal.shortening import cut
-from tensortap.report.terminal.table import Column, lines
+from tensortap.report.terminal.table import TableColumn, lines
 from tensortap.report.terminal.times import times_page
 from tensortap.report.wording import middle
 
@@ -50,13 +50,13 @@ def test_no_text_is_too_long_and_equal_names_stay_equal(width: int) -> None:
     assert all(cell_len(text) <= width for text in texts)
 
 
-def test_what_can_be_told_apart_anyway_is_cut_as_ever() -> None:
+def test_names_that_still_differ_are_cut_as_usual() -> None:
     names = ["model.layers.11.self_attn.q_proj", "model.layers.12.self_attn.k_proj"]
     assert cut(names, 24) == [middle(name, 24) for name in names]
 
 
 def test_a_table_cuts_its_names_together() -> None:
-    column = Column("module", EXPERTS, left=True, least=10)
+    column = TableColumn("module", EXPERTS, left=True, least=10)
     assert len({line.plain for line in lines([column], 16)}) == len(EXPERTS) + 1
 
 

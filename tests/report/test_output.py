@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_file_appears_when_it_is_done(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
-def test_a_failure_leaves_what_was_there_and_no_more(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_earlier_file_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.txt"
     target.write_text("before")
     with pytest.raises(KeyError), opened(target) as file:
@@ -31,7 +31,7 @@ def test_a_failure_leaves_what_was_there_and_no_more(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     with (
         pytest.raises(StoreWriteError, match=r"out\.txt could not be written: No space left"),
         opened(tmp_path / "out.txt"),
@@ -64,7 +64,7 @@ def test_stdout(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert capsysbinary.readouterr().out == "before ✖".encode()
 
 
-def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_beforehand(tmp_path: Path) -> None:
     check(tmp_path / "new.txt")
     with pytest.raises(StoreWriteError, match="it is a folder"):
         check(tmp_path)

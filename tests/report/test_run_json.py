@@ -1,4 +1,4 @@
-"""The JSON object: its keys, and that any JSON reader takes it."""
+"""The JSON object: its keys, and strict JSON throughout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page about a run says, and that it fits."""
+"""The text of the page about a run, which fits the width."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def test_missing_ranks_are_counted() -> None:
     assert told["captured"].endswith("1 of 4 ranks")
 
 
-def test_bare_and_odd_info_is_no_obstacle() -> None:
+def test_bare_and_odd_info_is_shown() -> None:
     for info in ({}, {"environment": 3, "started": None}, {"environment": {"versions": [], "devices": [{}, 1]}}):
         assert render(build(facts(info=info), view()), 80)
 
 
-def test_a_run_that_is_not_finished_says_so_and_why() -> None:
+def test_an_unfinished_run_shows_its_reason() -> None:
     text = page_text(finished=False, notices=["rank 0: it was not closed"])
     assert "runs/a · not finished" in text
     assert "! rank 0: it was not closed" in text
 
 
-def test_coverage_groups_what_was_not_plainly_seen() -> None:
+def test_coverage_groups_modules_that_were_not_fully_seen() -> None:
     rows = [Coverage("fc1", "Linear", "seen", 2), Coverage("fc2", "Linear", "seen", 2, "outputs hold no tensor")]
     rows += [Coverage(f"d{n}", "Dropout", "never called", 0, "unused") for n in range(30)]
     page = build(facts(coverage={0: rows}), view())
@@ -80,7 +80,7 @@ def test_all_coverage_lists_every_module() -> None:
     assert any("fc1" in line and "2 calls" in line for line in lines)
 
 
-def test_coverage_that_differs_by_rank_says_the_rank() -> None:
+def test_coverage_that_differs_by_rank_names_the_rank() -> None:
     seen, unseen = Coverage("fc1", "Linear", "seen", 2), Coverage("fc1", "Linear", "never called", 0, "unused")
     page = build(facts(ranks=[0, 1, 2], coverage={0: [seen], 1: [unseen], 2: [unseen]}), view())
     assert page.counts == {"seen": 1, "never called": 1}
@@ -116,7 +116,7 @@ def titles(shown: RecordsView) -> list[str]:
     return [column.title for column in columns_of(shown)]
 
 
-def test_columns_appear_where_they_say_something() -> None:
+def test_columns_appear_if_they_have_values() -> None:
     plain = titles(view(record()))
     assert not {"step", "rank", "micro", "call", "non-finite"} & set(plain)
     assert titles(view(record(), record(1, step=1)))[0] == "step"
@@ -133,7 +133,7 @@ def test_the_column_to_sort_by_is_always_shown() -> None:
         assert any(name in line.plain.split() for line in lines)
 
 
-def test_the_heading_counts_and_says_the_order() -> None:
+def test_the_heading_has_the_count_and_the_order() -> None:
     assert heading(view()) == "no records"
     assert heading(view(record())) == "1 record, step 0, in execution order"
     assert heading(view(record(), matching=5, total=9, sort="-l2")) == (

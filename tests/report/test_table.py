@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from tensortap.report.terminal.table import Column, fit, lines
+from tensortap.report.terminal.table import TableColumn, fit, lines
 
 COLUMNS = [
-    Column("name", ["a.very.long.module.name.indeed", "b"], left=True, least=10),
-    Column("first", ["1.234", "22.50"], optional=1),
-    Column("third", ["3.000", "3.000"], optional=3),
-    Column("second", ["2.000", "2.000"], optional=2),
+    TableColumn("name", ["a.very.long.module.name.indeed", "b"], left=True, least=10),
+    TableColumn("first", ["1.234", "22.50"], optional=1),
+    TableColumn("third", ["3.000", "3.000"], optional=3),
+    TableColumn("second", ["2.000", "2.000"], optional=2),
 ]
 
 

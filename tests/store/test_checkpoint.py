@@ -1,4 +1,4 @@
-"""Checkpoints open as runs that have parameters only; what is damaged, or would have to be executed, is refused."""
+"""Checkpoints open as runs with parameters only; damaged files, and files that would run code, are refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_two(path: Path, tensors: Mapping[str, Tensor], **more: Any) -> Path:
     return sharded(path, {file: {n: tensors[n] for n in some} for file, some in parts.items()}, **more)
 
 
-# --- what is read --------------------------------------------------------------------------------------------------
+# --- read ---------------------------------------------------------------------------------------------------------
 WRITERS = {
     "file.safetensors": save,
     "state.pt": save_torch,
@@ -182,7 +182,7 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def test_a_checkpoint_is_what_a_run_began_with(tmp_path: Path) -> None:
+def test_a_checkpoint_equals_the_start_of_a_run(tmp_path: Path) -> None:
     model = network()
     before = save(tmp_path / "before.safetensors", model.state_dict())
     run = trained(tmp_path / "run", model)
@@ -216,7 +216,7 @@ def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(tmp_path:
     assert "the reference has no records" in str(result)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- refused -------------------------------------------------------------------------------------------------------
 class Harm:
     """Leaves a file behind wherever it is unpickled."""
 
@@ -253,7 +253,7 @@ def test_a_whole_model_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"hello, world", bytes(100), b"PK\x03\x04" + bytes(60)])
-def test_what_is_no_file_of_torchs(tmp_path: Path, content: bytes) -> None:
+def test_files_that_torch_did_not_write(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(content)
     with pytest.raises(RunUnreadable, match=r"a\.pt cannot be read"):
@@ -297,7 +297,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_safetensors_file_by_hand(tmp_path: Path) -> None:
-    """What the damaged ones below would be if they were not."""
+    """The intact counterparts of the damaged files below."""
     assert len(tt.open(raw(tmp_path / "a.safetensors", {"__metadata__": {"by": "hand"}, **entry()}))) == 1
 
 
@@ -361,7 +361,7 @@ def test_damaged_indexes(tmp_path: Path, text: str) -> None:
 
 
 def test_a_tensor_that_no_shard_holds(tmp_path: Path) -> None:
-    """As from a copy that mixes two saves: it is said, and what is there can still be compared."""
+    """As from a copy that mixes two saves: a notice reports it, and existing tensors can be compared."""
     folder = in_two(tmp_path / "model", state(), places={"head.weight": "model-00001-of-00002.safetensors"})
     result = tt.compare(save(tmp_path / "a.safetensors", state()), folder)
     assert result.verdict == "match"
@@ -370,18 +370,18 @@ def test_a_tensor_that_no_shard_holds(tmp_path: Path) -> None:
 
 # --- paths ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["gone.safetensors", "gone.pt", "gone.pdparams", "gone"])
-def test_what_is_not_there(tmp_path: Path, name: str) -> None:
+def test_a_missing_checkpoint(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunNotFound, match="does not exist"):
         tt.open(tmp_path / name)
 
 
-def test_a_name_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_name(tmp_path: Path) -> None:
     with pytest.raises((RunNotFound, RunUnreadable)):
         tt.open(tmp_path / ("x" * 5000))
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt"])
-def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (save if name.endswith("safetensors") else save_torch)(tmp_path / name, state())
 
     def refused(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a file can say wrong ends in one error: a TensortapError of bounded length, in bounded time and memory."""
+"""Every invalid file ends in one TensortapError of bounded length, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_index_that_cannot_be_true(run: Path, column: str, values: Any, words
     refused(with_column(run, column, values), words)
 
 
-# --- what is not a file, and what is elsewhere ---------------------------------------------------------------------
+# --- special files and links -------------------------------------------------------------------------------------
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -167,7 +167,7 @@ def test_files_of_a_run_are_files(
 
 @pytest.mark.parametrize("make", [fifo, device, bound_socket])
 @pytest.mark.parametrize("name", ["a", "a.npz", "a.hdf5", "a.pt", "a.safetensors", "a.pdparams", "a.pkl", "a.npy"])
-def test_what_is_opened_is_a_file_or_a_folder(
+def test_only_files_and_folders_are_opened(
     tmp_path: Path, make: Callable[[Path], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -366,7 +366,7 @@ def test_hdf5_that_declares_64_gigabytes(tmp_path: Path, chunks: tuple[int] | No
 
 
 @pytest.mark.parametrize("dtype", [h5py.string_dtype(), np.dtype([("a", "f4")]), "S8"])
-def test_hdf5_of_what_is_no_number(tmp_path: Path, dtype: Any) -> None:
+def test_hdf5_datasets_that_are_not_numbers(tmp_path: Path, dtype: Any) -> None:
     found = tt.open(hdf5(tmp_path / "a.hdf5", shape=(3,), dtype=dtype))
     assert len(found) == 0 and "not tensors that can be read" in found.notices[0]
 
@@ -434,7 +434,7 @@ def test_manifests(run: Path, tmp_path: Path, cell: str) -> None:
     refused(tmp_path / "out", "is damaged")
 
 
-def test_a_manifest_that_is_no_text(run: Path, tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_text(run: Path, tmp_path: Path) -> None:
     export(open_run(run), "npy", tmp_path / "out")
     manifest = tmp_path / "out/manifest.csv"
     manifest.write_bytes(manifest.read_bytes() + b"\xff\xfe,\n")

@@ -1,4 +1,4 @@
-"""What export writes opens as a run again: every key, every bit, several ranks, and whatever was lost or damaged."""
+"""Exports open as runs again: every key and bit, several ranks, and lost or damaged parts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_compressed_archive(run: Path, tmp_path: Path) -> None:
     assert len(opened) and not opened.on_disk
 
 
-def test_an_export_of_an_unfinished_run_says_so(tmp_path: Path) -> None:
+def test_an_export_of_an_unfinished_run_has_a_notice(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "run", info={}) as writer:
         array = np.ones(3, np.float32)
         where = writer.put("x", array, step=0)
@@ -220,7 +220,7 @@ def test_files_that_are_missing_or_damaged(run: Path, tmp_path: Path) -> None:
     assert len(tt.compare(run, tree).unmatched) == 4
 
 
-def test_a_header_cannot_claim_what_the_file_does_not_have(run: Path, tmp_path: Path) -> None:
+def test_a_header_cannot_claim_bytes_beyond_the_file(run: Path, tmp_path: Path) -> None:
     tree = exported(run, "npy", tmp_path / "out")
     first = (tree / "manifest.csv").read_text().splitlines()[1].partition(",")[0]
     with (tree / first).open("wb") as file:
@@ -236,7 +236,7 @@ def test_a_manifest_of_another_archive_is_not_used(run: Path, tmp_path: Path) ->
     assert [record.key.kind for record in tt.open(path)] == ["input", "output"]
 
 
-def test_arrays_beside_the_listed_ones_are_reported(run: Path, tmp_path: Path) -> None:
+def test_arrays_that_the_manifest_omits_are_reported(run: Path, tmp_path: Path) -> None:
     path = exported(run, "npz", tmp_path / "out")
     np.savez(path, more=np.ones(3), **dict(np.load(path)))
     opened = tt.open(path)

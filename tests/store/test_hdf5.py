@@ -86,7 +86,7 @@ def test_every_bit_pattern_survives_as_float32(name: str) -> None:
     assert np.array_equal(narrow(wide, name).view(codes.dtype), codes)
 
 
-def test_what_lies_elsewhere_is_not_read(tmp_path: Path) -> None:
+def test_files_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret.bin").write_bytes(b"s" * 24)
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["feat_output"] = np.ones(3)

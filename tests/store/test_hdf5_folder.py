@@ -1,4 +1,4 @@
-"""A folder of HDF5 dumps as one run: epochs, steps and ranks, in both frameworks, and what is missing or damaged."""
+"""A folder of HDF5 dumps as one run: epochs, steps and ranks, in both frameworks, with missing or damaged files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_damaged_dump_does_not_hide_the_others(dumps: Path, tmp_path: Path) ->
         tt.open(folder)
 
 
-def test_a_dump_that_was_not_finished_is_told(dumps: Path, tmp_path: Path) -> None:
+def test_an_unfinished_dump_is_reported(dumps: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(dumps, tmp_path / "b")
     with h5py.File(folder / "0-epoch_4-step_dump.hdf5", "a") as file:
         file.attrs["complete"] = False

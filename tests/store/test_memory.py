@@ -1,4 +1,4 @@
-"""MemoryWriter keeps the contract of every writer: what goes in comes out, bit for bit, within the bound."""
+"""MemoryWriter keeps the contract of every writer: a bit-identical round trip, within the bound."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_arrays_come_back_bit_for_bit() -> None:
         assert loaded.shape == array.shape and loaded.astype(array.dtype).tobytes() == array.tobytes()
 
 
-def test_what_was_put_may_change_afterwards() -> None:
+def test_a_stored_array_may_change_afterwards() -> None:
     array = np.ones(4, np.float32)
     with MemoryWriter(info={}) as writer:
         writer.append(record(0, array, writer.put("a", array, step=0)))
@@ -74,7 +74,7 @@ def test_bytes_of_a_device_have_arrived_when_they_are_read() -> None:
         assert np.array_equal(run.load(next(iter(run))), array)
 
 
-def test_a_part_that_never_arrives_is_told() -> None:
+def test_a_part_that_never_arrives_raises() -> None:
     class Broken(Part):
         def copy(self, target: npt.NDArray[np.uint8], start: int) -> Callable[[], None]:
             def wait() -> None:

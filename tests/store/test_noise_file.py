@@ -1,4 +1,4 @@
-"""Noise files: written and read back, and whatever damaged ones hold ends in one error."""
+"""Noise files: written and read back; every damaged one ends in one error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def strings(offsets: list[int], text: bytes = b"layers") -> Any:
     )
 
 
-def test_what_is_written_is_read(noise: Path) -> None:
+def test_written_files_are_read_back(noise: Path) -> None:
     found = read_noise(noise)
     assert len(found) == len(ROWS)
     assert all(found.of(spot) == spread for spot, spread in ROWS)
@@ -55,21 +55,21 @@ def test_wild_offsets_are_an_error_and_no_crash(noise: Path, wild: int) -> None:
         read_noise(noise)
 
 
-def test_text_that_is_no_utf8(noise: Path) -> None:
+def test_text_that_is_not_utf8(noise: Path) -> None:
     rewritten(noise, {"path": strings([0] * 20 + [2], b"\xff\xfe")})
     with pytest.raises(RunUnreadable, match="noise file"):
         read_noise(noise)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, None])
-def test_a_spread_that_is_no_error_allows_nothing(noise: Path, value: float | None) -> None:
+def test_an_invalid_spread_is_refused(noise: Path, value: float | None) -> None:
     rewritten(noise, {"rel_l2": pa.array([0.0] * 19 + [value], pa.float64())})
     with pytest.raises(RunUnreadable, match="noise file"):
         read_noise(noise)
 
 
 @pytest.mark.parametrize("version", ["", "two", "1.5"])
-def test_a_version_that_is_no_number(noise: Path, version: str) -> None:
+def test_a_version_that_is_not_a_number(noise: Path, version: str) -> None:
     with pytest.raises(RunUnreadable, match="noise file"):
         read_noise(rewritten(noise, {}, version=version))
 

@@ -150,7 +150,7 @@ def test_a_file_that_was_replaced_later_is_read_as_it_is(tmp_path: Path) -> None
 
 
 # --- trees without a sidecar ---------------------------------------------------------------------------------------
-def test_bfloat16_is_inferred_layer_by_layer_and_said(kit: SavingKit, tmp_path: Path) -> None:
+def test_bfloat16_is_inferred_by_layer_and_reported(kit: SavingKit, tmp_path: Path) -> None:
     """The norm works in float32 here, as under autocast."""
     run = tensortap.open(without_sidecar(save(kit, tmp_path / "t", dtype="bfloat16")))
     outputs = {(record.cls, record.dtype) for record in run.records(kind="output")}
@@ -242,7 +242,7 @@ def test_a_tree_without_a_sidecar_is_compared_by_the_names_of_files(kit: SavingK
 
 
 def test_a_tree_of_torch_is_compared_with_a_tree_of_paddle(tmp_path: Path) -> None:
-    """Weights that lie the other way round are turned, as for captured runs."""
+    """Transposed weights are transposed back, as for captured runs."""
     paddle = pytest.importorskip("paddle")
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))

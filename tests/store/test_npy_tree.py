@@ -83,7 +83,7 @@ def test_a_tree_is_compared_with_a_captured_run(tmp_path: Path) -> None:
     assert not result.unmatched
 
 
-def test_several_ranks_and_results_beside_them(tmp_path: Path) -> None:
+def test_several_ranks_next_to_results(tmp_path: Path) -> None:
     for rank in (0, 2):
         put(tmp_path, "tensor_idx_0_layer_class_L_layer_name_x_micro_step_0.npy", np.arange(3.0) + rank, rank=rank)
     (tmp_path / "tensors/compare_rst").mkdir()
@@ -109,7 +109,7 @@ def test_a_layer_called_twice_has_two_calls(tmp_path: Path) -> None:
     assert [r.key.call for r in tensortap.open(tmp_path)] == [0, 1, 2]
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     def name(index: int) -> str:
         return f"tensor_idx_{index}_layer_class_L_layer_name_x{index}_micro_step_0.npy"
 

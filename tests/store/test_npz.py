@@ -1,4 +1,4 @@
-"""An .npz as a run: one call of a module, named arrays, compressed or not, and whatever an archive can lie about."""
+"""An .npz as a run: one call of a module, named arrays, compressed or not, and archives with false claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def call(seed: int = 0, **changes: Any) -> dict[str, Array]:
-    """What the old script saves of a linear layer. `changes` are factors of what the layer works with."""
+    """The arrays that the old script saves for a linear layer. `changes` are factors of its tensors."""
     rng = np.random.default_rng(seed)
     weight, x, gradient = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 8), (4, 8), (4, 8)))
     x = x * np.float32(changes.get("x", 1))
@@ -61,7 +61,7 @@ def test_a_call_has_kinds_phases_and_order(tmp_path: Path, compressed: bool) -> 
         ({"gradient": 1.01}, "the gradient that enters module at its output is off by 0.01"),
     ],
 )
-def test_the_verdict_tells_the_module_from_its_inputs(tmp_path: Path, changes: Any, sentence: str) -> None:
+def test_the_verdict_distinguishes_a_module_from_its_inputs(tmp_path: Path, changes: Any, sentence: str) -> None:
     gpu, cpu = save(tmp_path / "gpu.npz", call()), save(tmp_path / "cpu.npz", call(**changes), compressed=True)
     result = tt.compare(gpu, cpu)
     assert result.verdict == "diverged" and sentence in str(result)
@@ -144,7 +144,7 @@ def test_named_arrays_are_parameters(tmp_path: Path, compressed: bool) -> None:
     assert "layers.0.fc" in str(tt.compare(run.path, other))
 
 
-def test_an_archive_is_known_by_its_content(tmp_path: Path) -> None:
+def test_an_archive_is_recognised_by_its_content(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", call()).rename(tmp_path / "dump")
     assert len(tt.open(tmp_path / "dump")) == 4
 
@@ -167,7 +167,7 @@ def test_orders_and_types_that_numpy_can_save(tmp_path: Path) -> None:
         assert "unreadable arrays (3)" in run.notices[0] and "only pickle can read" in run.notices[0]
 
 
-# --- damage and lies -------------------------------------------------------------------------------------------
+# --- damage and false claims ------------------------------------------------------------------------------------
 def test_python_objects_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", {**call(), "input": np.array([np.ones(2), np.ones(3)], object)})
     with pytest.raises(RunUnreadable, match=r"a\.npz: input cannot be read: it holds Python objects"):
@@ -191,7 +191,7 @@ def npy(shape: tuple[int, ...], data: bytes = b"", descr: str = "<f8") -> bytes:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("shape", [(1 << 50,), (1 << 40, 1 << 40), (5,), (-1,), (1,) * 200])
-def test_a_header_cannot_claim_what_the_member_does_not_have(tmp_path: Path, shape: Any, method: int) -> None:
+def test_a_header_cannot_claim_bytes_beyond_the_member(tmp_path: Path, shape: Any, method: int) -> None:
     path = archive(tmp_path / "a.npz", {"output.npy": npy(shape, bytes(8))}, method)
     with pytest.raises(RunUnreadable, match=r"a\.npz: output cannot be read"):
         list(tt.open(path))
@@ -253,7 +253,7 @@ def test_members_that_are_no_arrays_and_names_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"PK\x03\x04 not a zip")])
-def test_what_is_no_archive(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_files_that_are_not_archives(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     make(tmp_path / "a.npz")
     with pytest.raises(RunUnreadable, match=r"a\.npz cannot be read as an \.npz archive"):
         tt.open(tmp_path / "a.npz")

@@ -1,4 +1,4 @@
-"""Paddle's own checkpoints: what paddle.save writes is read as paddle.load reads it, and nothing else is run."""
+"""Paddle's own checkpoints: they are read as paddle.load reads them, and no code runs."""
 
 from __future__ import annotations
 
@@ -145,21 +145,21 @@ def test_slices_that_do_not_fit(tmp_path: Path, changes: dict[str, Any]) -> None
         tt.open(write(tmp_path / "a.pdparams", sliced(**changes), 2))
 
 
-def test_a_model_beside_other_things(tmp_path: Path) -> None:
+def test_a_model_next_to_other_entries(tmp_path: Path) -> None:
     state = {"model": {"fc.weight": np.ones(2)}, "opt": {"m": np.ones(3)}, "epoch": 3}
     path = write(tmp_path / "a.pdparams", state)
     same(arrays(path), {"fc.weight": np.ones(2)})
     assert notices(path) == "opt, epoch next to 'model' in the checkpoint: not read"
 
 
-def test_what_is_no_tensor_is_said(tmp_path: Path) -> None:
+def test_values_that_are_not_tensors_are_reported(tmp_path: Path) -> None:
     state = {"a": np.ones(2), "note": "text", "by": {"whom": b"bytes", "nobody": None}, "kinds": {"x"}, "more": ["y"]}
     assert notices(write(tmp_path / "a.pdparams", state)) == (
         "note, by.whom, kinds and 1 more: neither tensors nor numbers, so not read"
     )
 
 
-def test_bytes_after_the_end_are_said(tmp_path: Path) -> None:
+def test_bytes_after_the_end_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.pdparams"
     path.write_bytes(pickle.dumps({"a": np.ones(2)}, 4) + b"more")
     assert notices(path) == "4 bytes follow the checkpoint in its file and were not read"
@@ -214,7 +214,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_what_paddle_saves(tmp_path: Path, trained: Any, protocol: int) -> None:
+def test_files_of_paddle_save(tmp_path: Path, trained: Any, protocol: int) -> None:
     import paddle
 
     model, optimizer = trained
@@ -236,7 +236,7 @@ def test_paddle_reads_slices_the_same(tmp_path: Path) -> None:
     same(arrays(path), {name: np.asarray(loaded[name]) for name in ("b", "big")})
 
 
-def test_bfloat16_is_known_by_the_uint16_that_paddle_writes(tmp_path: Path) -> None:
+def test_uint16_of_paddle_is_read_as_bfloat16(tmp_path: Path) -> None:
     paddle = pytest.importorskip("paddle")
     layer = paddle.nn.Linear(3, 2)
     layer.to(dtype="bfloat16")
@@ -251,7 +251,7 @@ def test_bfloat16_is_known_by_the_uint16_that_paddle_writes(tmp_path: Path) -> N
     assert slots == {"w_moment": ml_dtypes.bfloat16} | {f"master_weights.{name}": np.float32 for name in masters}
 
 
-def test_float8_is_not_told_from_int8(tmp_path: Path) -> None:
+def test_float8_is_not_distinguished_from_int8(tmp_path: Path) -> None:
     paddle = pytest.importorskip("paddle")
     paddle.save({"a": paddle.ones([2]).astype("float8_e4m3fn")}, str(tmp_path / "a.pdparams"))
     assert arrays(tmp_path / "a.pdparams")["a"].dtype == np.int8
@@ -346,7 +346,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_what_is_refused(tmp_path: Path, case: str, protocol: int) -> None:
+def test_refused_pickles(tmp_path: Path, case: str, protocol: int) -> None:
     make, why = REFUSED[case]
     path = write(tmp_path / "a.pdparams", make(), protocol)
     with pytest.raises(RunUnreadable, match=rf"(?s)a\.pdparams cannot be read as a checkpoint of Paddle: .*{why}"):
@@ -386,7 +386,7 @@ def test_what_is_refused(tmp_path: Path, case: str, protocol: int) -> None:
         (b"\x80\x04NN\x93.", "a global has no name"),
         (b"\x80\x04c" + b"x" * 600, "does not end"),
         (b"\x80\x04\x8c\x02\xff\xff.", "cannot be decoded"),
-        (b"\x80\x04I12x\n.", "a number that is none"),
+        (b"\x80\x04I12x\n.", "text in place of a number"),
         (b"\x80\x04cnumpy\nndarray\n)R.", r"calls numpy\.ndarray"),
         (b"\x80\x04N.", "holds no tensors"),
         (b"\x80\x04}.", "holds no tensors"),
@@ -399,7 +399,7 @@ def test_instructions_that_make_no_sense(tmp_path: Path, content: bytes, why: st
         tt.open(path)
 
 
-def test_text_that_is_no_text_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+def test_invalid_text_raises_when_it_is_read(tmp_path: Path) -> None:
     """Protocol 2 holds bytes as text, which is decoded when an array is loaded."""
     path = write(tmp_path / "a.pdparams", {"a": np.full(2000, 200, np.uint8)}, 2)
     path.write_bytes(path.read_bytes().replace("\xc8".encode() * 2000, "\xc8".encode() * 1999 + b"\xc8\xc8"))

@@ -74,7 +74,7 @@ def test_no_pickle_is_run(tmp_path: Path, ending: str, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [0, 1])
-def test_old_pickles_are_known_by_their_ending(tmp_path: Path, protocol: int) -> None:
+def test_old_pickles_are_recognised_by_their_ending(tmp_path: Path, protocol: int) -> None:
     with pytest.raises(RunUnreadable, match="is a pickle"):
         tt.open(dumped({"a": Net()}, tmp_path / "a.pkl", protocol))
 
@@ -133,7 +133,7 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tt.open(saved(Net(nn.Linear(2, 2)).state_dict(), tmp_path / "weights.pkl"))
 
 
-def test_what_is_not_there_or_nothing_that_is_known(tmp_path: Path) -> None:
+def test_missing_and_unknown_paths(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound):
         tt.open(tmp_path / "none.pkl")
     (tmp_path / "notes.txt").write_text("Dear diary")

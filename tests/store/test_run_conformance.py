@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,11 @@ def own_run(folder: Path) -> Example:
 
 
 def unfinished_run(folder: Path) -> Example:
-    """A run whose writer is still open, and so its files are partial."""
-    writer = RunWriter(folder / "run", info={"framework": "torch"})
-    fill(writer, values())
-    writer.flush()
+    """A copy of a run whose writer is still open, and so its files are partial."""
+    with RunWriter(folder / "open", info={"framework": "torch"}) as writer:
+        fill(writer, values())
+        writer.flush()
+        shutil.copytree(folder / "open", folder / "run")
     return Example(lambda: tt.open(folder / "run"), values())
 
 

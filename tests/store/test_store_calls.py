@@ -1,4 +1,4 @@
-"""Plain arguments on disk: they are there as surely as the records, and a run without them opens as ever."""
+"""Plain arguments on disk: as durable as the records; a run without them opens as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storing import record, same, write
 
 from tensortap.errors import StoreWriteError
 from tensortap.store import RunWriter, open_run
-from tensortap.store.calls import CallsWriter, RecordedCall, read_calls
+from tensortap.store.calls import CallEntry, CallsWriter, read_calls
 from tensortap.store.source import LocalFiles
 from tensortap.store.writer.state import WriterState
 
@@ -50,7 +50,7 @@ def test_arguments_hold_until_the_next_that_differ(tmp_path):
     assert [called.step for called in run.calls(0)] == [0, 0, 3, 3]
 
 
-def test_what_is_of_no_call_has_no_arguments(tmp_path):
+def test_records_outside_calls_have_no_arguments(tmp_path):
     run = open_run(write_calls(tmp_path / "a", [(0, 0, 0, {"a": 1})]))
     for kind in ("param", "buffer", "param_grad"):
         assert run.arguments(record(0, kind=kind)) is None
@@ -58,7 +58,7 @@ def test_what_is_of_no_call_has_no_arguments(tmp_path):
         assert run.arguments(record(0, kind=kind)) == {"a": 1}
 
 
-def test_a_run_that_kept_none_opens_as_ever(tmp_path):
+def test_a_run_without_plain_arguments_opens_as_usual(tmp_path):
     write(tmp_path / "a")
     assert not (tmp_path / "a" / CALLS).exists()
     run = open_run(tmp_path / "a")
@@ -107,7 +107,7 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
         b"9" * 10_000,
     ],
 )
-def test_a_damaged_file_is_said_and_nothing_in_it_believed(tmp_path, line):
+def test_a_damaged_file_is_reported_and_ignored(tmp_path, line):
     write_calls(tmp_path / "a", [(0, 0, 0, {"a": 1}), (1, 0, 0, {"a": 2})])
     file = tmp_path / "a" / CALLS
     first, second = file.read_bytes().splitlines()
@@ -205,7 +205,7 @@ def test_many_threads_lose_no_line(tmp_path):
 
     def add(module):
         for step in range(500):
-            writer.add(RecordedCall(step, 0, module, 0, {"step": step}))
+            writer.add(CallEntry(step, 0, module, 0, {"step": step}))
 
     def write_on():
         while not writing.is_set():
@@ -230,7 +230,7 @@ def test_many_threads_lose_no_line(tmp_path):
 
 def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
     writer = CallsWriter(tmp_path / "calls.jsonl", WriterState())
-    writer.add(RecordedCall(0, 0, "a", 0, {"step": 0}))
+    writer.add(CallEntry(0, 0, "a", 0, {"step": 0}))
     assert writer.write()
     real, interrupts = os.pwrite, iter([True, True])
 
@@ -242,7 +242,7 @@ def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", interrupted)
     for step in (1, 2):
-        writer.add(RecordedCall(step, 0, "a", 0, {"step": step}))
+        writer.add(CallEntry(step, 0, "a", 0, {"step": step}))
         with pytest.raises(KeyboardInterrupt):
             writer.write()
     writer.close()
@@ -250,7 +250,7 @@ def test_an_interrupt_while_lines_are_written_loses_none(tmp_path, monkeypatch):
     assert [json.loads(line)["arguments"] for line in lines] == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
-def test_no_file_stays_open_if_the_index_cannot_be(tmp_path, monkeypatch):
+def test_no_file_stays_open_if_the_index_cannot_be_opened(tmp_path, monkeypatch):
     real = os.open
 
     def refuse(path, *options):

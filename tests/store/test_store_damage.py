@@ -28,7 +28,7 @@ def three_batches(tmp_path_factory):
     return path
 
 
-def test_an_index_cut_off_anywhere_keeps_what_is_before(three_batches, tmp_path):
+def test_an_index_cut_off_anywhere_keeps_earlier_batches(three_batches, tmp_path):
     shutil.copytree(three_batches, tmp_path / "a")
     index = tmp_path / "a/rank_0/index.arrows"
     data = index.read_bytes()
@@ -44,7 +44,7 @@ def test_an_index_cut_off_anywhere_keeps_what_is_before(three_batches, tmp_path)
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"x", "random"])
-def test_garbage_behind_the_index_is_dropped_and_said(three_batches, tmp_path, tail):
+def test_garbage_behind_the_index_is_dropped_and_reported(three_batches, tmp_path, tail):
     for seed in range(50 if tail == "random" else 1):
         folder = tmp_path / str(seed)
         shutil.copytree(three_batches, folder)
@@ -95,7 +95,7 @@ def test_a_missing_or_damaged_rank_json(tmp_path):
         assert not run.finished and len(run) == 3 and "rank.json" in run.notices[0]
 
 
-def test_a_failed_rank_says_why(tmp_path):
+def test_a_failed_rank_has_a_reason(tmp_path):
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "a", info={}) as writer:
         writer.append(record(0))
         1 / 0  # noqa: B018
@@ -129,21 +129,21 @@ def test_ranks_that_left_nothing_are_counted_and_not_walked(tmp_path, world):
 
 
 @pytest.mark.parametrize("world", [-1, 0, True, False, 2.0, "2", None, [2], "x" * 10_000])
-def test_a_world_that_is_no_number_of_ranks(tmp_path, world):
+def test_a_world_that_is_not_a_number_of_ranks(tmp_path, world):
     write(tmp_path / "a")
     with pytest.raises(RunUnreadable, match=r"run\.json is damaged: world is the number of ranks") as found:
         open_run(with_world(tmp_path / "a", world))
     assert len(str(found.value)) < len(str(tmp_path)) + 300
 
 
-def test_fewer_ranks_said_than_there_are(tmp_path):
+def test_a_world_smaller_than_the_number_of_ranks(tmp_path):
     write(tmp_path / "a", rank=5, world=6)
     run = open_run(with_world(tmp_path / "a", 2))
     assert run.ranks == [5] and run.notices == ["2 of 2 ranks left nothing: 0, 1"]
 
 
 def with_version(path, version):
-    """The same run, of which one file says that it is of another format: None leaves out what it is of."""
+    """Write another format version into one file of a run; None removes the version."""
     if path.suffix == ".json":
         about = json.loads(path.read_text()) | {"version": version}
         path.write_text(json.dumps({name: value for name, value in about.items() if value is not None}))
@@ -160,7 +160,7 @@ def with_version(path, version):
 @pytest.mark.parametrize(
     ("version", "advice"), [(FORMAT + 1, "pip install --upgrade tensortap"), (OLDEST - 1, "record the run again")]
 )
-def test_every_file_that_says_its_format_is_asked(tmp_path, file, version, advice):
+def test_every_file_with_a_format_is_checked(tmp_path, file, version, advice):
     """Ranks may have been written by different versions."""
     write(tmp_path / "a", rank=0, world=2)
     write(tmp_path / "a", rank=1, world=2)
@@ -180,7 +180,7 @@ def test_an_index_of_a_newer_format_is_not_called_damaged(tmp_path):
 
 @pytest.mark.parametrize("file", ["rank_0/rank.json", "rank_0/index.arrows"])
 @pytest.mark.parametrize("version", [None, "two"])
-def test_files_of_a_rank_that_do_not_say_their_format_are_read(tmp_path, file, version):
+def test_files_of_a_rank_without_a_format_are_read(tmp_path, file, version):
     write(tmp_path / "a")
     with_version(tmp_path / "a" / file, version)
     run = open_run(tmp_path / "a")
@@ -205,7 +205,7 @@ def test_a_damaged_run_json(tmp_path, text):
         open_run(tmp_path / "a")
 
 
-def test_what_is_no_run(tmp_path):
+def test_paths_that_are_not_runs(tmp_path):
     with pytest.raises(RunNotFound, match="nowhere"):
         open_run(tmp_path / "nowhere")
     with pytest.raises(RunUnreadable, match="empty"):
@@ -292,7 +292,7 @@ def test_pandas_and_torch_are_asked_for_by_name(tmp_path, monkeypatch):
         run.torch(next(iter(run)))
 
 
-def test_what_all_ranks_say_is_said_once(tmp_path):
+def test_a_notice_of_all_ranks_appears_once(tmp_path):
     for rank in range(3):
         with RunWriter(tmp_path / "a", info={}, rank=rank, world=3) as writer:
             writer.append(record(0, rank=rank))

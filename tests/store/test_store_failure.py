@@ -1,4 +1,4 @@
-"""A disk that is full, slow or gone: one clear error, nobody waits for ever, and what was flushed stays."""
+"""A disk that is full, slow or gone: one clear error, no endless wait, and flushed records stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nothing_is_left():
 
 
 class Disk:
-    """Stands before os.pwrite and os.write, and is full when told so. Half of the write that hits the end goes in."""
+    """Wraps os.pwrite and os.write, and simulates a full disk. Half of the write that reaches the end succeeds."""
 
     def __init__(self, monkeypatch, number=errno.ENOSPC):
         self.full = False
@@ -71,7 +71,7 @@ def test_a_full_disk(tmp_path, monkeypatch, call, when):
     with pytest.raises(
         StoreWriteError, match=r"could not write .*rank_0.*No space left on device; free some space"
     ) as caught:
-        while True:  # until the background thread has met the end of the disk
+        while True:  # until the background thread has reached the end of the disk
             if call == "close":
                 writer.put("x", np.zeros(10), step=1)
                 writer.close()
@@ -98,7 +98,7 @@ def test_a_full_disk(tmp_path, monkeypatch, call, when):
     assert not run.finished and not any("cut off" in text for text in run.notices)
 
 
-def test_close_is_the_last_chance_to_say_it(tmp_path, monkeypatch):
+def test_close_reports_a_pending_error(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     writer = RunWriter(tmp_path / "a", info={})
     disk.full = True
@@ -330,7 +330,7 @@ def test_an_interrupted_put_leaves_no_hole(tmp_path):
             assert sorted(file.keys()) == sorted(["x", "x #2", *([] if last else ["after"])])
 
 
-def test_a_closed_writer_says_so(tmp_path):
+def test_a_closed_writer_raises(tmp_path):
     writer = RunWriter(tmp_path / "a", info={})
     assert threads() == []  # they start when there is something to do
     writer.close()

@@ -1,4 +1,4 @@
-"""Which folder a run may use. What is not ours is never deleted, and what is ours only when told to."""
+"""Which folder a run may use. Foreign files are never deleted, files of a run only on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def files(path):
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_a_run_is_not_overwritten_unless_told_to(tmp_path):
+def test_a_run_is_not_overwritten_by_default(tmp_path):
     write(tmp_path / "a", 5)
     before = files(tmp_path)
     with pytest.raises(RunExists, match=r"a/rank_0 exists already: pass overwrite=True.*another path"):
@@ -50,7 +50,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         RunWriter(tmp_path / "file", info={}, overwrite=True)
 
 
-def test_overwrite_deletes_only_what_is_ours(tmp_path):
+def test_overwrite_deletes_only_files_of_a_run(tmp_path):
     for rank in range(3):
         write(tmp_path / "a", 2, rank=rank, world=3)
     (tmp_path / "a/notes.txt").write_text("mine")
@@ -113,7 +113,7 @@ def test_ranks_share_a_folder_whatever_their_order(tmp_path):
     assert [p.name for p in (tmp_path / "a").iterdir() if "run.json" in p.name] == ["run.json"]
 
 
-def test_a_rank_that_left_nothing_is_said(tmp_path):
+def test_a_rank_that_left_nothing_is_reported(tmp_path):
     write(tmp_path / "a", 1, rank=1, world=3)
     assert open_run(tmp_path / "a").notices == ["2 of 3 ranks left nothing: 0, 2"]
 
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can make others")
 @pytest.mark.parametrize("path", ["/proc/tensortap", "/proc/tensortap/a"])
-def test_nobody_has_removed_a_folder_that_never_was(path):
+def test_a_missing_parent_folder_is_not_called_removed(path):
     with pytest.raises(StoreWriteError) as caught:
         RunWriter(path, info={})
     assert str(caught.value) == f"the folder {path} cannot be made: No such file or directory; choose another path."
@@ -190,7 +190,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch, file, number
 @pytest.mark.parametrize(
     "options", [{"rank": 1}, {"rank": -1}, {"writers": 0}, {"max_buffer": 0}, {"info": {"version": 3}}]
 )
-def test_arguments_that_cannot_be_meant(tmp_path, options):
+def test_invalid_arguments_are_refused(tmp_path, options):
     with pytest.raises(UsageError):
         RunWriter(tmp_path / "a", **{"info": {}, **options})
     assert not (tmp_path / "a").exists()

@@ -28,7 +28,7 @@ def promised_by(child: subprocess.Popen[str]) -> int:
 
 def check(folder: Path, promised: int) -> int:
     for path in folder.rglob("*.safetensors"):
-        with safetensors.safe_open(path, "np") as file:  # refuses what is not whole
+        with safetensors.safe_open(path, "np") as file:  # refuses incomplete files
             assert len(file.keys()) > 0
     try:
         run = open_run(folder)

@@ -1,4 +1,4 @@
-"""What is written comes back, bit for bit, also through tools that know nothing of tensortap."""
+"""Written tensors are read back bit for bit, also by tools that do not know tensortap."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_plain_pyarrow_and_pandas_read_the_index(tmp_path):
 
 
 @pytest.mark.parametrize("max_buffer", [1, 1000, None])
-def test_arrays_that_do_not_lie_plainly(tmp_path, max_buffer):
+def test_arrays_that_are_not_contiguous(tmp_path, max_buffer):
     base = np.arange(6 * 7 * 8, dtype=np.float64).reshape(6, 7, 8)
     arrays = [
         base.T,
@@ -111,7 +111,7 @@ def test_the_caller_may_change_the_array_at_once(tmp_path):
     assert [set(run.load(found).tolist()) for found in run] == [{n} for n in range(50)]
 
 
-def test_what_cannot_be_stored_is_said(tmp_path):
+def test_unsupported_dtypes_raise(tmp_path):
     with RunWriter(tmp_path / "a", info={}) as writer, pytest.raises(UsageError, match="datetime64"):
         writer.put("x", np.zeros(2, "datetime64[s]"), step=0)
 

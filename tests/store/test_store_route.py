@@ -35,10 +35,10 @@ def write(folder, flush_every, **options):
 
 
 @pytest.mark.parametrize("flush_every", [1, 7, 1000])
-@pytest.mark.parametrize("way", ["past", "through", "caller", "refused", "half refused"])
+@pytest.mark.parametrize("way", ["direct", "through", "caller", "refused", "half refused"])
 def test_every_byte_arrives(tmp_path, monkeypatch, way, flush_every):
-    if way != "past":
-        monkeypatch.setattr(writer_module, "can_go_past", lambda folder: way in ("refused", "half refused"))
+    if way != "direct":
+        monkeypatch.setattr(writer_module, "supports_direct_io", lambda folder: way in ("refused", "half refused"))
     if "refused" in way:
         true, calls = os.pwrite, []
 
@@ -61,69 +61,69 @@ def test_the_faster_way_is_taken_and_the_other_tried_again():
     route = Route(possible=True, favour=1)
     taken = []
     for _ in range(3000):
-        past = route.past()
+        past = route.use_direct()
         taken.append(past)
-        route.took(past, 1 << 20, 1.0 if past else 0.1)
+        route.learn(past, 1 << 20, 1.0 if past else 0.1)
     assert taken.count(True) < 10 and True in taken[300:]
     for _ in range(6000):
-        past = route.past()
-        route.took(past, 1 << 20, 0.01 if past else 0.1)
-    assert route.past()
+        past = route.use_direct()
+        route.learn(past, 1 << 20, 0.01 if past else 0.1)
+    assert route.use_direct()
 
 
 def test_favour_and_refusal():
     route = Route(possible=True, favour=8)
-    route.took(True, 1 << 20, 0.5)
-    route.took(False, 1 << 20, 0.1)
-    assert route.past()
-    route.give_up()
-    assert not route.past()
-    assert not Route(possible=False, favour=8).past()
+    route.learn(True, 1 << 20, 0.5)
+    route.learn(False, 1 << 20, 0.1)
+    assert route.use_direct()
+    route.disable_direct()
+    assert not route.use_direct()
+    assert not Route(possible=False, favour=8).use_direct()
 
 
 def test_of_many_writes_at_a_time_one_tries():
     route = Route(possible=True, favour=2)
-    assert [route.past() for _ in range(12)].count(True) == 1
+    assert [route.use_direct() for _ in range(12)].count(True) == 1
     for _ in range(11):
-        route.took(False, 1 << 20, 0.01, abreast=11)
-    assert not any(route.past() for _ in range(12)), "the first has not come back yet"
-    route.took(True, 1 << 20, 0.01)
+        route.learn(False, 1 << 20, 0.01, abreast=11)
+    assert not any(route.use_direct() for _ in range(12)), "the first has not come back yet"
+    route.learn(True, 1 << 20, 0.01)
     tries = 0
     for _ in range(1000):
-        ways = [route.past() for _ in range(12)]
+        ways = [route.use_direct() for _ in range(12)]
         tries += ways.count(True)
         assert ways.count(True) <= 1
         for past in ways:
-            route.took(past, 1 << 20, 0.01, abreast=ways.count(past))
+            route.learn(past, 1 << 20, 0.01, abreast=ways.count(past))
     assert 1 <= tries <= 12_000 // 256
 
 
-def test_what_counts_is_what_all_do_together():
+def test_the_joint_rate_of_all_writers_counts():
     """A disk that gives one writer as much as a cache does, and twelve no more than one."""
     route = Route(possible=True, favour=2)
-    route.took(True, 1 << 20, 0.01)
-    route.took(False, 1 << 20, 0.01, abreast=12)
-    assert not route.past()
+    route.learn(True, 1 << 20, 0.01)
+    route.learn(False, 1 << 20, 0.01, abreast=12)
+    assert not route.use_direct()
     with pytest.raises(OSError, match="full"), route.timed(True, 1 << 30):
         raise OSError("full")
-    assert not route.past(), "what failed teaches nothing"
+    assert not route.use_direct(), "what failed teaches nothing"
 
 
 def test_a_write_that_tries_the_cache_counts_for_all_that_would_go_there():
     """Twelve writers go past a cache that was slow for a while: one of them is enough to see that it no longer is."""
     route = Route(possible=True, favour=2)
-    route.took(True, 1 << 30, 1.0, abreast=12)
-    route.took(False, 1 << 30, 60.0, abreast=12)
-    assert route.past()
+    route.learn(True, 1 << 30, 1.0, abreast=12)
+    route.learn(False, 1 << 30, 60.0, abreast=12)
+    assert route.use_direct()
     with ExitStack() as others:
         for _ in range(11):
             others.enter_context(route.timed(True, 0))
         with route.timed(False, 1 << 30):
             pass
-    assert not route.past()
+    assert not route.use_direct()
 
 
 def test_small_writes_teach_nothing():
     route = Route(possible=True, favour=1)
-    route.took(True, BLOCK, 1.0)
-    assert route.past()
+    route.learn(True, BLOCK, 1.0)
+    assert route.use_direct()

@@ -22,7 +22,7 @@ HUGE = 2 << 20
 
 
 class MemoryPinning:
-    """Keeps book, and checks that nobody is kept waiting meanwhile."""
+    """Records pinning, and checks that no other thread waits meanwhile."""
 
     def __init__(self):
         self.locked = {}
@@ -67,7 +67,7 @@ class Late:
 
 
 class Gate:
-    """Stands before os.pwrite: writes to the files that are shut wait until all are opened."""
+    """Wraps os.pwrite: writes to blocked files wait until all are unblocked."""
 
     def __init__(self, monkeypatch):
         self.shut = set()
@@ -105,7 +105,7 @@ def check(path, sizes):
 
 
 def until_all_are_taken(writer):
-    while writer._pool._common:  # nobody is told of it
+    while writer._pool._common:  # nothing reports it
         time.sleep(0.001)
 
 
@@ -121,7 +121,7 @@ def never_waits(monkeypatch):
     return state
 
 
-# --- who may take how many --------------------------------------------------------------------------------------------
+# --- limits of shares -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shards", [1, 2, 5])
 @pytest.mark.parametrize("nbytes", [1, 64 * 8, 5000, 100_000])
 @pytest.mark.parametrize("pinned", [False, True])
@@ -142,7 +142,7 @@ def test_the_greediest_shard_leaves_two_to_each(never_waits, shards, nbytes, pin
     assert greedy.take().size == pool.slab_bytes
 
 
-def test_what_a_greedy_shard_gives_back_is_common(never_waits):
+def test_slabs_that_a_greedy_shard_returns_are_common(never_waits):
     pool = SlabPool(100 << 20, 2, never_waits)
     one, other = pool.share(), pool.share()
     held = [one.take() for _ in range(20)]
@@ -198,7 +198,7 @@ def test_locked_memory_has_huge_pages_and_no_copy_in_a_forked_process(tmp_path):
 
 
 def flags_of(address):
-    """What the kernel says of the mapping at an address."""
+    """Return the kernel's description of the mapping at an address."""
     here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *others = line.split()
@@ -210,7 +210,7 @@ def flags_of(address):
     raise LookupError(address)
 
 
-def test_a_failed_writer_unlocks_what_it_locked(tmp_path, monkeypatch):
+def test_a_failed_writer_unlocks_its_memory(tmp_path, monkeypatch):
     gate, pinning = Gate(monkeypatch), MemoryPinning()
     writer = RunWriter(tmp_path / "a", info={}, max_buffer=1 << 20, writers=3, pinning=pinning)
     gate.full = True
@@ -221,7 +221,7 @@ def test_a_failed_writer_unlocks_what_it_locked(tmp_path, monkeypatch):
     assert pinning.ever and not pinning.locked
 
 
-# --- shards beside each other -----------------------------------------------------------------------------------------
+# --- several shards ---------------------------------------------------------------------------------------------------
 def test_a_great_tensor_waits_for_its_writer_while_the_others_go_on(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {"step_000000.0.safetensors"}
@@ -235,7 +235,7 @@ def test_a_great_tensor_waits_for_its_writer_while_the_others_go_on(tmp_path, mo
     check(tmp_path / "a", sizes)
 
 
-def test_a_writer_that_hangs_with_all_it_can_get_holds_nobody_else_up(tmp_path, monkeypatch):
+def test_a_writer_that_hangs_with_all_its_slabs_blocks_no_other(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {"step_000000.0.safetensors"}
     with RunWriter(tmp_path / "a", info={}, max_buffer=4 * 64 * 3, writers=3, pinning=MemoryPinning()) as writer:
@@ -278,7 +278,7 @@ def test_many_threads_and_next_to_no_memory(tmp_path, max_buffer, writers):
     assert not pinning.locked
 
 
-def test_a_full_disk_wakes_all_who_wait_for_slabs(tmp_path, monkeypatch):
+def test_a_full_disk_wakes_all_threads_that_wait_for_slabs(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     gate.shut = {f"step_000000.{number}.safetensors" for number in range(2)}
     writer = RunWriter(tmp_path / "a", info={}, max_buffer=2048, writers=2, pinning=MemoryPinning())

@@ -56,7 +56,7 @@ class Library:
         return module.load_state_dict(state, strict=False) if self.name == "torch" else module.set_state_dict(state)
 
     def loader(self, module: Any) -> Any:
-        """To be called on a line of one's own."""
+        """Call this on a separate line: events record the line."""
         return partial(module.load_state_dict, strict=False) if self.name == "torch" else module.set_state_dict
 
     def optimizer(self, model: Any, rate: float = 0.1) -> Any:

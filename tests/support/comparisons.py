@@ -1,4 +1,4 @@
-"""Comparisons made by hand: a decoder of twelve layers, and what can come of comparing two runs of it."""
+"""Comparisons made by hand: a decoder of twelve layers, and possible results of comparing two runs of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def estimated(module: str, rel: float, **changes: Any) -> dict[str, Any]:
 
 
 def finding(values: dict[str, Any], **changes: Any) -> Finding:
-    """What a table's row is as a finding."""
+    """Return a row of the table as a finding."""
     key = Key(*(values[name] for name in Key._fields))
     index = values["max_abs_index"]
     difference = None
@@ -204,7 +204,7 @@ def incomparable() -> Comparison:
 
 
 def large(rows: int = 100_000, layers: int = 1000, **changes: Any) -> Comparison:
-    """Many rows, a step for every so many layers, the second half of them wrong; quick to make."""
+    """Many rows over several steps, the second half wrong; quick to build."""
     half = rows // 2
     parts = [row("layers.0.fc"), wrong("layers.0.fc")]
     columns = {}

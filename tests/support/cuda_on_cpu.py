@@ -1,6 +1,6 @@
-"""The CUDA source on a CPU: compiled by g++ with what `cuda/` has in place of a GPU, and run a warp at a time.
+"""The CUDA source on a CPU: compiled by g++ with the replacements in `cuda/`, and run one warp at a time.
 
-`device_reader` gives the real device_reader, lanes and plans; only what a launch does is done here.
+`device_reader` returns the real device_reader, lanes and plans; only launches are simulated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CpuKernel:
     """Stands in for `kernels.cuda.driver.Kernel`."""
 
     seed = 0
-    """Of the order in which warps take turns."""
+    """Seed of the order in which warps take turns."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch_on_cpu

@@ -26,7 +26,7 @@ def examples(page: str) -> list[tuple[str, str]]:
 
 
 def printed_as_said(code: str, said: str, folder: Path, machines_own: str) -> None:
-    """Runs the example. What matches `machines_own` is the machine's own, and with it the widths of columns."""
+    """Run the example. Text that matches `machines_own` may differ, and with it the widths of columns."""
     (folder / "example.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "example.py"],

@@ -31,7 +31,7 @@ ITEMS = {"float32": 4, "float64": 8}
 
 
 class FakeGpu:
-    """Stands in for `kernels.gpu.Gpu`. It reads tensors as they lie, and knows digests only."""
+    """Stands in for `kernels.gpu.Gpu`. It reads contiguous memory, and computes only digests."""
 
     def __init__(self) -> None:
         self.alone = 0
@@ -115,7 +115,7 @@ class FakeReader(CudaReader):
         super().__init__()
         self.gpu = gpu or FakeGpu()
         self.waited = self.tried = 0
-        """How many tensors were put off, and read at once and again."""
+        """Number of tensors that were deferred, and that were read twice."""
 
     def defer(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[torch.Tensor], None]) -> bool:
         taken = super().defer(tensor, bound, look)
@@ -145,7 +145,7 @@ def no_context(*_: Any) -> Any:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
-    """From now on all tensors are on that GPU. What is returned makes a new one."""
+    """Place all tensors on the fake GPU from now on. Return a function that makes a new one."""
     made: list[FakeReader] = []
 
     def new() -> FakeReader:
@@ -185,7 +185,7 @@ class Forever:
 
 
 class Blocks(nn.Module):
-    """Tensors are changed in place after they were put out, as often as not."""
+    """Changes half of the outputs in place."""
 
     def __init__(self, count: int, change: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

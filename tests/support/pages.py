@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Three blocks, and a branch beside them in which a second mistake can be born."""
+    """Three blocks, and a parallel branch in which a second mistake can be born."""
 
     def __init__(self, extra: bool) -> None:
         super().__init__()

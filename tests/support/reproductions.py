@@ -22,7 +22,7 @@ def run_script(folder: Path) -> dict[str, float]:
 
 
 def errors(result: Comparison, module: str) -> dict[str, float]:
-    """What the comparison has for the same: the module's own results, and all gradients of parameters."""
+    """The same errors from the comparison: the module's own results, and all parameter gradients."""
     found = {}
     for row in result.rows:
         inside = row["module"][len(module) :].lstrip(".")

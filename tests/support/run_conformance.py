@@ -39,7 +39,7 @@ class Example:
 
 
 class RunConformance:
-    """What `tensortap.store.run.Run` promises, whatever it was read from."""
+    """The contract of `tensortap.store.run.Run`, for every source."""
 
     def test_records_are_those_that_were_written(self, example: Example) -> None:
         run = example.open()
@@ -136,7 +136,7 @@ class RunConformance:
         run = example.open()
         assert run.steps == sorted({record.key.step for record in run})
 
-    def test_what_the_run_knows_about_itself(self, example: Example) -> None:
+    def test_the_runs_own_facts(self, example: Example) -> None:
         run = example.open()
         assert all(isinstance(text, str) and text for text in run.notices)
         assert isinstance(run.finished, bool) and isinstance(run.failure, str)

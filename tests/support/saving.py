@@ -16,7 +16,7 @@ from tensortap.store.formats.npy.names import NpyName, files_in
 
 @dataclass(frozen=True)
 class SavingKit:
-    """What a test needs of a framework."""
+    """The parts of a framework that a test needs."""
 
     name: str
     net: Callable[..., Any]
@@ -128,7 +128,7 @@ def _product(x: Any, weight: Any, split: bool) -> Any:
 
 
 def saved(path: Path, kind: str = "tensors", rank: int = 0) -> list[NpyName]:
-    """What the names of the saved files say, in their order."""
+    """Return the parsed names of the saved files, in order."""
     folder = path / kind / f"rank_{rank}"
     return [name for _, name in files_in(folder) if name is not None] if folder.is_dir() else []
 

@@ -1,4 +1,4 @@
-"""Short ways to tap a model in a test and to look at what came of it."""
+"""Helpers that tap a model in a test and read the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def coverage(tap: Any) -> dict[str, tuple[str, str]]:
 
 
 def everything(run: Any) -> dict[Key, tuple[Any, ...]]:
-    """All that a run says of each tensor, for comparing runs bit for bit."""
+    """Return everything that a run records of each tensor, to compare runs bit for bit."""
     return {r.key: (r.dtype, r.shape, r.summary.digest) for r in run}
 
 

@@ -225,7 +225,7 @@ class AutoEncoder(nn.Layer):
 
 
 class Tied(nn.Layer):
-    """Paddle's Linear lies the other way round, so its head has a weight of its own."""
+    """Paddle's Linear is transposed, so its head has a separate weight."""
 
     def __init__(self) -> None:
         super().__init__()

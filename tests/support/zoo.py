@@ -1,4 +1,4 @@
-"""Awkward torch models: each has one habit that trips tools that hook modules."""
+"""Awkward torch models: each has one property that breaks tools that hook modules."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Shared(nn.Module):
 
 
 class PassThrough(nn.Module):
-    """Identity and switched-off dropout hand their input on as it is."""
+    """Identity and disabled dropout return their input unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class PassThrough(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A frozen layer in front, an unused one beside, an unused output, integer inputs, tied weights."""
+    """A frozen first layer, an unused layer, an unused output, integer inputs, tied weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -188,7 +188,7 @@ def test_unreadable_profiles_are_refused_with_a_remedy(tmp_path: Path) -> None:
         torch.ones(1)
     with pytest.raises(UsageError, match=r"no spans of tensortap\.annotate"):
         module_times(prof)
-    with pytest.raises(UsageError, match="sort: 'size' is none of own, total"):
+    with pytest.raises(UsageError, match="sort: 'size' is not one of own, total"):
         module_times(prof, sort="size")
     with pytest.raises(UsageError, match="holds no events"):
         module_times(profile(activities=[ProfilerActivity.CPU]))

@@ -1,4 +1,4 @@
-"""Rows by module, class and depth; sorted, cut, and held against another profile."""
+"""Rows by module, class and depth; sorted, limited, and compared with another profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a served page can ask of open runs, and what it is told."""
+"""The requests of a served page to open runs, and their answers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_part_of_the_map(two: Answers) -> None:
         ("detail/", {"row": "0"}, 404),
     ],
 )
-def test_what_cannot_be_answered_is_refused(two: Answers, path: str, query: dict[str, str], status: int) -> None:
+def test_invalid_requests_are_refused(two: Answers, path: str, query: dict[str, str], status: int) -> None:
     with pytest.raises(Refused) as refused:
         two.answer(path, query)
     assert refused.value.status == status

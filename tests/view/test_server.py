@@ -1,4 +1,4 @@
-"""The server: who is answered, what is refused, and that it ends."""
+"""The server: accepted and refused requests, and shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensortap.view.answers import Answer, Refused
 from tensortap.view.server import LONGEST_TARGET, MOST_CONNECTIONS, PageServer
 
 
-class Said(NamedTuple):
+class Reply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str]
@@ -42,7 +42,7 @@ def server() -> Iterator[PageServer]:
         thread.join()
 
 
-def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> Said:
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> Reply:
     """`path` beneath the secret, unless it begins with a slash; `Host_` and others are headers."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     given = {name.rstrip("_"): value for name, value in headers.items()}
@@ -52,21 +52,21 @@ def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> S
         connection.putheader(name, value)
     connection.endheaders()
     response = connection.getresponse()
-    said = Said(response.status, response.read(), dict(response.getheaders()))
+    reply = Reply(response.status, response.read(), dict(response.getheaders()))
     connection.close()
-    return said
+    return reply
 
 
-def test_the_page_is_at_the_address_that_is_told(server: PageServer) -> None:
+def test_the_page_is_at_the_printed_address(server: PageServer) -> None:
     assert server.url == f"http://127.0.0.1:{server.port}/{server.token}/"
     assert server.server_address[0] == "127.0.0.1"
-    said = ask(server, "detail?row=3&window=a%2Cb")
-    assert said.status == 200
-    assert json.loads(said.body) == ["detail", {"row": "3", "window": "a,b"}]
+    reply = ask(server, "detail?row=3&window=a%2Cb")
+    assert reply.status == 200
+    assert json.loads(reply.body) == ["detail", {"row": "3", "window": "a,b"}]
     assert json.loads(ask(server, "").body) == ["", {}]
 
 
-def test_every_answer_tells_the_browser_to_keep_it_to_itself(server: PageServer) -> None:
+def test_every_answer_has_headers_that_forbid_sharing(server: PageServer) -> None:
     for path in ("", "no", "/elsewhere"):
         headers = ask(server, path).headers
         assert headers["Cache-Control"] == "no-store"
@@ -79,9 +79,9 @@ def test_every_answer_tells_the_browser_to_keep_it_to_itself(server: PageServer)
 @pytest.mark.parametrize("path", ["/", "/{token}", "/{other}/", "/{token}x/", "/etc/passwd", "/{short}/"])
 def test_without_the_secret_there_is_nothing(server: PageServer, path: str) -> None:
     target = path.format(token=server.token, other="x" * len(server.token), short=server.token[:-1])
-    said = ask(server, target)
-    assert said.status == 404
-    assert server.token.encode() not in said.body
+    reply = ask(server, target)
+    assert reply.status == 404
+    assert server.token.encode() not in reply.body
 
 
 def test_each_server_has_a_secret_of_its_own(server: PageServer) -> None:
@@ -92,7 +92,7 @@ def test_each_server_has_a_secret_of_its_own(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""])
-def test_under_another_name_nobody_is_answered(server: PageServer, host: str) -> None:
+def test_a_request_under_another_name_is_refused(server: PageServer, host: str) -> None:
     assert ask(server, "", Host=host.format(port=server.port)).status == 403
 
 
@@ -121,15 +121,15 @@ def test_only_questions_are_answered(server: PageServer, method: str) -> None:
     assert ask(server, "", method).status == 405
 
 
-def test_a_method_nobody_knows_is_refused(server: PageServer) -> None:
+def test_an_unknown_method_is_refused(server: PageServer) -> None:
     assert ask(server, "", "BREW").status == 501
 
 
-def test_refusals_and_errors_say_why(server: PageServer) -> None:
-    said = ask(server, "no")
-    assert (said.status, json.loads(said.body)) == (409, {"error": "not kept"})
-    said = ask(server, "gone")
-    assert (said.status, json.loads(said.body)) == (500, {"error": "the file is gone"})
+def test_refusals_and_errors_have_a_reason(server: PageServer) -> None:
+    reply = ask(server, "no")
+    assert (reply.status, json.loads(reply.body)) == (409, {"error": "not kept"})
+    reply = ask(server, "gone")
+    assert (reply.status, json.loads(reply.body)) == (500, {"error": "the file is gone"})
 
 
 def test_one_that_takes_long_does_not_hold_up_the_others() -> None:
@@ -162,20 +162,20 @@ def raw(server: PageServer, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("target", ["http://[x/", "http://127.0.0.1:{port}/{token}/", "{token}/"])
-def test_a_target_that_is_no_path_is_refused(
+def test_a_target_that_is_not_a_path_is_refused(
     server: PageServer, target: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = raw(server, f"GET {target} HTTP/1.1\nHost: 127.0.0.1:{{port}}\nConnection: close\n\n")
-    assert said.startswith(b"HTTP/1.1 400 ")
+    reply = raw(server, f"GET {target} HTTP/1.1\nHost: 127.0.0.1:{{port}}\nConnection: close\n\n")
+    assert reply.startswith(b"HTTP/1.1 400 ")
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 26", "Transfer-Encoding: chunked"])
-def test_a_body_is_no_next_request(server: PageServer, header: str) -> None:
-    said = raw(
+def test_a_body_is_not_the_next_request(server: PageServer, header: str) -> None:
+    reply = raw(
         server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{header}\n\nGET /{{token}}/no HTTP/1.1\n\n"
     )
-    assert said.count(b"HTTP/1.1 ") == 1
+    assert reply.count(b"HTTP/1.1 ") == 1
 
 
 # --- limits --------------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def test_a_long_path_is_refused(server: PageServer) -> None:
 
 def test_large_headers_are_refused(server: PageServer, capfd: pytest.CaptureFixture[str]) -> None:
     headers = "".join(f"X-{number}: {'x' * 1000}\n" for number in range(50))
-    said = raw(server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{headers}\n")
-    assert said.startswith(b"HTTP/1.1 431 ")
+    reply = raw(server, f"GET /{{token}}/ HTTP/1.1\nHost: 127.0.0.1:{{port}}\n{headers}\n")
+    assert reply.startswith(b"HTTP/1.1 431 ")
     assert capfd.readouterr().err == ""
 
 

@@ -44,7 +44,7 @@ def size_of(name: str | None, device: str) -> tuple[str, ModelSize]:
     return name, SIZES[name]
 
 
-class Norm(nn.Module):
+class LlamaNorm(nn.Module):
     """RMSNorm, computed in float32."""
 
     def __init__(self, width: int) -> None:
@@ -56,7 +56,7 @@ class Norm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
-class Rotary(nn.Module):
+class LlamaRotary(nn.Module):
     """Rotary position embedding: cosines and sines of the angles by position."""
 
     def __init__(self, width: int) -> None:
@@ -69,7 +69,7 @@ class Rotary(nn.Module):
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
-class MLP(nn.Module):
+class LlamaMLP(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
@@ -99,13 +99,13 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
-        self.input_layernorm = Norm(size.width)
-        self.self_attn = Attention(size.width, size.heads)
-        self.post_attention_layernorm = Norm(size.width)
-        self.mlp = MLP(size.width, size.inner)
+        self.input_layernorm = LlamaNorm(size.width)
+        self.self_attn = LlamaAttention(size.width, size.heads)
+        self.post_attention_layernorm = LlamaNorm(size.width)
+        self.mlp = LlamaMLP(size.width, size.inner)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -118,9 +118,9 @@ class Llama(nn.Module):
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.words, size.width)
-        self.rotary_emb = Rotary(size.width // size.heads)
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
-        self.norm = Norm(size.width)
+        self.rotary_emb = LlamaRotary(size.width // size.heads)
+        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
+        self.norm = LlamaNorm(size.width)
         self.lm_head = nn.Linear(size.width, size.words, bias=False)
         for parameter in self.parameters():
             if parameter.ndim > 1:

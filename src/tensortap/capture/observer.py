@@ -174,7 +174,7 @@ class Observer:
                 'model (torch.compile, paddle.jit.to_static), pass compiled="eager"'
             )
 
-    # --- the public face ---------------------------------------------------------------------------------------
+    # --- public interface --------------------------------------------------------------------------------------
     def step(self) -> None:
         """Mark the end of an optimizer step. An error that stopped the recording is reported here, not in a hook."""
         if self._closed:

@@ -39,7 +39,7 @@ __all__ = ["Tap", "TapOptions"]
 
 @dataclass(frozen=True)
 class TapOptions:
-    """How the tap behaves; `Selection` says what it records."""
+    """The options of a tap; `Selection` defines what it records."""
 
     overwrite: bool = False
     on_error: str = "warn"

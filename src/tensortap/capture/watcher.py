@@ -345,6 +345,6 @@ class Watcher:
 
 def _observed(evaluation: Evaluation, before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Show the root's forwards to the evaluation, also in steps that are not recorded."""
-    with suppress(Exception):  # no guard is around it; a recorded step meets the same error inside one
+    with suppress(Exception):  # no guard surrounds it; in a recorded step the same error occurs inside a guard
         evaluation.observe()
     return before(args, kwargs)

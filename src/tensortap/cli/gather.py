@@ -23,7 +23,7 @@ from tensortap.store import Run
 from tensortap.store.format import decode
 from tensortap.store.query import Filter
 
-__all__ = ["Choice", "Chosen", "calls_of", "choose", "facts_of", "sorts", "steps_meant", "suggestion"]
+__all__ = ["Choice", "Chosen", "calls_of", "choose", "facts_of", "parse_steps_filter", "sorts", "suggestion"]
 
 _NAMES = ("seq", "step", "micro", "call", "module", "kind", "dtype")
 _CHUNK = 1024
@@ -53,7 +53,7 @@ class Choice:
             "module": ["" if name == "(root)" else name for name in self.modules] or None,
             "kind": list(self.kinds) or None,
             "phase": list(self.phases) or None,
-            "step": steps_meant(self.steps, run.steps) if self.steps else None,
+            "step": parse_steps_filter(self.steps, run.steps) if self.steps else None,
             "nonfinite": self.nonfinite,
         }
 
@@ -169,7 +169,7 @@ def _calls(run: Run) -> list[tuple[str, str]]:
     return [(module, words + changed.get(module, "")) for module, words in first.items()]
 
 
-def steps_meant(text: str, known: Sequence[int]) -> list[int]:
+def parse_steps_filter(text: str, known: Sequence[int]) -> list[int]:
     """Return the steps of the run that "3", "0,5", "10-20" or "last" selects."""
     meant: set[int] = set()
     for part in text.replace(" ", "").split(","):

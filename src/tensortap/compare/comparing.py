@@ -57,7 +57,7 @@ def run_comparison(reference: Source, candidate: Source, options: ComparisonOpti
 def open_comparison(
     reference_source: Source, candidate_source: Source, options: ComparisonOptions, opened: ExitStack
 ) -> tuple[Comparison, PairDetails]:
-    """Return the comparison, and what inspects its pairs element by element for as long as the runs are open."""
+    """Return the comparison, and an inspector of its pairs that works as long as the runs are open."""
     kinds = (options.kinds,) if isinstance(options.kinds, str) else options.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")

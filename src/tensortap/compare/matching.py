@@ -20,7 +20,7 @@ from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, 
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures, estimate, prepare
-from tensortap.compare.measure.range_ends import at_range_ends, beside_range_ends
+from tensortap.compare.measure.range_ends import at_range_ends, without_range_ends
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
@@ -182,19 +182,19 @@ def match(
         )
         for pair, measure in measured:
             measures.take(pair, measure)
-        _beside_range_ends(found, part, tolerances)
-        if stops and _parted(found, last, options):
+        _remeasure_masks(found, part, tolerances)
+        if stops and _diverges(found, last, options):
             break
     return found
 
 
-def _beside_range_ends(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
+def _remeasure_masks(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
     """Measure masks again that differ only because each dtype has a lowest number of its own."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     for pair in pairs[matched.at_range_ends[pairs]].tolist():
         if pair in matched.measures.differences:
             arrays = left.array(int(alignment.reference[pair])), right.array(int(alignment.candidate[pair]))
-            found = beside_range_ends(matched.measures.differences[pair], *arrays, *tolerances)
+            found = without_range_ends(matched.measures.differences[pair], *arrays, *tolerances)
             matched.measures.replace(pair, found)
 
 
@@ -218,7 +218,7 @@ def _parts(
         begin, size = begin + size, 2 * size
 
 
-def _parted(matched: Matched, last: int, options: ComparisonOptions) -> bool:
+def _diverges(matched: Matched, last: int, options: ComparisonOptions) -> bool:
     """Whether the runs diverge up to a pair. Unmeasured pairs are not judged."""
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)

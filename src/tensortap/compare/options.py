@@ -35,7 +35,7 @@ def _option(default: Any, help: str, flag: str = "", metavar: str | None = None,
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """How two runs are compared."""
+    """The options of a comparison."""
 
     rename: tuple[str, ...] = _option(
         (),

@@ -42,7 +42,7 @@ class Cause(str, Enum):
     CHECKPOINT = "checkpoint"
     """Two checkpoints hold different values."""
     OPTIMIZER = "optimizer"
-    """The optimizer makes a wrong parameter of a right gradient."""
+    """The optimizer computes a wrong parameter from a right gradient."""
     PARAMETER_GRADIENT = "parameter_gradient"
     """A module's backward makes a wrong gradient of one of its parameters."""
     SENT_GRADIENT = "sent_gradient"
@@ -54,7 +54,7 @@ class Cause(str, Enum):
     UNRECORDED_GRADIENT = "unrecorded_gradient"
     """The gradient at the model's output is wrong, and no forward was recorded to explain it."""
     MISSING_GRADIENT = "missing_gradient"
-    """A module passes no gradient on where the reference does."""
+    """A module propagates no gradient where the reference does."""
     MISSING_IN_CONTAINER = "missing_gradient_in_container"
     """The code of a container detaches a value, so that no gradient passes where the reference has one."""
     EXTRA_GRADIENT = "extra_gradient"
@@ -105,7 +105,7 @@ _SENT = CauseWording(
     sources_unrecorded="and what it was given was not recorded",
     born_in="in the backward of {container}",
 )
-_CHANGED = "{full} differs before step {step}: it {off}. What changed it was not recorded."
+_CHANGED = "{full} differs before step {step}: it {off}. The code that changed it was not recorded."
 _BEFORE, _AFTER = "before {where}, {full} {off}", "after {where}, {full} {off}"
 _ALREADY = "The parameters already differed: {clause}{more}."
 _BETWEEN = "code of {container}, between the modules it calls"
@@ -189,8 +189,8 @@ CAUSES: dict[Cause, CauseWording] = {
     Cause.LOSS: CauseWording(
         "wrong gradient from the loss",
         "{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
-        "look at the loss and at how it is scaled.",
-        "in {where}, the gradient that enters {name} {off}: look at the loss and at how it is scaled",
+        "check the loss and its scaling.",
+        "in {where}, the gradient that enters {name} {off}: check the loss and its scaling",
         born_in="outside the model, at the output of {container}",
     ),
     Cause.UNRECORDED_GRADIENT: CauseWording(

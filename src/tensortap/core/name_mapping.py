@@ -32,7 +32,7 @@ class UnmappedName:
 
 @dataclass(frozen=True)
 class NameMapping:
-    """How the candidate was mapped onto the reference: modules, tensors, values, and names without a counterpart."""
+    """The mapping of the candidate onto the reference: modules, tensors, values, and names without a counterpart."""
 
     modules: Sequence[MappedName] = ()
     tensors: Sequence[MappedName] = ()

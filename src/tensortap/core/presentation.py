@@ -18,7 +18,7 @@ __all__ = ["CoverageByRank", "CoverageRows", "Reports", "connect", "reports"]
 
 
 class Reports(Protocol):
-    """What `tensortap.report.notebook` provides."""
+    """The functions of `tensortap.report.notebook`."""
 
     def save_comparison(self, comparison: Comparison, path: str | os.PathLike[str], /) -> Path: ...
 

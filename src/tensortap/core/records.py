@@ -262,21 +262,21 @@ class Finding:
     container: str | None = None
     """The module in whose own code the value was born, if it appeared between two modules."""
     inputs_rel_l2: float = float("nan")
-    """The worst relative error among the inputs; a row's counts as what it would be of the whole."""
+    """The worst relative error among the inputs; that of a single row is scaled to the whole tensor."""
     row_tolerance: float = float("nan")
-    """What was allowed of a single row."""
+    """The tolerance of a single row."""
     counterpart: str | None = None
-    """What the candidate calls the module to look at, if it has another name there."""
+    """The candidate's name of the module to inspect, if it differs."""
     arguments: tuple[ArgumentDifference, ...] = ()
     """The plain arguments in which its call differs."""
     unjudged: tuple[Key, ...] = ()
-    """What it was made from and could not be judged, as inputs whose summaries tell too little."""
+    """Its sources that could not be judged, such as inputs with too little in their summaries."""
     row: int | None = None
     """Its row in `Comparison.table`; None if only one side has the record."""
 
     @property
     def module(self) -> str:
-        """The module to look at: the container where the value appeared between modules, else the module itself."""
+        """The module to inspect: the container where the value appeared between modules, else the module itself."""
         return self.key.module if self.container is None else self.container
 
     @property
@@ -285,7 +285,7 @@ class Finding:
 
     @property
     def only_a_row(self) -> bool:
-        """Whether the whole would be near enough, and it is one row that is off."""
+        """Whether the whole tensor is within its tolerance, and only one row is not."""
         row = self.difference.row_rel_l2 if self.difference is not None else float("nan")
         return self.status == "diverged" and self.rel_l2 <= self.tolerance and row > self.row_tolerance
 
@@ -312,7 +312,7 @@ class Unmatched:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs in, this out. `str()` of it is the sentence."""
+    """The result of comparing two runs. `str()` of it is the sentence."""
 
     reference: str
     candidate: str
@@ -328,18 +328,18 @@ class Comparison:
     policy: str
     """The tolerance, in words."""
     notes: Sequence[str] = ()
-    """What a reader should know beside the verdict: unfinished runs, coverage, suggested renames, what to try next."""
+    """Lines that accompany the verdict: unfinished runs, coverage, suggested renames, what to try next."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """run.json of both sides, under "reference" and "candidate"."""
     details: Sequence[Detail] = ()
-    """Pairs that were looked at closely, if that was asked for; those worth most first."""
+    """Pairs inspected element by element, if `details=` asked for them; the most important first."""
     options: Sequence[str] | None = ()
-    """Options of `tensortap compare` that it was made with, so that a command can be told that shows the same. None if
-    no command can: a side was there for the comparison alone."""
+    """Options of `tensortap compare` that repeat this comparison. None if no command can repeat it, because a side
+    existed only in this process."""
     mapping: NameMapping | None = None
-    """How names and layouts were mapped; None where both sides speak the same language."""
+    """How names and layouts were mapped; None if both sides have the same ones."""
     isolated: bool = False
-    """Whether every module worked on the reference's own inputs, so that each birth is a fault of its own."""
+    """Whether every module ran on the reference's own inputs, so that each birth is independent of the others."""
     unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
 

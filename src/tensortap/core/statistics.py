@@ -30,8 +30,8 @@ __all__ = [
     "Display",
     "Form",
     "MergeRule",
-    "Registration",
     "Statistic",
+    "StatisticRegistration",
     "added",
     "derived",
     "fields_of",
@@ -51,14 +51,14 @@ Getter = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a statistic is presented."""
+    """The presentation of a statistic."""
 
     label: str = ""
     """Its name for people; empty: the statistic's own."""
     form: Form = "number"
     terminal: tuple[int, int] | None = None
     """Position among the columns of `tensortap show`, and priority: the column with the highest number is dropped first
-    where the terminal is narrow. None: no column; an added statistic has one all the same, the last."""
+    where the terminal is narrow. None: no column, except that an added statistic always gets the last one."""
     page: bool = False
     """Whether it is a column of the page of a run. Added statistics always are."""
     sides: int | None = None
@@ -216,7 +216,7 @@ RESERVED = frozenset((*_RECORD, *_PLACE, *_JUDGEMENT))
 _added: tuple[Statistic, ...] = ()
 
 
-class Registration:
+class StatisticRegistration:
     """A registered statistic; leaving the `with` block, or `undo`, removes it again."""
 
     def __init__(self, statistic: Statistic) -> None:
@@ -235,7 +235,7 @@ class Registration:
         self.undo()
 
 
-def register(statistic: Statistic) -> Registration:
+def register(statistic: Statistic) -> StatisticRegistration:
     """Add a statistic to all summaries, indexes, comparisons and reports that this process makes from now on.
 
     Runs that were opened or begun before keep their columns. A tensor on a device is copied to the host to compute it.
@@ -257,7 +257,7 @@ def register(statistic: Statistic) -> Registration:
         known = ", ".join(rules)
         raise UsageError(f"statistic {name!r}: merge must be one of {known}, or a function of the parts' values")
     _added = (*_added, statistic)
-    return Registration(statistic)
+    return StatisticRegistration(statistic)
 
 
 def added() -> tuple[Statistic, ...]:

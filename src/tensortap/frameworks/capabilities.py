@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
     from tensortap.frameworks.profiling import Profiling
-    from tensortap.frameworks.registered import Registration
+    from tensortap.frameworks.registered import TensorRegistration
 
 __all__ = [
     "CheckpointLoading",
@@ -45,7 +45,7 @@ GradientReplacer = Callable[[Any], "npt.NDArray[np.generic] | None"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where a tensor's gradient arrives in the autograd graph."""
+    """The point in the autograd graph at which a tensor's gradient arrives."""
 
     node: Any
     slot: int
@@ -150,9 +150,9 @@ class ValueWriting(Protocol):
 
 
 class StateRegistration(Protocol):
-    """How modules register their tensors."""
+    """The tensors that modules register."""
 
-    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, TensorRegistration]]:
         """Yield (name, tensor, registration) of the module's own tensors, parameters first."""
 
 

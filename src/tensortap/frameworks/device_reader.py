@@ -35,7 +35,7 @@ class CollectedSummaries(NamedTuple):
 
 
 class DeferralBound(Protocol):
-    """How long the read of one tensor may be deferred."""
+    """The bound on how long the read of one tensor may be deferred."""
 
     @property
     def safe_delay(self) -> int:

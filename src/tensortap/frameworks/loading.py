@@ -1,4 +1,4 @@
-"""How checkpoints and optimizers change a model, as an audit watches it.
+"""Loads of checkpoints and steps of optimizers, as an audit watches them.
 
 Frameworks do not report everything about a load (the given keys, the options, the exception), so an audit wraps the
 loading methods of every module while it watches.

@@ -65,7 +65,7 @@ Codes = npt.NDArray[np.int64]
 def open_health_report(
     source: Source, scope: Scope, opened: ExitStack, details: int = 0
 ) -> tuple[HealthReport, RecordDetails]:
-    """Return the report, and what inspects records element by element for as long as the run is open."""
+    """Return the report, and an inspector of its records that works as long as the run is open."""
     side = Side(open_source(source, opened), scope)
     status = _judge(side)
     births = _births(side, status)
@@ -281,7 +281,7 @@ def _finding(side: Side, row: int, status: str) -> HealthFinding:
 
 def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str:
     if not len(side):
-        return "There is nothing to examine: the run has no record of what was asked for."
+        return "There is nothing to examine: no record of the run matches the selection."
     if not births:
         return f"Nothing is suspicious: all {len(side):,} records are finite, and no layer is dead or explodes."
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])

@@ -14,7 +14,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
-from tensortap.compare.measure.range_ends import beside_range_ends
+from tensortap.compare.measure.range_ends import without_range_ends
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -128,6 +128,6 @@ class Comparator:
         measure = difference(values, array, rtol=rtol, atol=atol, size=found.l2)
         dtype = dtypes.name_of(array.dtype)
         if dtype != found.dtype and set(ends) & set(dtypes.range_of(dtype) or ()):
-            off = beside_range_ends(measure.difference, values, array, rtol, atol)
+            off = without_range_ends(measure.difference, values, array, rtol, atol)
             measure = replace(measure, difference=off)
         self.measured[row] = measure

@@ -71,7 +71,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         raise RunUnreadable(f"the rules file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         _refuse_list_of_names(path, text)
-        raise UsageError(f"{path} is no TOML: {error}") from error
+        raise UsageError(f"{path} is not TOML: {error}") from error
     return found
 
 

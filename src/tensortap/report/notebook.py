@@ -158,7 +158,7 @@ def _pairs_table(comparison: Comparison) -> str:
             str(row["step"]),
             pairs.error(row),
             rough(pairs.value(row, "tolerance")),
-            pairs.said(row),
+            pairs.status_text(row),
         ]
         for row in rows
     ]

@@ -32,8 +32,8 @@ __all__ = [
     "place",
     "row_at",
     "rows_of",
-    "said",
     "share",
+    "status_text",
     "tally",
     "ulps",
     "value",
@@ -187,7 +187,7 @@ def ulps(ulp: float) -> str:
     return "" if math.isnan(ulp) else rough(ulp) if ulp >= 1000 else f"{ulp:.0f}"
 
 
-def said(row: Row) -> str:
+def status_text(row: Row) -> str:
     """Return the status as a sign and a word: "≈ close", "✖ diverged", "✖ 12 NaN"; at a birth, "✖ born here ◀"."""
     status, glyph = row["status"], GLYPHS.get(row["status"], "?")
     if row.get("birth"):

@@ -10,7 +10,7 @@
     formats/          readers: other files that open as a run
     exports/          runs written in other formats
 
-Importing this package costs nothing: pyarrow is loaded by the first name that is asked for.
+Importing this package is cheap: the first access to one of its names loads pyarrow.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from tensortap.store.format import utf8
 from tensortap.store.source import Bytes
 from tensortap.store.writer.state import WriterState, write_error
 
-__all__ = ["Calls", "CallsWriter", "RecordedCall", "read_calls"]
+__all__ = ["CallEntry", "Calls", "CallsWriter", "read_calls"]
 
 _MOST_WAITING = 1024
 _NUMBERS = ("step", "micro", "call")
 _NOTHING: Mapping[str, Any] = {}
 
 
-class RecordedCall(NamedTuple):
+class CallEntry(NamedTuple):
     """A call whose plain arguments differ from those of the module's previous call."""
 
     step: int
@@ -49,7 +49,7 @@ class CallsWriter:
         except OSError as error:
             raise write_error(error, path, begun=False) from error
 
-    def add(self, called: RecordedCall) -> None:
+    def add(self, called: CallEntry) -> None:
         line = json.dumps(called._asdict(), separators=(",", ":"), allow_nan=False) + "\n"
         with self._lock:
             self._waiting.append(line)
@@ -88,7 +88,7 @@ class Calls:
     def __init__(self) -> None:
         self._modules: dict[str, list[tuple[tuple[int, int, int], Mapping[str, Any]]]] = {}
 
-    def add(self, called: RecordedCall) -> None:
+    def add(self, called: CallEntry) -> None:
         """Add a call, in the order in which the calls were made."""
         arguments = {utf8(path): value for path, value in called.arguments.items()}
         spot = called.step, called.micro, called.call
@@ -104,11 +104,11 @@ class Calls:
         """Return the arguments of a module, each with the step, micro step and call that brought them."""
         return self._modules.get(module, ())
 
-    def __iter__(self) -> Iterator[RecordedCall]:
+    def __iter__(self) -> Iterator[CallEntry]:
         """Yield all calls, module by module."""
         for module, known in self._modules.items():
             for (step, micro, call), arguments in known:
-                yield RecordedCall(step, micro, module, call, arguments)
+                yield CallEntry(step, micro, module, call, arguments)
 
 
 def read_calls(source: Bytes, name: str) -> Calls | None:
@@ -126,7 +126,7 @@ def read_calls(source: Bytes, name: str) -> Calls | None:
     return calls
 
 
-def _parse(line: bytes) -> RecordedCall | None:
+def _parse(line: bytes) -> CallEntry | None:
     try:
         value = json.loads(line)
         numbers = [value[name] for name in _NUMBERS]
@@ -138,4 +138,4 @@ def _parse(line: bytes) -> RecordedCall | None:
     if not isinstance(module, str) or not isinstance(arguments, dict):
         return None
     step, micro, call = numbers
-    return RecordedCall(step, micro, module, call, arguments)
+    return CallEntry(step, micro, module, call, arguments)

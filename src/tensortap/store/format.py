@@ -1,6 +1,6 @@
 """The format of a run on disk.
 
-    runs/a/run.json                       format, version, world, started, and what is known of the run
+    runs/a/run.json                       format, version, world, started, and facts about the run
     runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
@@ -101,7 +101,7 @@ _COLUMNS: tuple[tuple[str, Any, bool, str], ...] = (
     *((each.name, pa.type_for_alias(each.dtype), False, each.about) for each in statistics.STORED),
     # Not a fixed-size list: that would spend a kilobyte on every null.
     ("sketch", pa.list_(pa.float32()), True, "random projection; null if an earlier row has the same tensor"),
-    ("file", pa.string(), True, "file beside the index that holds the bytes; null if they were not kept"),
+    ("file", pa.string(), True, "file next to the index that holds the bytes; null if they were not kept"),
     ("offset", pa.int64(), True, "where in the file the bytes begin, from the file's start"),
     ("nbytes", pa.int64(), True, "how many bytes"),
 )

@@ -47,7 +47,7 @@ class Index:
         self.lost = lost
         """Bytes at the end of the file that are not a whole batch."""
         self.missing = missing
-        """Whether there is no file."""
+        """Whether the file is missing."""
 
     @classmethod
     def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
@@ -65,7 +65,7 @@ class Index:
         return int(self.rows.num_rows)
 
     def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
-        """Return the records of those rows."""
+        """Return the records of these rows."""
         rows = _taken(self.rows.drop_columns("sketch"), places)
         sketches = self.rows.column("sketch")
         sources = self.sketch_rows[places]
@@ -149,7 +149,7 @@ def _check_schema(schema: Any, path: str) -> list[str]:
 
 
 def _find_problem(rows: Any) -> str:
-    """Return which values of the rows cannot be true; an empty text if all can be."""
+    """Return which values of the rows are invalid; an empty text if none is."""
     for field in SCHEMA:
         if not field.nullable and rows.column(field.name).null_count:
             return f"{field.name} is missing in some rows"

@@ -5,7 +5,7 @@ batches, so filters, comparisons and reports work on them unchanged. Memory is b
 
 - A tensor counts with its bytes, a record with RECORD_BYTES, plain arguments with about the size of their JSON text.
 - Tensors may use TENSOR_SHARE of the bound. From the first tensor that does not fit, records keep their summary alone.
-- When records reach the whole bound, recording stops, as it does on a full disk. What was recorded stays readable.
+- When records reach the whole bound, recording stops, as it does on a full disk. Earlier records stay readable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.machine import memory, neighbours
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import StoreWriteError, UsageError
-from tensortap.store.calls import Calls, RecordedCall
+from tensortap.store.calls import CallEntry, Calls
 from tensortap.store.index import Index
 from tensortap.store.metadata import CoverageFile, RankStatus
 from tensortap.store.run import Run, RunSource
@@ -147,7 +147,7 @@ class MemoryWriter(RankWriter):
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         self._check_open()
         self._charge(_CALL_BYTES + 2 * len(json.dumps(arguments)))
-        self._calls.add(RecordedCall(step, micro, module, call, arguments))
+        self._calls.add(CallEntry(step, micro, module, call, arguments))
 
     def end_step(self, step: int) -> None:
         self._check_open()
@@ -207,7 +207,7 @@ class MemoryWriter(RankWriter):
             return Location(_FILE, len(self._tensors) - 1, tensor.nbytes)
 
     def _has_room(self, name: str, step: int, nbytes: int) -> bool:
-        """Reserve room for a tensor. Once one did not fit, none does: which tensors are whole must be easy to say."""
+        """Reserve room for a tensor. After one that does not fit, none does, so that a notice can name one step."""
         with self._lock:
             if self._tensors_fit and self._used + nbytes > self._bound * TENSOR_SHARE:
                 self._tensors_fit = False

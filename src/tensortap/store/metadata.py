@@ -31,7 +31,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class CoverageFile:
-    """What coverage.json holds."""
+    """The contents of coverage.json."""
 
     modules: list[Coverage] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ def check_run_info(info: Any, path: str) -> dict[str, Any]:
     if type(world) is not int or world < 1:
         raise RunUnreadable(
             f"{path} is damaged: world is the number of ranks, 1 or more, not {short(world)}. "
-            f"Correct it by hand: the folders {rank_name(0)}, … beside it are the ranks that left anything."
+            f"Correct it by hand: the folders {rank_name(0)}, … next to it are the ranks that left anything."
         )
     for name, kind in _FIELDS.items():
         if info.get(name) is not None and not isinstance(info[name], kind):
@@ -61,7 +61,7 @@ def check_version(version: int, path: str) -> None:
     """Raise RunUnreadable if a file has a format that cannot be read. Ranks may be written by different versions."""
     if version < OLDEST:
         raise RunUnreadable(
-            f"{path} is of format {version}, of a tensortap that summarised otherwise: record the run again"
+            f"{path} is of format {version}, with another definition of summaries: record the run again"
         )
     if version > FORMAT:
         raise RunUnreadable(

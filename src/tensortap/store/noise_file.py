@@ -39,7 +39,7 @@ _MAGIC = b"ARROW1"
 
 
 class Noise:
-    """The noise of each record. A call that was not measured counts as noisy as the noisiest of its module."""
+    """The noise of each record. A call that was not measured has the noise of the noisiest call of its module."""
 
     def __init__(self, spreads: Mapping[Spot, tuple[float, float]]) -> None:
         self._spreads = spreads

@@ -94,11 +94,11 @@ class RunSource(ABC):
         return ""
 
     def notices(self) -> list[str]:
-        """Return what a user should know about the run: what is missing, and what could not be read."""
+        """Return notices about the run: what is missing, and what could not be read."""
         return []
 
     def coverage(self) -> dict[int, list[Coverage]]:
-        """Return what was seen of each module, by rank."""
+        """Return the coverage of each module, by rank."""
         return {}
 
     def calls(self, rank: int) -> Calls | None:
@@ -114,7 +114,7 @@ class RunSource(ABC):
         return (module,)
 
     def close(self) -> None:
-        """Release files. Whatever is asked for later is read again."""
+        """Release files. Later requests read them again."""
         self._indexes.clear()
 
 
@@ -168,13 +168,13 @@ class Run:
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know about this run: what is missing, and what capture could not see."""
+        """Notices about this run: missing parts, and tensors that capture could not see."""
         with reading(self.path):
             return self.source.notices()
 
     @property
     def coverage(self) -> dict[int, list[Coverage]]:
-        """What was seen of each module, by rank."""
+        """The coverage of each module, by rank."""
         with reading(self.path):
             return CoverageByRank(self.source.coverage())
 
@@ -203,7 +203,7 @@ class Run:
         return self._records(chosen, self._chosen_ranks(rank))
 
     def get(self, key: Key, rank: int = 0) -> Record | None:
-        """Return the record of that identity, or None."""
+        """Return the record with this identity, or None."""
         if rank not in self.ranks:
             return None
         spot = (rank, key.step)
@@ -233,7 +233,7 @@ class Run:
             return self.source.calls(rank)
 
     def at(self, rank: int, row: int) -> Record:
-        """Return the record in that row of `index(rank)`."""
+        """Return the record in a row of `index(rank)`."""
         with reading(self.path):
             return self.source.index(rank).records(np.array([row]))[0]
 
@@ -267,7 +267,7 @@ class Run:
             return self.source.view(record)
 
     def torch(self, record: Record) -> Any:
-        """Return the tensor as a torch.Tensor with memory of its own, the same bits."""
+        """Return a bit-identical copy of the tensor as a torch.Tensor."""
         try:
             torch = import_module("torch")
         except ImportError as error:
@@ -329,7 +329,7 @@ class Run:
         return self.to_arrow(rank).to_pandas()
 
     def close(self) -> None:
-        """Release the files. Arrays that were loaded stay valid, and what is asked for later is read again."""
+        """Release the files. Loaded arrays stay valid, and later requests read the files again."""
         self.source.close()
         self._keys.clear()
 
@@ -385,7 +385,7 @@ def reading(path: object) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error of a library says, in one short line without a full stop."""
+    """Return the message of a library's error as one short line without a full stop."""
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"
     if isinstance(error, RecursionError):

@@ -1,4 +1,4 @@
-"""A run that tensortap wrote, read back lazily. Also one that was killed, or is still being written."""
+"""Reads a run that tensortap wrote, lazily; also one that was killed, or is still being written."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_source(path: Path, summarize: Callable[[Any], Any] | None = None) -> Ru
         ranks = sorted(int(m[1]) for entry in path.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
         info = _run_info(path, ranks)
     except PermissionError as error:
-        raise RunUnreadable(f"{error.filename or path} may not be read by you: {error.strerror}.") from error
+        raise RunUnreadable(f"{error.filename or path} cannot be read, permission denied: {error.strerror}.") from error
     return RunFolder(path, info, ranks)
 
 

@@ -48,7 +48,7 @@ class Bytes(ABC):
     """Ranges of named objects. All methods may be called from any thread.
 
     A range that an object does not have raises RunUnreadable, and so does an object that cannot be read. An object
-    that does not exist raises FileNotFoundError from `size`, so that readers can tell it apart.
+    that does not exist raises FileNotFoundError from `size`, so that readers can distinguish it.
     """
 
     @abstractmethod
@@ -271,7 +271,7 @@ def kept_location(record: Record) -> Location:
 
 
 def as_array(view: memoryview, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return bytes as a read-only array, copied only if its elements are not aligned."""
+    """Return bytes as a read-only array; copy them only if they are not aligned."""
     kind = dtypes.numpy_dtype(dtype)
     if not view.nbytes:
         array = np.empty(shape, kind)

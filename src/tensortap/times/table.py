@@ -70,7 +70,7 @@ def make_table(
     profile has kernels, else by host time.
     """
     if by not in BY:
-        raise UsageError(f"by: {by!r} is none of {', '.join(BY)}")
+        raise UsageError(f"by: {by!r} is not one of {', '.join(BY)}")
     if depth is not None and depth < 0:
         raise UsageError(f"depth: {depth} is below 0; 0 puts everything into one row")
     if top is not None and top < 0:
@@ -87,7 +87,7 @@ def make_table(
 def check_sort(sort: str) -> None:
     """Raise UsageError unless `sort` is one of SORTS, with or without a leading "-"."""
     if sort.removeprefix("-") not in SORTS:
-        raise UsageError(f"sort: {sort!r} is none of {', '.join(SORTS)}")
+        raise UsageError(f"sort: {sort!r} is not one of {', '.join(SORTS)}")
 
 
 def _row_of(ledger: TimeLedger, by: str, depth: int | None) -> Callable[[ModulePhase], ModulePhase]:

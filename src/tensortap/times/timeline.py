@@ -45,7 +45,7 @@ class Timeline:
 
     framework: str
     backward_calls: str = "graph nodes"
-    """What counts as a call in backward: graph nodes, which the profile shows as spans; or module calls, attributed to
+    """The unit of a call in backward: graph nodes, which the profile shows as spans; or module calls, attributed to
     the module whose forward created each node."""
     meanings: list[SpanMeaning] = field(default_factory=list)
     threads: dict[Any, int] = field(default_factory=dict)

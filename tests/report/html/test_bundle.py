@@ -1,4 +1,4 @@
-"""Assets joined into one script: in what order, under which rules, and what is refused."""
+"""Assets joined into one script: their order, their rules, and refused syntax."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_dynamic_import_within_a_line_is_left_to_fail_in_the_browser() -> None
         ({"main": "const a = 1;\nexport { a };"}, "export { a }"),
     ],
 )
-def test_what_cannot_be_joined_is_refused(modules: dict[str, str], words: str) -> None:
+def test_modules_that_cannot_be_joined_are_refused(modules: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         joined(modules)
 

@@ -1,4 +1,4 @@
-"""Columns as blocks: what is written can be read back, to the digits that were meant to be kept."""
+"""Columns as blocks: they are read back to the digits that are kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from support.read_page import column
-from tensortap.report.html.data.columns import ALL_BITS, Column, bits_for, entries, packed
+from tensortap.report.html.data.columns import ALL_BITS, PageColumn, bits_for, entries, packed
 
 
-def round_trip(*columns: Column) -> dict[str, Any]:
+def round_trip(*columns: PageColumn) -> dict[str, Any]:
     head = {"rows": len(columns[0].values), "columns": entries(columns)}
     raw = {block.id: gzip.decompress(block.data) for block in packed(columns)}
     return {each.name: column(head, raw, each.name) for each in columns}
@@ -32,40 +32,43 @@ def round_trip(*columns: Column) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("rising", [False, True])
 def test_integers_have_the_shortest_type_that_holds_them(values: list[int], kind: str, rising: bool) -> None:
-    one = Column("n", np.array(values, np.int64), "n", rising=rising)
+    one = PageColumn("n", np.array(values, np.int64), "n", rising=rising)
     assert entries([one])[0]["type"] == kind
     assert round_trip(one)["n"].tolist() == values
 
 
 def test_flags_are_bytes() -> None:
-    one = Column("flag", np.array([True, False]), "flag")
+    one = PageColumn("flag", np.array([True, False]), "flag")
     assert entries([one])[0]["type"] == "u8"
     assert round_trip(one)["flag"].tolist() == [1, 0]
 
 
-def test_floats_keep_all_bits_of_float32_unless_told_otherwise() -> None:
+def test_floats_keep_all_bits_of_float32_by_default() -> None:
     values = np.array([0.0, -0.0, 1 / 3, 1e-45, 3.4e38, np.nan, np.inf, -np.inf])
-    found = round_trip(Column("x", values, "x"))["x"]
+    found = round_trip(PageColumn("x", values, "x"))["x"]
     np.testing.assert_array_equal(found, values.astype(np.float32))
 
 
 @pytest.mark.parametrize("bits", [10, ALL_BITS])
 @pytest.mark.parametrize("odd", [1e300, 1e-60])
-def test_what_float32_cannot_hold_has_a_longer_type(odd: float, bits: int) -> None:
-    columns = Column("a", np.array([1.0, -2.5]), "a", bits=bits), Column("b", np.array([odd, 3.0]), "b", "", like="a")
+def test_values_beyond_float32_have_a_longer_type(odd: float, bits: int) -> None:
+    columns = (
+        PageColumn("a", np.array([1.0, -2.5]), "a", bits=bits),
+        PageColumn("b", np.array([odd, 3.0]), "b", "", like="a"),
+    )
     assert [entry["type"] for entry in entries(columns)] == ["f64", "f64"]
     found = round_trip(*columns)
     assert found["a"].tolist() == [1.0, -2.5]
     assert found["b"].tolist() == [odd, 3.0]
-    assert entries([Column("c", np.array([1e-45, np.inf, np.nan]), "c")])[0]["type"] == "f32"
+    assert entries([PageColumn("c", np.array([1e-45, np.inf, np.nan]), "c")])[0]["type"] == "f32"
 
 
-def test_a_column_like_another_is_told_by_what_differs() -> None:
+def test_a_column_like_another_is_stored_as_a_difference() -> None:
     rng = np.random.default_rng(0)
     ours = rng.normal(size=1000)
     theirs = ours.copy()
     theirs[7] = np.nan
-    columns = Column("a", ours, "a", bits=11), Column("b", theirs, "b", bits=11, like="a")
+    columns = PageColumn("a", ours, "a", bits=11), PageColumn("b", theirs, "b", bits=11, like="a")
     found = round_trip(*columns)
     assert np.isnan(found["b"][7])
     np.testing.assert_array_equal(np.delete(found["a"], 7), np.delete(found["b"], 7))
@@ -74,11 +77,11 @@ def test_a_column_like_another_is_told_by_what_differs() -> None:
 
 
 @pytest.mark.parametrize("bits", [7, 10, 22])
-def test_rounding_is_to_the_nearest_and_what_is_finite_stays_so(bits: int) -> None:
+def test_rounding_is_to_the_nearest_and_keeps_finite_values_finite(bits: int) -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(size=500) * 10.0 ** rng.integers(-30, 30, 500)
     extremes = [np.finfo(np.float32).max, -1e300, 1e300, 0.0, np.inf, np.nan]
-    found = round_trip(Column("x", np.concatenate([values, extremes]), "x", bits=bits))["x"]
+    found = round_trip(PageColumn("x", np.concatenate([values, extremes]), "x", bits=bits))["x"]
     np.testing.assert_allclose(found[:500], values, rtol=2.0 ** -(bits + 1) + 2.0**-24, atol=0)
     assert np.isfinite(found[500:504]).all()
     assert found[501] == -found[502]
@@ -88,7 +91,7 @@ def test_rounding_is_to_the_nearest_and_what_is_finite_stays_so(bits: int) -> No
 
 def test_small_whole_numbers_survive_rounding() -> None:
     values = np.arange(0, 256, dtype=np.float64)
-    np.testing.assert_array_equal(round_trip(Column("ulp", values, "ulp", bits=7))["ulp"], values)
+    np.testing.assert_array_equal(round_trip(PageColumn("ulp", values, "ulp", bits=7))["ulp"], values)
 
 
 def test_only_long_tables_are_rounded() -> None:

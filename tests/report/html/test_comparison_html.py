@@ -1,4 +1,4 @@
-"""The page about a comparison: its data say what the comparison says, its names are text, and nothing leaves it."""
+"""The page about a comparison: its data match the comparison, names are text, and it makes no requests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def detail(*rows: int, **changes: Any) -> Detail:
 
 # --- the data ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ALL)
-def test_columns_say_what_the_table_says(name: str) -> None:
+def test_columns_match_the_table(name: str) -> None:
     comparison = getattr(comparisons, name)()
     page = read(comparison)
     assert page.head["rows"] == len(comparison)
@@ -111,7 +111,7 @@ def test_columns_say_what_the_table_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_head_says_what_the_comparison_says(name: str) -> None:
+def test_the_head_matches_the_comparison(name: str) -> None:
     comparison = getattr(comparisons, name)()
     head = read(comparison).head
     assert (head["schema"], head["page"]) == (1, "comparison")
@@ -125,7 +125,7 @@ def test_the_head_says_what_the_comparison_says(name: str) -> None:
     assert head["words"]["status"] == list(STATUSES)
 
 
-def test_an_error_of_the_finite_elements_alone_is_no_error() -> None:
+def test_an_error_of_the_finite_elements_alone_does_not_count() -> None:
     rows = [
         comparisons.row("fc1", rel_l2=1e-3),
         comparisons.row("fc2", rel_l2=0.5, status="nonfinite", nan_candidate=3),
@@ -164,7 +164,7 @@ def test_the_command_has_the_options_that_the_comparison_was_made_with() -> None
     assert found.startswith("tensortap compare runs/a runs/b --rename '^model\\.=' --step 3:4 --module")
 
 
-def test_what_was_mapped_is_in_columns_of_its_own() -> None:
+def test_mapped_names_have_their_own_columns() -> None:
     rows = [
         comparisons.row("fc1", module_candidate="0", path_candidate="x", layout="transposed"),
         comparisons.estimated("fc2", 0.25, rel_l2_bar=float("inf")),
@@ -177,7 +177,7 @@ def test_what_was_mapped_is_in_columns_of_its_own() -> None:
     assert page.column("bar_percent").tolist() == [0, 65535, 65534]  # none, at least that far, very wide
 
 
-def test_no_command_is_told_where_none_shows_the_same() -> None:
+def test_no_command_is_shown_if_none_repeats_the_comparison() -> None:
     page = read(comparisons.diverged(options=None))
     assert {birth["command"] for birth in page.head["births"]} == {""}
     names = [attributes.get("id") for _, attributes in page.parsed.tags]
@@ -257,7 +257,7 @@ def test_steps_are_counted() -> None:
     assert found["worst_row"] == [0, 2]
 
 
-def test_an_estimates_bar_is_told_in_percent() -> None:
+def test_the_bar_of_an_estimate_is_in_percent() -> None:
     rows = [comparisons.estimated("a", 1e-3), comparisons.row("b"), comparisons.estimated("c", 0.0, rel_l2_bar=1e-7)]
     page = read(comparisons.comparison(rows))
     assert page.column("bar_percent").tolist() == [7, 0, 65534]
@@ -284,7 +284,7 @@ def test_details_are_documents_of_their_own_and_shared_by_rows() -> None:
     assert page.json("detail-9")["map"] is None
 
 
-def test_a_map_is_told_on_a_logarithmic_scale() -> None:
+def test_a_map_has_a_logarithmic_scale() -> None:
     import base64
 
     found = read(comparisons.diverged(details=[detail(4)])).json("detail-4")["map"]
@@ -309,7 +309,7 @@ def test_nothing_in_common_makes_a_page_too() -> None:
     assert "Too little." in page.parsed.text
 
 
-def test_environments_are_laid_side_by_side_differences_first() -> None:
+def test_environments_are_side_by_side_differences_first() -> None:
     ours = {"framework": "torch", "environment": {"versions": {"torch": "2.4"}, "flags": {"tf32": True}, "seed": 0}}
     theirs = {"framework": "torch", "environment": {"versions": {"torch": "2.5"}, "flags": {}, "seed": 0}}
     page = read(comparisons.diverged(info={"reference": ours, "candidate": theirs}))
@@ -403,13 +403,13 @@ def test_names_are_text_wherever_they_stand(name: str) -> None:
         assert letter not in page.html
 
 
-def test_a_path_of_odd_bytes_is_no_obstacle() -> None:
+def test_a_path_of_odd_bytes_is_accepted() -> None:
     odd = b"runs/\xff".decode("utf-8", "surrogateescape")
     assert "\\udcff" in read(comparisons.comparison([comparisons.row("fc")], reference=odd)).parsed.text
 
 
 def test_a_hundred_thousand_pairs_fit_into_three_megabytes() -> None:
-    """Of random numbers, which compress as badly as can be, and as many details as there is room for."""
+    """A comparison of random numbers, which compress badly, with as many details as fit."""
     count, rng = 100_000, np.random.default_rng(0)
     one = pa.Table.from_pylist([comparisons.wrong("fc")], schema=SCHEMA)
     columns = {name: one.column(name).take(pa.array(np.zeros(count, int))) for name in SCHEMA.names}

@@ -70,7 +70,7 @@ ROWS = [
 ]
 
 
-def test_columns_say_what_the_records_say() -> None:
+def test_columns_match_the_records() -> None:
     page = read(examination(ROWS))
     assert page.head["page"] == "run"
     assert page.head["rows"] == 5
@@ -101,7 +101,7 @@ def test_the_norm_of_gradients_that_are_not_finite_is_infinite() -> None:
     assert head["gradients"]["norm"][0] == [3.0, "Infinity"]
 
 
-def test_a_nan_is_what_the_page_begins_with() -> None:
+def test_the_page_begins_with_a_nan() -> None:
     head = read(examination(ROWS)).head
     assert [birth["status"] for birth in head["births"]] == ["dead", "nonfinite"]
     assert head["first"] == head["first_nonfinite"] == 1

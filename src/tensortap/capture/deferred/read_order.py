@@ -1,4 +1,4 @@
-"""Which tensors stay unchanged for a while after they are seen, so that a device may read several in one launch.
+"""Finds tensors that stay unchanged for a while after they are seen, so that a device may read several in one launch.
 
 This is measured, not assumed. In the first recorded step that reaches a slot, its tensors are read at once and again
 later. Reads are deferred only if both agree, usually from the third step on, and never longer than in the trial. Every
@@ -81,12 +81,12 @@ class ReadSlot:
         return "later"
 
     def report_delay(self, others: int, changed: bool) -> None:
-        """Take the result of a trial whose second read came after `others` more tensors."""
+        """Record the result of a trial whose second read came after `others` more tensors."""
         self.safe_delay = min(self.safe_delay, others)
         self._changed |= changed
 
     def report_cut_off(self) -> None:
-        """Give the slot up because a second read came too late to be compared.
+        """Stop deferring this slot: a second read came too late to be compared.
 
         The rows of half a step were sent meanwhile, and would be in the next trial. Other tensors of this slot that
         stayed unchanged say nothing about this one.
@@ -94,7 +94,7 @@ class ReadSlot:
         self._changed = True
 
     def report_changed(self) -> None:
-        """Give the slot up because a tensor changed before its deferred read."""
+        """Stop deferring this slot: a tensor changed before its deferred read."""
         self._changed = True
         self._notices.append(
             f"{self._name} was changed in place before it was read together with others: in that step it is missing, "
@@ -103,7 +103,7 @@ class ReadSlot:
         )
 
     def report_comparison(self, same: bool) -> None:
-        """Take whether the first and the second read of a trial agree."""
+        """Record whether the first and the second read of a trial agree."""
         if same:
             self._unchanged = True
             return

@@ -41,7 +41,7 @@ class Renames:
             try:
                 patterns.append((re.compile(pattern), replacement))
             except re.error as error:
-                raise UsageError(f"rename {rule!r}: {pattern!r} is no regular expression: {error}") from error
+                raise UsageError(f"rename {rule!r}: {pattern!r} is not a regular expression: {error}") from error
             _check_template(rule, patterns[-1][0], replacement)
         if exact is not None:
             exact = {_plain(old): _plain(new) for old, new in exact.items()}
@@ -70,7 +70,7 @@ def _check_template(rule: str, pattern: re.Pattern[str], replacement: str) -> No
         re.compile(f"{pattern.pattern}|", pattern.flags).sub(replacement, "")  # matches, with every group empty
     except (re.error, IndexError) as error:
         raise UsageError(
-            f"rename {rule!r}: {replacement!r} is no replacement for {pattern.pattern!r}: {error}"
+            f"rename {rule!r}: {replacement!r} is not a replacement for {pattern.pattern!r}: {error}"
         ) from error
 
 

@@ -24,7 +24,7 @@ _FEW = 3
 
 
 class _CallSpot(NamedTuple):
-    """Where a call is found on its own side."""
+    """The position of a call on its own side."""
 
     rank: int
     step: int
@@ -171,7 +171,7 @@ def argument_notes(found: Mapping[str, tuple[int, ArgumentDifferences]], said: C
     alike: dict[str, list[tuple[str, int]]] = {}
     for module, (step, others) in found.items():
         if module not in said:
-            alike.setdefault(sentence.other_arguments(others), []).append((display_name(module), step))
+            alike.setdefault(sentence.describe_other_arguments(others), []).append((display_name(module), step))
     lines = []
     for words, modules in list(alike.items())[:_FEW]:
         names = ", ".join(name for name, _ in modules[:_FEW])

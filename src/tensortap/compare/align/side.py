@@ -48,7 +48,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Scope:
-    """Which records of a run take part in a comparison."""
+    """The selection of a run's records that take part in a comparison."""
 
     modules: str | Collection[str] | None = None
     kinds: str | Collection[str] | None = None
@@ -203,13 +203,13 @@ class Side:
         return found
 
     @cached_property
-    def laid(self) -> Bools:
+    def relaid(self) -> Bools:
         """Whether a tensor is read in another layout than it is stored in; see `translated`."""
         return np.zeros(len(self), bool)
 
     @cached_property
-    def moved(self) -> Bools:
-        """Whether that changes the order of its elements, so that its digest and sketch do not apply."""
+    def reordered(self) -> Bools:
+        """Whether the conversion reorders the elements, so that digest and sketch do not apply."""
         return np.zeros(len(self), bool)
 
     def shape(self, row: int) -> tuple[int, ...]:

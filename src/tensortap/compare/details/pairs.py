@@ -67,7 +67,7 @@ class PairDetails:
             one, other = self.arrays(pair)
         except RunUnreadable as error:
             return replace(found, why=str(error), damaged=True)
-        if self._sides[1].laid[right]:  # the index has the numbers of the stored layout, or of its parts
+        if self._sides[1].relaid[right]:  # the index has the numbers of the stored layout, or of its parts
             theirs = _facts_as_read(theirs.dtype, other)
         near = inspect_pair(one, other, bounds_of(ours, theirs), (rtol, atol))
         return replace(

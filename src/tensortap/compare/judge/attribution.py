@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.structure import ModuleCall, Structure
+from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
 
 __all__ = ["Attribution", "attribute"]
@@ -21,7 +21,7 @@ _RELEVANT_SOURCES = {
 
 @dataclass(frozen=True)
 class Attribution:
-    """Which module made a wrong row, and what is known about the row's sources."""
+    """The module that made a wrong row, and facts about the row's sources."""
 
     container: str | None
     """The module to blame; None is the record's own."""
@@ -62,7 +62,7 @@ def _judge_sources(row: int, structure: Structure, judgement: Judgement) -> tupl
     return True if judged else None, tuple(reversed(unjudged.values()))
 
 
-def _find_sender(row: int, call: ModuleCall, structure: Structure, judgement: Judgement) -> str | None:
+def _find_sender(row: int, call: CallRows, structure: Structure, judgement: Judgement) -> str | None:
     """Return the module whose backward made the gradient at a call's output."""
     users = structure.users(row, call)
     if not users:
@@ -80,7 +80,7 @@ def _find_sender(row: int, call: ModuleCall, structure: Structure, judgement: Ju
     return _find_container(row, call, structure, judgement)
 
 
-def _find_container(row: int, call: ModuleCall, structure: Structure, judgement: Judgement) -> str:
+def _find_container(row: int, call: CallRows, structure: Structure, judgement: Judgement) -> str:
     """Return the innermost module around all users of a call's output. Skip those that were given that output
     themselves and are known to have sent the right gradient back."""
     users, tensors = structure.users(row, call), structure.returned(row, call)
@@ -96,7 +96,7 @@ def _find_container(row: int, call: ModuleCall, structure: Structure, judgement:
     return named
 
 
-def _own_gradients(call: ModuleCall, structure: Structure) -> list[int]:
+def _own_gradients(call: CallRows, structure: Structure) -> list[int]:
     return structure.own_gradients.get((call.scope, call.module), []) + call.of("grad_input")
 
 
@@ -104,7 +104,7 @@ def _is_wrong(row: int, judgement: Judgement) -> bool:
     return judgement.status[row] in WRONG_STATUSES
 
 
-def _innermost_common(calls: list[ModuleCall | None]) -> str:
+def _innermost_common(calls: list[CallRows | None]) -> str:
     """Return the name of the innermost module around all of these calls, or of the only one."""
     names = [call.module if call is not None else "" for call in calls]
     parts = [name.split(".") if name else [] for name in names]

@@ -1,7 +1,8 @@
-"""Where a gradient that one side alone has would be on the other side.
+"""The position on the other side of a gradient that one side alone has.
 
-A gradient counts as missing only if the other side has a place for it. Names tell that within one tree, a mapping tells
-it between two. A parameter that may just be kept elsewhere, under another name or as a part of another one, has none.
+A gradient counts as missing only if the other side has a place for it. Names show this within one tree, a mapping
+shows it between two. A parameter that may be kept elsewhere, under another name or as a part of another one, has no
+such place.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Counterparts:
 
     @cached_property
     def _modules(self) -> dict[str, str]:
-        """What the reference calls the candidate's modules."""
+        """The reference's names of the candidate's modules."""
         if self.matched.plan is not None:
             return self.matched.plan.modules
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
@@ -148,7 +149,7 @@ class Counterparts:
 
     @cached_property
     def _passes(self) -> dict[Pass, Pass]:
-        """The candidate's passes that both have, and what they are in the reference."""
+        """Passes that both sides have: the candidate's identity → the reference's."""
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
         sides = (right, alignment.candidate), (left, alignment.reference)
         columns = [getattr(side, name)[rows] for side, rows in sides for name in ("rank", "step", "micro")]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.structure import ModuleCall, Structure
+from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import WRONG_STATUSES, Finding, Key
 
 __all__ = ["Isolation", "isolated_findings"]
@@ -35,15 +35,15 @@ class Isolation:
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By module: other modules whose parameters it uses as well."""
 
-    def caller(self, call: ModuleCall) -> str | None:
+    def caller(self, call: CallRows) -> str | None:
         _, step, micro = call.scope
         return self.callers.get((step, micro, call.module, call.number))
 
-    def is_cut_off(self, call: ModuleCall, kind: str, path: str) -> bool:
+    def is_cut_off(self, call: CallRows, kind: str, path: str) -> bool:
         _, step, micro = call.scope
         return Key(step, micro, "forward", call.module, call.number, kind, path) in self.cut_off
 
-    def cutter(self, call: ModuleCall, path: str, structure: Structure) -> str | None:
+    def cutter(self, call: CallRows, path: str, structure: Structure) -> str | None:
         """Return the module that detached an input: the one that returned it detached, or the caller."""
         tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
         makers = [
@@ -167,7 +167,7 @@ class _Attributor:
         calls = self.structure.users_of_own(row)
         return calls[0].module if calls and calls[0].module != self.structure.module[row] else None
 
-    def _find_detacher(self, tensors: Collection[int], users: Collection[ModuleCall]) -> str | None:
+    def _find_detacher(self, tensors: Collection[int], users: Collection[CallRows]) -> str | None:
         """Return a user that sent no gradient back where the reference's did, or the module that detached its input."""
         for user in users:
             _, step, micro = user.scope
@@ -181,7 +181,7 @@ class _Attributor:
                     return self.isolation.cutter(user, path, self.structure) if cut_off else user.module
         return None
 
-    def _find_changer(self, users: Collection[ModuleCall]) -> str | None:
+    def _find_changer(self, users: Collection[CallRows]) -> str | None:
         """Return a user that should pass its input through unchanged and does not."""
         for user in users:
             if self.structure.passes_through(user) and any(self._wrong(row) for row in user.of("output")):

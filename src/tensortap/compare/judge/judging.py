@@ -67,7 +67,7 @@ class _Judge:
             self.open = ~pairs.equal & ~np.isnan(pairs.error)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
         self.status: list[str] = np.where(pairs.equal, "equal", np.where(close, "close", "unjudged")).tolist()
-        rule = np.where(pairs.equal, "bitwise", np.where(close, ROUNDING, "nothing to go by"))
+        rule = np.where(pairs.equal, "bitwise", np.where(close, ROUNDING, "no evidence"))
         self.rule: list[str] = rule.tolist()
         self.tolerance = evidence.base.copy()
 
@@ -152,8 +152,8 @@ class _Judge:
         return [call.spot for call in self.structure.made_in(row) if call.spot in self.calls_without_gradient]
 
     def _follows_something_wrong(self, row: int) -> bool:
-        """Whether a record with unknown sources comes after something wrong: then it is no birth. Inputs of the model,
-        and parameters at first, come from outside."""
+        """Whether a record with unknown sources comes after something wrong: then it is not a birth. Inputs of the
+        model, and parameters at first, come from outside."""
         kind = self.structure.kind[row]
         if kind == "input" and not self.structure.module[row]:
             return False

@@ -9,7 +9,7 @@ import numpy as np
 from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
 from tensortap.compare.judge.isolated import Isolation
-from tensortap.compare.judge.structure import ModuleCall, Spot, Structure
+from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, Finding, Key
@@ -57,8 +57,8 @@ def find_missing_gradients(
     """Find where gradients end in two free runs. Keys are the reference's rows.
 
     A gradient counts as missing only if its module ran on both sides and others of its kind came in the same pass.
-    Besides, parameters must lack theirs, or get a wrong one for it (`affected` calls). Otherwise the runs may only have
-    been captured or called differently. `parameters` is None if the candidate's are not known.
+    In addition, parameters must lack their gradients, or get wrong ones (`affected` calls). Otherwise the runs may only
+    have been captured or called differently. `parameters` is None if the candidate's are not known.
     """
     if not len(matched.alignment.only_reference):
         return {}
@@ -180,7 +180,7 @@ def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) 
     outputs = [call for call in calls if call.number == key.call and call.of("output")]
     if matched.plan is None:
         return bool(outputs)
-    value = key.kind.removeprefix("grad_")  # which may have no counterpart of its own, as an argument more
+    value = key.kind.removeprefix("grad_")  # may lack a counterpart, as an additional argument does
     return any(structure.path[row] == key.path for call in outputs for row in call.of(value))
 
 
@@ -257,7 +257,7 @@ def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Colle
     return key.module
 
 
-def _find_detacher(key: Key, calls: Sequence[ModuleCall], structure: Structure, isolation: Isolation) -> str | None:
+def _find_detacher(key: Key, calls: Sequence[CallRows], structure: Structure, isolation: Isolation) -> str | None:
     """Return the module that detached an output: the one that returns it, or one that its inputs come from."""
     for call in calls:
         if isolation.is_cut_off(call, "output", key.path):
@@ -268,13 +268,13 @@ def _find_detacher(key: Key, calls: Sequence[ModuleCall], structure: Structure, 
     return None
 
 
-def _users_of(key: Key, structure: Structure, calls: Sequence[ModuleCall]) -> list[ModuleCall]:
+def _users_of(key: Key, structure: Structure, calls: Sequence[CallRows]) -> list[CallRows]:
     """Return the calls that were given the output whose gradient a key is."""
     rows = [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
     return [user for row in rows for user in structure.consumers.get(structure.tensor[row], ())]
 
 
-def _sent_nothing(user: ModuleCall, missing: Collection[Key]) -> bool:
+def _sent_nothing(user: CallRows, missing: Collection[Key]) -> bool:
     _, step, micro = user.scope
     place = step, micro, "backward", user.module, user.number, "grad_input"
     return any(key[:6] == place for key in missing)

@@ -30,7 +30,7 @@ class Pairs:
     error: Floats
     """The relative L2 error, or the worst row's over `row_gain` if that is more; 0 where equal, NaN where unknown."""
     row_gain: Floats
-    """How many times the tolerance one row may be off."""
+    """Factor by which one row may exceed the tolerance."""
     l2: Floats
     """The reference's norm."""
     std: Floats

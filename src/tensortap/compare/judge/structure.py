@@ -1,7 +1,7 @@
-"""How the records of a run are related: which belong to one call, which call ran inside which, and their sources.
+"""The relations between the records of a run: their calls, the nesting of calls, and their sources.
 
-None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records; a
-module's parent is the nearest one above it whose call spans it too; records with the same tensor number are of the very
+None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records. A
+module's parent is the nearest module above it whose call spans it too. Records with the same tensor number are of the
 same tensor.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tensortap.compare.align.side import Side
 from tensortap.core.records import STATE_KINDS
 
-__all__ = ["ModuleCall", "Spot", "Structure"]
+__all__ = ["CallRows", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
 Spot = tuple[tuple[int, int, int], str, int]
@@ -26,7 +26,7 @@ Spot = tuple[tuple[int, int, int], str, int]
 
 
 @dataclass(slots=True, eq=False)
-class ModuleCall:
+class CallRows:
     """One call of one module: its rows by kind, in execution order."""
 
     module: str
@@ -36,8 +36,8 @@ class ModuleCall:
     begin: int
     end: int
     rows: dict[str, list[int]] = field(default_factory=dict)
-    parent: ModuleCall | None = None
-    children: list[ModuleCall] = field(default_factory=list)
+    parent: CallRows | None = None
+    children: list[CallRows] = field(default_factory=list)
 
     def of(self, *kinds: str) -> list[int]:
         return [row for kind in kinds for row in self.rows.get(kind, ())]
@@ -59,7 +59,7 @@ class Structure:
         self._side = side
         self._renamed = renamed or {}
         self._rows = rows
-        self._call_of: dict[int, ModuleCall] = {}
+        self._call_of: dict[int, CallRows] = {}
 
     # Columns are lists, and built on first use: a comparison in which all is right needs none of them.
     @cached_property
@@ -110,15 +110,15 @@ class Structure:
         return found
 
     @cached_property
-    def calls(self) -> dict[Spot, ModuleCall]:
-        found: dict[Spot, ModuleCall] = {}
+    def calls(self) -> dict[Spot, CallRows]:
+        found: dict[Spot, CallRows] = {}
         for row, kind in enumerate(self.kind):
             if kind in STATE_KINDS:
                 continue
             spot = (self.scope[row], self.module[row], self.number[row])
             call = found.get(spot)
             if call is None:
-                call = found[spot] = ModuleCall(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
+                call = found[spot] = CallRows(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
             call.rows.setdefault(kind, []).append(row)
             self._call_of[row] = call
             if kind in ("input", "output"):
@@ -126,8 +126,8 @@ class Structure:
         self._nest(found.values())
         return found
 
-    def _nest(self, calls: Iterable[ModuleCall]) -> None:
-        by_place: dict[tuple[tuple[int, int, int], str], list[ModuleCall]] = defaultdict(list)
+    def _nest(self, calls: Iterable[CallRows]) -> None:
+        by_place: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
         for call in calls:
             by_place[call.scope, call.module].append(call)
         for call in calls:
@@ -141,22 +141,22 @@ class Structure:
                     call.parent.children.append(call)
                     break
 
-    def call_of(self, row: int) -> ModuleCall | None:
+    def call_of(self, row: int) -> CallRows | None:
         return self._call_of.get(row) if self.calls else None
 
     @cached_property
-    def consumers(self) -> dict[int, list[ModuleCall]]:
+    def consumers(self) -> dict[int, list[CallRows]]:
         """Calls by the number of a tensor that they were given."""
-        found: dict[int, list[ModuleCall]] = defaultdict(list)
+        found: dict[int, list[CallRows]] = defaultdict(list)
         for call in self.calls.values():
             for row in call.of("input"):
                 found[self.tensor[row]].append(call)
         return found
 
     @cached_property
-    def makers(self) -> dict[int, list[tuple[ModuleCall, int]]]:
+    def makers(self) -> dict[int, list[tuple[CallRows, int]]]:
         """Calls that returned a tensor, by its number, with the row; the innermost first."""
-        found: dict[int, list[tuple[ModuleCall, int]]] = defaultdict(list)
+        found: dict[int, list[tuple[CallRows, int]]] = defaultdict(list)
         for call in self.calls.values():
             for row in call.of("output"):
                 found[self.tensor[row]].append((call, row))
@@ -165,15 +165,15 @@ class Structure:
         return found
 
     @cached_property
-    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[ModuleCall]]:
-        found: dict[tuple[tuple[int, int, int], str], list[ModuleCall]] = defaultdict(list)
+    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[CallRows]]:
+        found: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
         for call in self.calls.values():
             found[call.scope, call.module].append(call)
         return found
 
     @cached_property
-    def calls_in_step(self) -> dict[tuple[int, int, str], list[ModuleCall]]:
-        found: dict[tuple[int, int, str], list[ModuleCall]] = defaultdict(list)
+    def calls_in_step(self) -> dict[tuple[int, int, str], list[CallRows]]:
+        found: dict[tuple[int, int, str], list[CallRows]] = defaultdict(list)
         for call in self.calls.values():
             found[call.scope[0], call.scope[1], call.module].append(call)
         return found
@@ -268,7 +268,7 @@ class Structure:
             ]
         return self._behind(row, call)
 
-    def made_in(self, row: int) -> list[ModuleCall]:
+    def made_in(self, row: int) -> list[CallRows]:
         """Return the calls whose backward made a gradient."""
         kind, call = self.kind[row], self.call_of(row)
         if kind == "param_grad":
@@ -281,7 +281,7 @@ class Structure:
             call = self.outermost(row, call).parent
         return [] if call is None else [call, *call.children]
 
-    def users_of_own(self, row: int) -> list[ModuleCall]:
+    def users_of_own(self, row: int) -> list[CallRows]:
         """Return the calls that used a module's own parameters: its own calls. A module that only holds weights, like
         the `out_proj` of an attention, is never called; then those of the container that is."""
         name = self.module[row]
@@ -294,19 +294,19 @@ class Structure:
         before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
         return [] if before is None else [before]
 
-    def _before_in(self, call: ModuleCall | None, seq: int) -> list[int]:
+    def _before_in(self, call: CallRows | None, seq: int) -> list[int]:
         """Return what the code of a call could use at a moment: its inputs, and what its children had returned."""
         if call is None:
             return []
         returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
         return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
 
-    def _backward_of(self, call: ModuleCall) -> list[int]:
+    def _backward_of(self, call: CallRows) -> list[int]:
         """Return the rows that the backward of a call used."""
         parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
         return call.of("grad_output", "input", "output") + parameters
 
-    def _behind(self, row: int, call: ModuleCall) -> list[int]:
+    def _behind(self, row: int, call: CallRows) -> list[int]:
         """Return the sources of a gradient at a call's output: those of the backward of its users."""
         users = self.users(row, call)
         if users:
@@ -317,19 +317,19 @@ class Structure:
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
         return around.of("grad_output", "input", "output") + later
 
-    def returned(self, row: int, call: ModuleCall) -> set[int]:
+    def returned(self, row: int, call: CallRows) -> set[int]:
         """Return the numbers of the tensors whose gradient a row is."""
         path = self.path[row].partition("~")[0]
         return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
 
-    def outermost(self, row: int, call: ModuleCall) -> ModuleCall:
+    def outermost(self, row: int, call: CallRows) -> CallRows:
         """Return the outermost call around that returns the very same tensor: its gradient is this one."""
         tensors = self.returned(row, call)
         while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
         return call
 
-    def passes_through(self, call: ModuleCall) -> bool:
+    def passes_through(self, call: CallRows) -> bool:
         """Whether a call returns an input unchanged: its users count as that input's users."""
         given = {self.tensor[row] for row in call.of("input")}
         return any(self.tensor[row] in given for row in call.of("output"))
@@ -340,7 +340,7 @@ class Structure:
         same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
         return same[0] if same else None
 
-    def users(self, row: int, call: ModuleCall) -> list[ModuleCall]:
+    def users(self, row: int, call: CallRows) -> list[CallRows]:
         """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
         found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
         found = [
@@ -350,7 +350,7 @@ class Structure:
         return [user for user in found if id(user) not in outer]
 
 
-def _inside(call: ModuleCall, other: ModuleCall) -> bool:
+def _inside(call: CallRows, other: CallRows) -> bool:
     """Whether a call ran inside another."""
     around = call.parent
     while around is not None:

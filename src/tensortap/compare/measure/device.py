@@ -1,7 +1,7 @@
 """Measures pairs on a device, such as a GPU: threads read files ahead while earlier pieces are copied and measured.
 
-Three slots go round: one is read into, one is being copied and measured, one may be done already. What is too small to
-be worth the way is measured here meanwhile, by the CPU's kernel: records of both go together.
+Three slots rotate: one is being filled, one is being copied and measured, one may be done. Meanwhile the CPU's kernel
+measures tensors that are too small to be worth the transfer; the records of both are joined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["OnDevice"]
 PIECE = 32 << 20
 """Bytes of both sides that a slot takes."""
 LEAST = 1 << 20
-"""Bytes of both sides below which the CPU is done before a device has begun."""
+"""Bytes of both sides below which the CPU finishes before a device would start."""
 _SLOTS = 3
 _LARGEST_CHUNK = CHUNK * 2 * 16  # bytes; tasks are cut between chunks only, and an element has 16 bytes at most
 _STRIPE = 4 << 20  # bytes that one thread reads at a time
@@ -32,7 +32,7 @@ _MOST_READERS = 8
 
 
 class OnDevice:
-    """An engine; see `engine.Engine`."""
+    """The engine that measures large tasks on a device and small ones on the CPU."""
 
     def __init__(self, device: PairDevice, piece: int = PIECE, least: int = LEAST) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class _Running:
 
 
 class _Line:
-    """Pieces on their way: the newest is being read, those before it are on the device."""
+    """Pieces in flight: the newest is being read, earlier ones are on the device."""
 
     def __init__(self, device: PairDevice, nbytes: int, reader: _Reader, gather: Gather) -> None:
         self._device = device
@@ -74,7 +74,7 @@ class _Line:
         self._running: deque[_Running] = deque()
 
     def put(self, number: int, task: Task) -> Results:
-        """Begin to read a piece; hands out what is complete by that."""
+        """Begin to read a piece; yield the measures that are complete by then."""
         if not self._free and self._slots == _SLOTS:
             yield from self._take()
         if self._free:

@@ -1,9 +1,8 @@
-"""Measures many pairs of tensors where they lie: in this process, or in several.
+"""Measures many pairs of tensors from their files, in this process or in several.
 
-A task is plain data: two spans of files, and which elements of them. `batches` cuts and groups tasks into pieces
-of work worth handing out, `work` does one of them anywhere that sees the same files, and `Gather` puts the parts
-together. An engine is no more than a way to run `work` on every batch. Whichever runs, and however many workers it
-has, the numbers are the same bit for bit.
+A task is plain data: two spans of files, and a range of elements. `batches` cuts and groups tasks into batches that are
+worth dispatching. `work` measures one batch in any process that sees the same files. `Gather` joins the parts. An
+engine runs `work` on every batch. The numbers are the same bit for bit for every engine and any number of workers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tensortap.store.source import Bytes, LocalFiles
 __all__ = ["Engine", "Gather", "ProcessPool", "Serial", "Span", "Task", "TaskReader", "batches", "choose", "work"]
 
 BATCH = 64 << 20
-"""Bytes of both sides that are worth handing out at once: a few milliseconds of work."""
+"""Bytes of both sides in one batch: a few milliseconds of work."""
 _BLOCK = 2 << 20  # bytes of both sides that a thread reads at a time: they fit into a core's cache
 _POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
 _MOST_WORKERS = 16
@@ -62,11 +61,11 @@ class Task:
     candidate: Span
     start: int = 0
     stop: int | None = None
-    """None is the end."""
+    """None means the end of the tensors."""
     rtol: float | None = None
     atol: float | None = None
     size: float = 0.0
-    """The reference's l2, which rows are measured against that are nearly zero; 0 is unknown."""
+    """The reference's l2, from which the floor for rows of nearly zero follows; 0 if unknown."""
 
     @property
     def rows(self) -> TensorRows:
@@ -80,7 +79,7 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Of both sides."""
+        """Bytes of both sides."""
         itemsize = dtypes.numpy_dtype(self.reference.dtype).itemsize + dtypes.numpy_dtype(self.candidate.dtype).itemsize
         return self.elements * itemsize
 
@@ -89,15 +88,15 @@ Batch = list[tuple[int, Task]]
 
 
 class Engine(Protocol):
-    """Runs tasks. Results come as they are ready, in any order; closing the iterator stops what is left."""
+    """Runs tasks. Results come as they are ready, in any order; closing the iterator cancels the rest."""
 
     def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
-        """(number of the task, its measure) of each. `progress` is told the bytes done so far, of both sides."""
+        """Yield (number, measure) of each task. `progress` is called with the bytes of both sides done so far."""
         ...
 
 
 class Serial:
-    """In this process, with the kernel's own threads; None is one for each core."""
+    """Measures in this process, with the kernel's own threads; None means one for each core."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads
@@ -110,7 +109,7 @@ class Serial:
 
 
 class ProcessPool:
-    """In processes of their own, which map the files themselves. They load no framework and not the main script."""
+    """Measures in worker processes that read the files themselves, and load neither a framework nor the main script."""
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
@@ -124,7 +123,7 @@ class ProcessPool:
         try:
             for batch in batches(gather.expect(tasks)):
                 waiting[pool.submit(_work_in_worker, batch)] = batch
-                if len(waiting) >= 2 * self._workers:  # each has one to do and one to do next
+                if len(waiting) >= 2 * self._workers:  # one running and one queued for each
                     yield from _finished(waiting, gather)
             while waiting:
                 yield from _finished(waiting, gather)
@@ -133,14 +132,14 @@ class ProcessPool:
 
 
 def choose(tasks: Sequence[Task]) -> Engine:
-    """The engine that is usually best: processes for much work on many cores, else this process."""
+    """Return the engine that is usually fastest: processes for much work on many cores, else this process."""
     if cores() <= 4 or sum(task.nbytes for task in tasks) < _POOL_FROM:
         return Serial()
     return ProcessPool()
 
 
 def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[Batch]:
-    """Tasks cut and grouped so that each batch is about `nbytes` of both sides together, in their order."""
+    """Yield the tasks in order, cut and grouped into batches of about `nbytes` of both sides together."""
     batch: Batch = []
     size = 0
     for number, task in tasks:
@@ -149,13 +148,13 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
                 yield batch
                 batch, size = [], 0
             batch.append((number, piece))
-            size += piece.nbytes + 4096  # a tensor of no size is work too
+            size += piece.nbytes + 4096  # an empty tensor is work, too
     if batch:
         yield batch
 
 
 def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
-    """Measure a batch. Partial results, which `Gather` joins, travel well: a few hundred bytes a megabyte."""
+    """Measure a batch. Partial results, which `Gather` joins, are small: a few hundred bytes a megabyte."""
     blocks = [(place, block) for place, (_, task) in enumerate(batch) for block in _cut(task, _BLOCK)]
     found: list[list[npt.NDArray[np.float64]]] = [[] for _ in batch]
     for place, part in reader.measure(blocks, threads):
@@ -167,7 +166,7 @@ def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
 
 
 class Gather:
-    """Joins the parts of each task as they come, and hands out each task that is complete."""
+    """Joins the parts of each task as they arrive, and yields each complete task."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
@@ -177,7 +176,7 @@ class Gather:
         self._parts: dict[int, list[npt.NDArray[np.float64]]] = {}
 
     def expect(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Task]]:
-        """The tasks with their numbers, noted on the way."""
+        """Register the tasks; yield each with its number."""
         for number, task in enumerate(tasks):
             _check(task)
             self._tasks[number], self._missing[number], self._parts[number] = task, task.elements, []
@@ -217,7 +216,7 @@ class TaskReader:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(min(threads or cores(), _MOST_WORKERS), "tensortap-measure")
-        yield self._measure(blocks[0], 1)  # compiles the kernel, if need be, before threads use it
+        yield self._measure(blocks[0], 1)  # compiles the kernel, if necessary, before threads use it
         yield from self._pool.map(lambda each: self._measure(each, 1), blocks[1:])
 
     def __enter__(self) -> TaskReader:
@@ -263,7 +262,7 @@ def _check(task: Task) -> None:
 
 
 def _cut(task: Task, nbytes: int) -> Iterator[Task]:
-    """The task in pieces, between chunks of the kernel, so that the joined result is the same bit for bit."""
+    """Yield the task in pieces, cut between chunks of the kernel, so that the joined result is the same bit for bit."""
     if task.nbytes <= nbytes:
         yield task
         return
@@ -290,7 +289,7 @@ def _work_in_worker(batch: Batch) -> Parts:
 
 
 class _Worker(SpawnProcess):
-    """Starts without the main script: one that calls us with no `if __name__ == "__main__"` would run once more."""
+    """A process that does not run the main script: without an `if __name__ == "__main__"` it would run twice."""
 
     def start(self) -> None:
         with _starting:
@@ -305,7 +304,7 @@ class _Worker(SpawnProcess):
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start a process that ignores Ctrl-C: the parent ends it, and only the parent reports the interruption."""
+    """Block Ctrl-C in a process started inside: only the parent reports the interruption, and ends the process."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

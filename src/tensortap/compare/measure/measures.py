@@ -29,8 +29,8 @@ _ROUNDING = 2.0**-23
 OTHER_LAYOUT = "only norms and counts: another layout"
 _OVERFLOW = "only norms and counts: its sketch overflowed"
 _NO_SKETCH = "only norms and counts: it has no sketch"
-_UNPLACED = "a summary does not tell where its NaN and Inf are"
-_RANGE_ENDS = "a summary does not tell which elements are at the end of the dtype's range"
+_UNPLACED = "a summary does not show where its NaN and Inf are"
+_RANGE_ENDS = "a summary does not show which elements are at the end of the dtype's range"
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Measures:
     cosine: Floats
     l2_difference: Floats
     row_rel_l2: Floats
-    """The worst row's; known only where all elements were measured."""
+    """rel_l2 of the worst row; known only where all elements were measured."""
     sides: dict[str, dict[str, Any]]
     """Per side ("reference", "candidate"): elements, nan, inf, posinf, mean, std, l2."""
     differences: dict[int, Difference] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
         same_dtype = same_dtype[reference.dtype.codes[left], candidate.dtype.codes[right]]
     reshaped = reference.shape_hash[left] != candidate.shape_hash[right]
     equal = (reference.digest[left] == candidate.digest[right]) & same_dtype & ~reshaped if len(left) else reshaped
-    equal &= ~candidate.moved[right]
+    equal &= ~candidate.reordered[right]
     count = len(left)
     zeros = np.where(equal, 0.0, np.nan)
     return Measures(
@@ -140,9 +140,9 @@ def estimate(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]
 ) -> None:
     """Estimate pairs from their sketches, for tensors that were not stored on both sides."""
-    moved = candidate.moved[alignment.candidate[pairs]]
-    _bound(measures, pairs[moved], OTHER_LAYOUT)
-    pairs = pairs[~moved]
+    reordered = candidate.reordered[alignment.candidate[pairs]]
+    _bound(measures, pairs[reordered], OTHER_LAYOUT)
+    pairs = pairs[~reordered]
     if not len(pairs):
         return
     (left, left_rows), (right, right_rows) = reference.sketches(), candidate.sketches()

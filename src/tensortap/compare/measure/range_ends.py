@@ -17,7 +17,7 @@ from tensortap.core import dtypes
 from tensortap.core.records import Difference
 from tensortap.kernels import difference
 
-__all__ = ["at_range_ends", "beside_range_ends"]
+__all__ = ["at_range_ends", "without_range_ends"]
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ def _at_ends(side: Side) -> Bools:
     return found
 
 
-def beside_range_ends(
+def without_range_ends(
     measured: Difference, reference: Array, candidate: Array, rtol: float | None, atol: float | None
 ) -> Difference:
     """Measure a pair again without the elements at the ends of both ranges. If these are not the same elements on both

@@ -54,7 +54,7 @@ def measure_tensors(
     groups = list(same.values())
     first = np.array([group[0] for group in groups], np.int64)
     in_files = reference.run.on_disk and candidate.run.on_disk
-    straight = ~candidate.laid[right[first]] if in_files else np.zeros(len(first), bool)
+    straight = ~candidate.relaid[right[first]] if in_files else np.zeros(len(first), bool)
     nbytes = _bytes(reference, left[first]) + _bytes(candidate, right[first])
     engine = _engine(workers, device)
     in_numpy = in_numpy and in_files and engine is None

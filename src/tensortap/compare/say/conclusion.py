@@ -70,13 +70,13 @@ def conclude(
         verdict = "incomparable"
     guessed = [doubts.words(matched.plan)] if matched.plan is not None and doubts.modules else []
     if too_few:
-        said = sentence.too_little(len(left), len(right), pairs, unpaired.in_words())
+        said = sentence.describe_too_little(len(left), len(right), pairs, unpaired.in_words())
     elif not judged:
-        said = sentence.none_judged(pairs)
+        said = sentence.describe_none_judged(pairs)
     else:
         said = _sentence(births, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
     if verdict == "match" and doubts.undecided:
-        verdict, said = "incomparable", sentence.undecided(guessed[0])
+        verdict, said = "incomparable", sentence.describe_undecided(guessed[0])
         guessed = []
     first = births[0] if births and verdict == "diverged" else None
     notes = [*guessed, *([unpaired.note()] if unpaired else []), *_notes(matched, judgement, renames, births)]
@@ -113,18 +113,18 @@ def _sentence(
     first, several = births[0], max(len(left.ranks), len(right.ranks)) > 1
     tensors = None if first.row is None else _compared_tensors(matched, first.row)
     if isolated:
-        return sentence.isolated(births, tensors, several) + sentence.describe_call(first)
+        return sentence.describe_isolated(births, tensors, several) + sentence.describe_call(first)
     forward = _forward(matched, judgement, first)
     candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
     steps = _other_steps(matched, first.key.step)
-    parted = sentence.parted(births, tensors, several, forward, candidate, ran_alike=not steps)
+    divergence = sentence.describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
     if first.row is None or first.cause is Cause.CHECKPOINT:
-        return parted
+        return divergence
     if _parameters_unseen(left, first):
-        unseen = sentence.unseen_parameters()
+        unseen = sentence.describe_unseen_parameters()
     else:
-        unseen = sentence.hidden_optimizer(_hidden(matched, judgement, first.key.step))
-    return parted + sentence.describe_call(first) + (steps or unseen)
+        unseen = sentence.describe_hidden_optimizer(_hidden(matched, judgement, first.key.step))
+    return divergence + sentence.describe_call(first) + (steps or unseen)
 
 
 def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
@@ -136,19 +136,23 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
     left, alignment, measures = matched.reference, matched.alignment, matched.measures
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
-    agree = "What both runs have matches" if steps else "The runs match"
-    agree = "What could be judged matches" if unjudged else agree
+    agree = "Everything that both runs have matches" if steps else "The runs match"
+    agree = "Everything that could be judged matches" if unjudged else agree
     if left_out:
         what = "could be judged" if unjudged else "was compared"
-        agree = f"Too little in common to judge: {left_out}. What {what} matches"
+        agree = f"Too little in common to judge: {left_out}. Everything that {what} matches"
     elif isolated:
         agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
     if not counts.get("close"):
-        return sentence.matched(counts, None, agree) + steps
+        return sentence.describe_match(counts, None, agree) + steps
     close = np.array(judgement.status) == "close"
     worst = int(np.argmax(np.where(close, measures.rel_l2, -1.0)))
     said = (float(measures.rel_l2[worst]), str(left.key(int(alignment.reference[worst]))))
-    return sentence.matched(counts, said, agree) + sentence.hidden_optimizer(_hidden(matched, judgement)) + steps
+    return (
+        sentence.describe_match(counts, said, agree)
+        + sentence.describe_hidden_optimizer(_hidden(matched, judgement))
+        + steps
+    )
 
 
 def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
@@ -173,7 +177,7 @@ def _other_steps(matched: Matched, until: int | None = None) -> str:
     if np.any(left.step[alignment.reference] != right.step[alignment.candidate]):
         return ""
     backward = all("backward" in side.phase.words for side in (left, right))
-    return sentence.other_steps(*(_times(side, backward, until) for side in (left, right)))
+    return sentence.describe_other_steps(*(_times(side, backward, until) for side in (left, right)))
 
 
 def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
@@ -248,13 +252,13 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
             )
         if OTHER_LAYOUT in matched.measures.limits.values():
             notes.append(
-                'of tensors in another layout a summary tells norms and counts alone; capture with keep="tensors"'
+                'the summary of a tensor in another layout shows only norms and counts; capture with keep="tensors"'
             )
     elif one_sided > len(alignment.reference) // 4 and not renames and (rules := suggest(left, right)):
         options = " ".join(f"--rename '{rule}'" for rule in rules)
         notes.append(f"many names are on one side only; try {options}")
     elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
-        notes.append(f"many names are on one side only, as {alone}: --map with an empty file goes by structure")
+        notes.append(f"many names are on one side only, as {alone}: --map with an empty file maps by structure")
     notes += _limits(matched, judgement)
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')

@@ -13,17 +13,18 @@ from tensortap.core.records import Finding, Key, display_name
 __all__ = [
     "ComparedTensor",
     "describe_call",
+    "describe_divergence",
+    "describe_hidden_optimizer",
+    "describe_isolated",
+    "describe_match",
+    "describe_none_judged",
+    "describe_other_arguments",
+    "describe_other_steps",
+    "describe_too_little",
+    "describe_undecided",
+    "describe_unseen_parameters",
     "forward_agrees",
-    "hidden_optimizer",
-    "isolated",
     "listed",
-    "matched",
-    "other_arguments",
-    "other_steps",
-    "parted",
-    "too_little",
-    "undecided",
-    "unseen_parameters",
 ]
 
 _MOST_NAMED = 8
@@ -43,7 +44,7 @@ class ComparedTensor(NamedTuple):
     """The norm of its finite elements."""
 
 
-def parted(
+def describe_divergence(
     births: Sequence[Finding],
     tensors: tuple[ComparedTensor, ComparedTensor] | None,
     several: bool,
@@ -79,7 +80,9 @@ def parted(
     return wording.sentence.format(**slots)
 
 
-def isolated(births: Sequence[Finding], tensors: tuple[ComparedTensor, ComparedTensor] | None, several: bool) -> str:
+def describe_isolated(
+    births: Sequence[Finding], tensors: tuple[ComparedTensor, ComparedTensor] | None, several: bool
+) -> str:
     """Say which modules are wrong on the reference's own inputs, and what shows the first of them."""
     first = births[0]
     wording, where = CAUSES[first.cause], _where(first, several)
@@ -146,7 +149,7 @@ def forward_agrees(unjudged: bool) -> str:
 
 
 def _sources(first: Finding, wording: CauseWording, ran_alike: bool) -> str:
-    """Say whether the sources of a value match. Sources that could not be judged are never called a match."""
+    """Say whether the sources of a value match. Sources that could not be judged never count as a match."""
     matches = wording.sources_match if ran_alike else wording.sources_match_so_far or wording.sources_match
     if not first.unjudged:
         return matches if first.inputs_matched else wording.sources_unrecorded
@@ -169,13 +172,13 @@ def _modules(births: Iterable[Finding]) -> list[str]:
 
 def describe_call(first: Finding) -> str:
     """Return a further sentence if the module to inspect was called with other arguments."""
-    return f" It was called with {other_arguments(first.arguments)}." if first.arguments else ""
+    return f" It was called with {describe_other_arguments(first.arguments)}." if first.arguments else ""
 
 
-def other_arguments(others: Sequence[ArgumentDifference]) -> str:
+def describe_other_arguments(others: Sequence[ArgumentDifference]) -> str:
     """Name the plain arguments in which two calls differ.
 
-    >>> other_arguments([ArgumentDifference("is_causal", True, False), ArgumentDifference("scale", 0.5, 1.0)])
+    >>> describe_other_arguments([ArgumentDifference("is_causal", True, False), ArgumentDifference("scale", 0.5, 1.0)])
     'is_causal=True in the reference and False in the candidate, scale=0.5 and 1.0'
     """
     words: list[str] = []
@@ -190,25 +193,25 @@ def other_arguments(others: Sequence[ArgumentDifference]) -> str:
     return ", ".join(words) + (f" and {rest} more" if rest > 0 else "")
 
 
-def unseen_parameters() -> str:
+def describe_unseen_parameters() -> str:
     """Return a further sentence for a module that may be right while its parameters are wrong."""
-    return ' Its parameters were not recorded: it may be the optimizer, too, which kinds=(..., "param") would tell.'
+    return ' Its parameters were not recorded, so the optimizer may be wrong instead: capture kinds=(..., "param").'
 
 
-def hidden_optimizer(allowed: float | None) -> str:
+def describe_hidden_optimizer(allowed: float | None) -> str:
     """Return a further sentence about the tolerance that is due to unrecorded parameters."""
     if allowed is None:
         return ""
     return (
-        f" Parameters were not recorded: up to {_number(allowed)} was allowed for what an optimizer makes of noise. "
-        'Its mistakes may hide in that; kinds=(..., "param") would tell.'
+        f" Parameters were not recorded: up to {_number(allowed)} was allowed for gradient noise that an optimizer "
+        'magnifies. This may hide a wrong optimizer: capture kinds=(..., "param").'
     )
 
 
-def other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> str:
+def describe_other_steps(reference: Mapping[int, int], candidate: Mapping[int, int]) -> str:
     """Return a further sentence about steps that one side lacks or ran more often, from the runs of each step.
 
-    >>> other_steps({0: 2, 1: 2, 2: 2}, {0: 2, 1: 4})
+    >>> describe_other_steps({0: 2, 1: 2, 2: 2}, {0: 2, 1: 4})
     ' The reference alone has step 2, and in step 1 it ran 2 times and the candidate 4 times.'
     """
     parts = []
@@ -234,7 +237,7 @@ def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
     return few + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
+def describe_match(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
     """Say that the runs match, and how closely."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
     if not counts.get("close") and not counts.get("unjudged"):
@@ -254,14 +257,14 @@ def matched(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: s
     return text + "."
 
 
-def none_judged(pairs: int) -> str:
+def describe_none_judged(pairs: int) -> str:
     """Say that the runs have records in common, none of which could be judged."""
     if pairs == 1:
         return "Too little to judge: the one pair there is could not be judged."
     return f"Too little to judge: none of the {pairs:,} pairs could be judged."
 
 
-def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -> str:
+def describe_too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -> str:
     """Say why the runs cannot be judged. `unpaired` names the ranks without a counterpart."""
     begin = "Too little in common to judge: " + (f"{unpaired}; " if unpaired else "")
     if not reference or not candidate:
@@ -273,7 +276,7 @@ def too_little(reference: int, candidate: int, pairs: int, unpaired: str = "") -
     )
 
 
-def undecided(guessed: str) -> str:
+def describe_undecided(guessed: str) -> str:
     """Say that the verdict is open, because only pairs that were guessed differ."""
     return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 

@@ -93,8 +93,10 @@ def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str,
     for name in ("module", "path"):
         theirs = _words(getattr(own, name), candidate.origin[rows])
         found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, columns[name]), pa.scalar(None, pa.string()), theirs)
-    laid = candidate.laid[rows]
-    layouts = [candidate.reading(row).words() or None if there else None for row, there in zip(rows, laid, strict=True)]
+    relaid = candidate.relaid[rows]
+    layouts = [
+        candidate.reading(row).words() or None if there else None for row, there in zip(rows, relaid, strict=True)
+    ]
     return found | {"layout": pa.array(layouts, pa.string())}
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 __all__ = ["activation_between"]
 
 Array = npt.NDArray[np.float64]
-_LOOKED_AT = 4096
+_SAMPLE = 4096
 _NEAR = 1e-3
 
 
@@ -24,7 +24,7 @@ def activation_between(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> str
     """
     if before.shape != after.shape or before.dtype.kind == "c" or after.dtype.kind == "c":
         return None
-    given, found = (array.reshape(-1)[:_LOOKED_AT].astype(np.float64) for array in (before, after))
+    given, found = (array.reshape(-1)[:_SAMPLE].astype(np.float64) for array in (before, after))
     if not (np.isfinite(given).all() and np.isfinite(found).all()) or not np.any(found):
         return None
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""How certain a pair is, if modules were paired by the structure of the module trees.
+"""The certainty of pairs whose modules were matched by the structure of the module trees.
 
 Two records that need not be the same may differ without a mistake. So a guessed pair carries no verdict: it counts if
 values or names confirm it, or if the same two tensors are a pair that is certain.

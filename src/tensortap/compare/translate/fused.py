@@ -59,7 +59,7 @@ class Fusion(NamedTuple):
 
 @dataclass
 class Fusions:
-    """How the candidate's records are paired because of modules that include others."""
+    """The pairing of the candidate's records, given modules that include others."""
 
     found: list[Fusion] = field(default_factory=list)
     routes: dict[tuple[str, str, int], CallSpot | None] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class _Finder:
         users = whole.users.get(int(whole.side.tensor_id[rows[0]]), ())
         given = [other.inputs.get((placed.get(module, "\0"), number, path)) for module, number, path in users]
         tensors = {int(other.side.tensor_id[row]) for row in given if row is not None}
-        tensors.discard(int(other.side.tensor_id[rows[1]]))  # a module that returns its input, as Identity, is no step
+        tensors.discard(int(other.side.tensor_id[rows[1]]))  # a module that returns its input is not a step
         for activation, after in self._activations(1 - side, rows[1]):
             if int(other.side.tensor_id[after]) in tensors:
                 return Fusion(side, (names[0], call), (names[1], call), activation)

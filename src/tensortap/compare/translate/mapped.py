@@ -98,7 +98,7 @@ def words_of(plan: ModelMapping) -> list[str]:
     changed = Counter(re.sub(r" \(.*?\)", "", placed.change) for placed in report.tensors if placed.change)
     found += [f"{times:,} tensor{'s' if times > 1 else ''} {change}" for change, times in changed.most_common()]
     turned = sum(bool(placed.change) for placed in report.values)
-    found += [f"{turned:,} value{'s' if turned > 1 else ''} with axes turned"] if turned else []
+    found += [f"{turned:,} value{'s' if turned > 1 else ''} with permuted axes"] if turned else []
     lines = [f"mapped: modules {', '.join(found)}"] if found else []
     guessed = [placed for placed in report.modules if placed.how in ("structure", "elimination")]
     if guessed:

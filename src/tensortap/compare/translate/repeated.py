@@ -32,7 +32,7 @@ def repeated_pairs(reference: Side, candidate: Side, alignment: Alignment, measu
     found = []
     for pair in np.flatnonzero(measures.reshaped).tolist():
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
-        if reference.kind[left] in STATE_KINDS or candidate.laid[right]:
+        if reference.kind[left] in STATE_KINDS or candidate.relaid[right]:
             continue
         if common_shape(reference.shape(left), candidate.shape(right)) is not None:
             found.append(pair)

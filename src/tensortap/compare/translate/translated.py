@@ -210,28 +210,28 @@ class Translated(Side):
         return parts[self._which] if len(parts) else np.zeros(len(self), bool)
 
     @cached_property
-    def laid(self) -> Bools:
+    def relaid(self) -> Bools:
         having = np.array([reading is not None for reading in self._readings], bool)
         return having[self._which] if len(having) else np.zeros(len(self), bool)
 
     @cached_property
-    def moved(self) -> Bools:
+    def reordered(self) -> Bools:
         found = np.zeros(len(self), bool)
-        for row in np.flatnonzero(self.laid).tolist():
+        for row in np.flatnonzero(self.relaid).tolist():
             found[row] = row in self._parts or self.reading(row).moves(self.shape(row))
         return found
 
     @cached_property
     def shape_hash(self) -> npt.NDArray[np.uint64]:
         found: npt.NDArray[np.uint64] = self.own.shape_hash[self.origin]
-        for row in np.flatnonzero(self.laid).tolist():
+        for row in np.flatnonzero(self.relaid).tolist():
             shape = self.read_shape(row)
             found[row] = 0 if shape is None else hash_of_shape(shape)
         return found
 
     # --- rows --------------------------------------------------------------------------------------------------------
     def reading(self, row: int) -> LayoutConversion:
-        """Return how the tensor of a row that is `laid` is read."""
+        """Return the conversion of a row's tensor. The row must be `relaid`."""
         found: LayoutConversion | None = self._readings[self._which[row]]
         assert found is not None
         return found
@@ -256,7 +256,7 @@ class Translated(Side):
 
     def array(self, row: int) -> npt.NDArray[Any]:
         arrays = [self.own.array(part) for part in self._own_rows(row)]
-        if not self.laid[row]:
+        if not self.relaid[row]:
             return arrays[0]
         reading, added = self.reading(row), self._added[self._which[row]]
         first = len(arrays) - len(added)

@@ -28,7 +28,7 @@ from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in
 from tensortap.frameworks.paddle.optimizers import around_steps
 from tensortap.frameworks.paddle.replacing import PaddleSubstitution
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
-from tensortap.frameworks.registered import Registration, list_registered
+from tensortap.frameworks.registered import TensorRegistration, list_registered
 
 if TYPE_CHECKING:
     from tensortap.frameworks.capabilities import CompleteFramework
@@ -167,7 +167,7 @@ class Paddle(PaddleSubstitution, FrameworkBase):
         """Return whether this is a BatchNorm's running mean or variance, not a user's own trainable `_mean`."""
         return name in _STATISTICS and bool(tensor.stop_gradient or self.own_class(module))
 
-    def registered(self, module: Any) -> Iterator[tuple[str, Any, Registration]]:
+    def registered(self, module: Any) -> Iterator[tuple[str, Any, TensorRegistration]]:
         return list_registered(self, module, "_non_persistable_buffer_names_set")
 
     def notices(self) -> Sequence[str]:

@@ -84,7 +84,7 @@ def in_order(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
 
 
 class UseCounts:
-    """How many gradients the current backward sends to each node."""
+    """The number of gradients that the current backward sends to each node."""
 
     def __init__(self) -> None:
         self._roots: list[tuple[weakref.ref[Any], int]] = []

@@ -19,7 +19,7 @@ from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
 from tensortap.frameworks.libraries import loaded_openmp
-from tensortap.frameworks.registered import Registration, list_registered
+from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
 from tensortap.frameworks.torch.graph import TorchGraph, base_of
 from tensortap.frameworks.torch.reading import TensorReading
@@ -151,7 +151,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
 
-    def registered(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Registration]]:
+    def registered(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, TensorRegistration]]:
         return list_registered(self, module, "_non_persistent_buffers_set")
 
     # --- hooks -------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ Partial = npt.NDArray[np.float64]
 
 
 class PairFormat(NamedTuple):
-    """How the kernel reads and judges elements of two dtypes."""
+    """The form in which the kernel reads and judges elements of two dtypes."""
 
     like: Any
     """An array of the dtype that rows are converted to: float32 if it holds every element of both, else float64."""
@@ -87,7 +87,7 @@ _ONE_ROW = TensorRows(1 << 53, (), 0.0)
 """The default: the tensor is one row."""
 
 
-class _Scratch(threading.local):
+class _PairScratch(threading.local):
     """Scratch memory of a thread, allocated once."""
 
     def __init__(self) -> None:
@@ -310,6 +310,6 @@ def _compile(like: Array) -> None:
     _ready.add(like.itemsize)
 
 
-_scratch = _Scratch()
+_scratch = _PairScratch()
 _helpers = Helpers("tensortap-pairs")
 _ready: set[int | str] = set()

@@ -20,7 +20,7 @@ from tensortap.core.details import Element, Histogram, Needed, TileMap, Ulps, Wi
 from tensortap.kernels.pairs.reference import part_name
 from tensortap.kernels.summary.reference import components
 
-__all__ = ["Folded", "PairDetails", "histogram_of", "inspect_pair", "map_of", "ulps_apart"]
+__all__ = ["Folded", "PairInspection", "histogram_of", "inspect_pair", "map_of", "ulps_apart"]
 
 BINS = 64
 TILES = 64
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PairDetails:
+class PairInspection:
     """The result of one pass over both tensors."""
 
     histogram: Histogram
@@ -90,7 +90,7 @@ class Folded:
 
 def inspect_pair(
     reference: Array, candidate: Array, bounds: tuple[float, float, float], tolerances: tuple[float, float]
-) -> PairDetails:
+) -> PairInspection:
     """Inspect all elements in one pass.
 
     `bounds` are the least and the greatest finite element of either side, and the reference's root mean square, as
@@ -117,7 +117,7 @@ def inspect_pair(
         needed = np.maximum(needed, block.needed(tolerances[0]))
     last = int(np.flatnonzero(powers)[-1]) if powers.any() else 0
     edges = np.array([0.0, *(2.0**power for power in range(last)), np.inf])
-    return PairDetails(
+    return PairInspection(
         Histogram(bins.edges, counts[0], counts[1], bins.threshold),
         Ulps(edges, powers[: last + 1]),
         TileMap(tiles.values, (folded.rows, folded.columns), folded.window, folded.words),

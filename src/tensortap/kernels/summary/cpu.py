@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 
 
 class _Layout(NamedTuple):
-    """How the kernel reads elements of one dtype."""
+    """The form in which the kernel reads elements of one dtype."""
 
     like: Any
     """An array of the dtype that rows are converted to: float32 if it holds every element exactly, else float64."""
@@ -49,7 +49,7 @@ class _Layout(NamedTuple):
     """Components of an element: 2 if it is complex."""
 
 
-class _Scratch(threading.local):
+class _SummaryScratch(threading.local):
     """Scratch memory of a thread, allocated once."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ _TABLES: dict[str, npt.NDArray[np.float32]] = {}
 _LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
 _CONSTANTS = _constants()
 _CONSTANTS_AT = _address(_CONSTANTS)
-_scratch = _Scratch()
+_scratch = _SummaryScratch()
 _ready: set[int] = set()
 _helpers = Helpers("tensortap-summary")
 _team: Team | None = None

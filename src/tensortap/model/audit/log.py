@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensortap.frameworks.registered import Registration
+from tensortap.frameworks.registered import TensorRegistration
 from tensortap.model.audit.loads import LoadOutcome, describe_renamed_keys, loads_in_effect
 from tensortap.model.audit.snapshots import Change
 from tensortap.model.audit.undone_loads import UndoneLoadDetector
@@ -70,7 +70,7 @@ class AuditLog:
         if text:
             self.notes[text] = None
 
-    def status(self, name: str, registration: Registration) -> tuple[str, str]:
+    def status(self, name: str, registration: TensorRegistration) -> tuple[str, str]:
         """Return the status of a tensor, and a remark to show after its name."""
         events = self.events[name]
         loads = [at for at, event in enumerate(events) if event.what == "loaded"]
@@ -110,7 +110,9 @@ class AuditLog:
         """Return the remark that names the load, if there is more than one."""
         return f"at {where}" if len(self.loads) > 1 else ""
 
-    def facts(self, model: str, known: Mapping[str, Registration], steps: int, notes: Sequence[str]) -> AuditFacts:
+    def facts(
+        self, model: str, known: Mapping[str, TensorRegistration], steps: int, notes: Sequence[str]
+    ) -> AuditFacts:
         names: dict[str, list[tuple[str, str]]] = {status: [] for status in ORDER}
         for name in self.events:
             status, extra = self.status(name, known[name])
@@ -146,7 +148,7 @@ class AuditLog:
                 found[key] = UndoneFacts(*key, shares)
         return list(found.values())
 
-    def as_dict(self, facts: AuditFacts, known: Mapping[str, Registration]) -> dict[str, Any]:
+    def as_dict(self, facts: AuditFacts, known: Mapping[str, TensorRegistration]) -> dict[str, Any]:
         """Return the whole log, ready for json.dumps."""
         return {
             "model": facts.model,
@@ -171,7 +173,7 @@ class AuditLog:
         }
 
 
-def _is_unexplained(event: Event, registration: Registration) -> bool:
+def _is_unexplained(event: Event, registration: TensorRegistration) -> bool:
     """Return whether neither a load nor an optimizer made this change.
 
     A forward may update buffers and running statistics, but not trained parameters.

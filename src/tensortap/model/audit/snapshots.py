@@ -11,7 +11,7 @@ from tensortap.capture.tree import Tree
 from tensortap.core.records import Summary
 from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.loading import few_elements
-from tensortap.frameworks.registered import Registration, registered
+from tensortap.frameworks.registered import TensorRegistration, registered
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.reference import sketch_distance
 from tensortap.report.wording import shape
@@ -50,14 +50,14 @@ class TensorSnapshots:
         self._framework = framework
         self._model = model
         self._snapshots: dict[str, _Snapshot] = {}
-        self.registrations: dict[str, Registration] = {}
+        self.registrations: dict[str, TensorRegistration] = {}
         self.update(full=True)
 
     @property
     def names(self) -> list[str]:
         return list(self._snapshots)
 
-    def tensors(self) -> Iterator[tuple[str, Registration, Any]]:
+    def tensors(self) -> Iterator[tuple[str, TensorRegistration, Any]]:
         """Yield (name, registration, tensor) of the model's current tensors; a tied tensor under each of its names."""
         for site in Tree(self._framework, self._model).sites:
             prefix = f"{site.name}." if site.name else ""

@@ -41,7 +41,7 @@ _CLOSE_SHARE = 0.25
 """Largest distance to the earlier values that counts as close, as a share of their size and of their distance to the
 given ones."""
 _MIN_ELEMENTS = 8
-"""Elements from which being close is no accident: one in 100,000 steps of that size gets there by chance."""
+"""Number of elements from which closeness is not an accident: one in 100,000 such steps gets there by chance."""
 _SAME_TOLERANCE = 1e-5
 """Relative difference below which two values count as the same: sketches are float32."""
 _COPY_TOLERANCE = 0.01

@@ -27,7 +27,7 @@
                 found elsewhere, they make the verdict "incomparable"
     unmatched   records of one side alone: side, rank, cls, the seven keys of their identity, and why, if known
     policy      the tolerance in words
-    notes       lines beside the verdict
+    notes       lines that accompany the verdict
     mapping     null, or where names and layouts were mapped: modules, tensors and values (reference, candidate, how,
                 change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from tensortap.core.records import Comparison, Key, display_name
 from tensortap.report import pairs
-from tensortap.report.terminal.assertion import explained
+from tensortap.report.terminal.assertion import describe_pair
 from tensortap.report.wording import clean, plural
 
 __all__ = ["ModuleCase", "cases", "write"]
@@ -103,4 +103,4 @@ def _fail(element: ElementTree.Element, case: ModuleCase, row: Mapping[str, Any]
     how = "born here" if row["birth"] else "propagated from an earlier record"
     message = f"{clean(display_name(case.module))}: {len(case.failed)} of {plural(case.pairs, 'pair')} failed, {how}"
     failure = ElementTree.SubElement(element, "failure", {"message": message, "type": clean(row["status"])})
-    failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *explained(row)])
+    failure.text = "\n".join([f"{clean(key)} · rank {row['rank']}", *describe_pair(row)])

@@ -132,6 +132,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         names = (code(display_name(row["module"])), code(f"{row['kind']} {row['path']}"))
         numbers = (pairs.error(row), rough(pairs.value(row, "tolerance")), pairs.greatest(row), pairs.index(row))
-        status = f"**{plain(pairs.said(row))}**" if row["birth"] else plain(pairs.said(row))
+        status = f"**{plain(pairs.status_text(row))}**" if row["birth"] else plain(pairs.status_text(row))
         lines.append(f"| {row['step']} | {' | '.join((*names, *map(plain, numbers), status))} |")
     return "\n".join(lines) + "\n"

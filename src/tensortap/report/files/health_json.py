@@ -1,7 +1,7 @@
 """The health of a single run as one JSON object.
 
     format      "tensortap-health"
-    schema      1; grows when a key changes its meaning or goes. New keys may come without that.
+    schema      1; increases when a key changes its meaning or is removed, not when a key is added
     path        of the run
     verdict     "healthy", "suspicious" or "empty"
     sentence    the answer in words

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensortap.errors import MissingDependency, UsageError
 from tensortap.report.files import output
-from tensortap.report.terminal.plot import Series, badness, lines_of_layers
+from tensortap.report.terminal.plot import Series, badness_of, lines_of_layers
 from tensortap.report.terminal.shortening import cut
 from tensortap.report.wording import clean
 
@@ -27,7 +27,7 @@ _NAME = 36
 _INCHES_PER_NAME = 0.16
 _NARROWEST, _WIDEST = 10.0, 24.0
 _MARGIN = 2.2
-"""Inches beside the axes."""
+"""Inches around the axes."""
 _PANEL = 5.2
 _MOST_MEMBERS, _MOST_LINES = 12, 10
 _DASHES: Sequence[Any] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
@@ -59,7 +59,7 @@ def write(path: Path, series: Sequence[Series], column: str, over: str = "layers
 
 
 def figure_of(series: Sequence[Series], column: str, over: str) -> Any:
-    """The picture as a figure of matplotlib."""
+    """Return the picture as a figure of matplotlib."""
     panels: dict[str, list[Series]] = {}
     for each in series:
         panels.setdefault(each.panel or each.label, []).append(each)
@@ -114,7 +114,7 @@ def _by_step(member: Series) -> dict[int, list[tuple[int, str, float]]]:
 
 
 def _spots(members: Sequence[Series]) -> list[Spot]:
-    """All micro steps and layers, in the order of the series."""
+    """Return all micro steps and layers, in the order of the series."""
     first: dict[Spot, int] = {}
     for member in members:
         for at, (step, layer, _) in enumerate(member.points):
@@ -144,10 +144,10 @@ def _separate_steps(axis: Any, spots: Sequence[Spot], width: float) -> None:
 
 
 def _name_worst(axis: Any, members: Sequence[Series], column: str, place: dict[Spot, int]) -> None:
-    """Write the layer and the number beside the worst point, where a column has one."""
+    """Label the worst point, if a column has one, with its layer and number."""
     if column != "cosine similarity" and " - " not in column:
         return
-    bad = badness(column)
+    bad = badness_of(column)
     points = [point for member in members for point in member.points if abs(point[2]) < _LARGEST]
     if not points:
         return
@@ -168,7 +168,7 @@ def _name_worst(axis: Any, members: Sequence[Series], column: str, place: dict[S
 
 # --- over the micro steps ------------------------------------------------------------------------------------------
 def _over_steps(axis: Any, members: Sequence[Series], column: str) -> None:
-    bad = badness(column)
+    bad = badness_of(column)
     layers: dict[str, list[float]] = {}
     for member in members:
         for layer, line in lines_of_layers(member).items():

@@ -12,7 +12,7 @@
                 elements, nan, posinf, neginf, zeros           counts
                 min, max, mean, std, l1, l2                    over the finite elements
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
-                                                               a statistic that was registered has a key of its own
+                                                               a registered statistic has its own key
                 location                                       file, offset and nbytes, or null if not kept
                 arguments                                      plain arguments of its call by path, as in a run's
                                                                calls.jsonl; null without a call, or if unknown

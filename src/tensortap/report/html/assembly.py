@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tensortap.core.details import Detail
 from tensortap.report.html.data.blocks import json_block
-from tensortap.report.html.data.columns import Column, entries, packed
+from tensortap.report.html.data.columns import PageColumn, entries, packed
 from tensortap.report.html.data.details import fitting
 from tensortap.report.html.data.head import Head
 from tensortap.report.html.page import Page
@@ -21,7 +21,7 @@ DETAILS = 48
 class _Data(Protocol):
     """The data that scripts draw."""
 
-    def columns(self) -> tuple[list[Column], dict[str, list[str]]]: ...
+    def columns(self) -> tuple[list[PageColumn], dict[str, list[str]]]: ...
 
     def head(self) -> Head: ...
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tensortap.report.html.bundle import Bundle, bundle
-from tensortap.report.html.data.blocks import Block
+from tensortap.report.html.data.blocks import DataBlock
 from tensortap.report.html.markup import element, text
 
 __all__ = ["Page"]
@@ -27,8 +27,8 @@ class Page:
     """HTML above the part that scripts draw."""
     after: str
     """HTML below it."""
-    head: Block
-    blocks: Sequence[Block]
+    head: DataBlock
+    blocks: Sequence[DataBlock]
     """All others."""
     entry: str = "main"
     """The module that starts the scripts."""

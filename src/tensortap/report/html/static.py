@@ -107,7 +107,7 @@ def environment(settings: Sequence[Setting]) -> str:
 
 def definitions(terms: Mapping[str, str]) -> str:
     items = "".join(element("dt", text(term)) + element("dd", text(words)) for term, words in terms.items())
-    return element("section", element("h2", "What each number means"), element("dl", items), id="definitions")
+    return element("section", element("h2", "Meaning of each number"), element("dl", items), id="definitions")
 
 
 def coverage(rows: Sequence[tuple[int, Coverage]]) -> str:

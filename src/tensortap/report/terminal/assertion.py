@@ -13,7 +13,7 @@ from tensortap.report import pairs, unmatched
 from tensortap.report.findings import first_row, inputs_in_words
 from tensortap.report.wording import apart, born_in, clean, command_line, count, number, percent, plural, rough
 
-__all__ = ["explained", "message"]
+__all__ = ["describe_pair", "message"]
 
 Row = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
     lines = ["The runs do not match!" if comparison.verdict == "diverged" else "The runs cannot be compared!"]
     lines += ["", clean(comparison.sentence)]
     if (first := first_row(comparison)) is not None:
-        lines += ["", f"First divergence: {_name(first)}", *explained(first)]
+        lines += ["", f"First divergence: {_name(first)}", *describe_pair(first)]
     if comparison.first is not None:
         lines.append(f"Its inputs: {inputs_in_words(comparison.first)}")
     bad = sum(comparison.counts.get(status, 0) for status in pairs.WRONG_STATUSES)
@@ -39,7 +39,7 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
     return "\n".join([*lines, "", f"To see more: {command_line(command)}"])
 
 
-def explained(row: Row) -> list[str]:
+def describe_pair(row: Row) -> list[str]:
     """Describe one pair, one fact per line."""
     lines = []
     status, mismatched = row["status"], pairs.value(row, "mismatched")

@@ -37,7 +37,7 @@ _WORDS = {
     "forward": "changed by a forward",
     "changed": "changed by something else",
 }
-_HAPPENINGS = 12
+_MOST_EVENTS = 12
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class AuditFacts:
 
 
 def render(facts: AuditFacts, width: int) -> list[Text]:
-    """The page as lines, none longer than `width`."""
+    """Return the page as lines, none longer than `width`."""
     what = f"{plural(facts.parameters, 'parameter')}, {plural(facts.buffers, 'buffer')}"
     rest = f" · {what} · {plural(facts.steps, 'step')}"
     lines = [Text.assemble((middle(clean(facts.model), max(8, width - len(rest))), "bold"), rest)]
@@ -160,19 +160,19 @@ def render(facts: AuditFacts, width: int) -> list[Text]:
         names = wrap(_some(entries, 2 * room), room)[:3]
         lines.append(Text.assemble("  ", (words.ljust(label), style), number, "  ", names[0]))
         lines += [Text(" " * (label + 9) + more) for more in names[1:]]
-    lines += [Text(), *_happenings(facts.happenings, width)]
+    lines += [Text(), *_event_lines(facts.happenings, width)]
     for note in facts.notes:
         lines += [Text(part, "yellow") for part in wrap(f"! {clean(note)}", width)]
     return lines
 
 
 def render_timeline(name: str, events: Sequence[Event], width: int) -> list[Text]:
-    """The events of one tensor as lines."""
+    """Return the events of one tensor as lines."""
     columns = [
-        table.Column("step", [_steps(event.step, event.last_step) for event in events]),
-        table.Column("what", [_said(event) for event in events], left=True, least=24),
-        table.Column("change", [_change(event) for event in events]),
-        table.Column("where", [clean(event.where) for event in events], left=True, least=16),
+        table.TableColumn("step", [_steps(event.step, event.last_step) for event in events]),
+        table.TableColumn("what", [_said(event) for event in events], left=True, least=24),
+        table.TableColumn("change", [_change(event) for event in events]),
+        table.TableColumn("where", [clean(event.where) for event in events], left=True, least=16),
     ]
     return [Text(middle(clean(name), width), "bold"), *table.lines(columns, width, indent=2)]
 
@@ -203,11 +203,11 @@ def _sentence(facts: AuditFacts) -> str:
 
 
 def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
-    """A sentence for each event that undid loads."""
+    """Return a sentence for each event that undid loads."""
     who = {
         "optimizer": "The optimizer",
         "forward": "A forward",
-        "something else": "Something else than a load, a forward or the optimizer",
+        "something else": "Something other than a load, a forward or the optimizer",
     }
     for undone in found:
         unseen = undone.by == "something else"
@@ -218,16 +218,16 @@ def _undone(found: Sequence[UndoneFacts]) -> Iterator[str]:
         yield f"{who[undone.by]} undid the load of {tensors} {when} at {clean(undone.where)}: {back}."
 
 
-def _happenings(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
-    left = max(0, len(happenings) - _HAPPENINGS)
+def _event_lines(happenings: Sequence[ModelEvent], width: int) -> list[Text]:
+    left = max(0, len(happenings) - _MOST_EVENTS)
     # The first events show the origin of the model, the last ones its current state.
-    shown = [*happenings[: _HAPPENINGS // 2], *happenings[-_HAPPENINGS // 2 :]] if left else list(happenings)
+    shown = [*happenings[: _MOST_EVENTS // 2], *happenings[-_MOST_EVENTS // 2 :]] if left else list(happenings)
     columns = [
-        table.Column("step", [_steps(h.step, h.last_step) for h in shown]),
-        table.Column("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=37),
-        table.Column("changed", [count(h.tensors) for h in shown]),
-        table.Column("largest", [_size(h.largest, h.largest_l2) for h in shown]),
-        table.Column("where", [clean(h.where) for h in shown], left=True, least=14),
+        table.TableColumn("step", [_steps(h.step, h.last_step) for h in shown]),
+        table.TableColumn("what happened", [clean(_repeated(h.what, h.times)) for h in shown], left=True, least=37),
+        table.TableColumn("changed", [count(h.tensors) for h in shown]),
+        table.TableColumn("largest", [_size(h.largest, h.largest_l2) for h in shown]),
+        table.TableColumn("where", [clean(h.where) for h in shown], left=True, least=14),
     ]
     lines = table.lines(columns, width, indent=2)
     return [*lines, Text(f"  and {plural(left, 'event')} between them", "dim")] if left else lines

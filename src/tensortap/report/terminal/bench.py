@@ -63,7 +63,7 @@ def _head(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _ways(facts: Mapping[str, Any]) -> Sequence[table.Column]:
+def _ways(facts: Mapping[str, Any]) -> Sequence[table.TableColumn]:
     ways = facts["ways"]
     on_device = facts["machine"]["device"] == "cuda"
     memory = "allocated" if on_device else "host"
@@ -72,30 +72,33 @@ def _ways(facts: Mapping[str, Any]) -> Sequence[table.Column]:
         return [form(way[what]) if what in way else but for way in ways.values()]
 
     columns = [
-        table.Column("way", list(ways), left=True),
-        table.Column("a step", [duration(way["seconds"] * 1e6) for way in ways.values()]),
-        table.Column("ratio", [f"{way['ratio']:.3f}×" for way in ways.values()], style="bold"),
-        table.Column("not waiting", [f"{way['ratio_each']:.3f}×" for way in ways.values()], optional=2),
-        table.Column("bytes", cells("bytes_per_second", rate), optional=1),
-        table.Column(
+        table.TableColumn("way", list(ways), left=True),
+        table.TableColumn("a step", [duration(way["seconds"] * 1e6) for way in ways.values()]),
+        table.TableColumn("ratio", [f"{way['ratio']:.3f}×" for way in ways.values()], style="bold"),
+        table.TableColumn("not waiting", [f"{way['ratio_each']:.3f}×" for way in ways.values()], optional=2),
+        table.TableColumn("bytes", cells("bytes_per_second", rate), optional=1),
+        table.TableColumn(
             "GPU memory" if on_device else "host memory",
             ["–" if name == "plain" else signed(way["memory"][memory]) for name, way in ways.items()],
         ),
     ]
     if on_device:
         launching = [duration(way["launching"] * 1e6) for way in ways.values()]
-        columns.insert(2, table.Column("launching", launching, optional=3))
+        columns.insert(2, table.TableColumn("launching", launching, optional=3))
         waited = [f"{way['ratio_waited']:.3f}×" if way["ratio_waited"] else "–" for way in ways.values()]
-        columns.insert(5, table.Column("step by step", waited, optional=2))
+        columns.insert(5, table.TableColumn("step by step", waited, optional=2))
         held = ["–" if name == "plain" else signed(way["memory"]["host"]) for name, way in ways.items()]
-        columns.append(table.Column("host memory", held, optional=4))
+        columns.append(table.TableColumn("host memory", held, optional=4))
     stalled = [duration(way["stats"].get("stalled_seconds", 0) / max(way["steps"], 1) * 1e6) for way in ways.values()]
-    columns.append(table.Column("stalled", stalled, optional=5))
+    columns.append(table.TableColumn("stalled", stalled, optional=5))
     return columns
 
 
-def _limits(limits: Mapping[str, Any]) -> Sequence[table.Column]:
+def _limits(limits: Mapping[str, Any]) -> Sequence[table.TableColumn]:
     shown = {name.format(**limits): rate(limits[key]) for key, name in _LIMITS.items() if limits[key] is not None}
     if limits["device_launch"] is not None:
         shown["a launch on the GPU"] = duration(limits["device_launch"] * 1e6)
-    return [table.Column("what the machine can do", list(shown), left=True), table.Column("", list(shown.values()))]
+    return [
+        table.TableColumn("what the machine can do", list(shown), left=True),
+        table.TableColumn("", list(shown.values())),
+    ]

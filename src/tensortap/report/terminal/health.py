@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tensortap.core.records import HEALTH_STATUSES, HealthFinding, HealthReport, display_name
 from tensortap.report.terminal import table
-from tensortap.report.terminal.table import Column
+from tensortap.report.terminal.table import TableColumn
 from tensortap.report.wording import clean, count, plural, wrap
 
 __all__ = ["HealthPage", "build", "render"]
@@ -22,7 +22,7 @@ _STYLES = {"nonfinite": "red", "exploding": "red", "dead": "yellow", "vanishing"
 
 @dataclass(frozen=True)
 class HealthPage:
-    """What the page says, before it is laid out."""
+    """The contents of the page, before layout."""
 
     verdict: str
     sentence: str
@@ -56,7 +56,7 @@ def build(report: HealthReport, verbose: bool = False) -> HealthPage:
 
 
 def render(page: HealthPage, width: int | None) -> list[Text]:
-    """The page as lines, none longer than `width`; without one, nothing is cut or wrapped."""
+    """Return the page as lines of at most `width` cells; without a width, nothing is cut or wrapped."""
     sign, style = _VERDICTS.get(page.verdict, ("?", "bold"))
     parts = wrap(page.sentence, None if width is None else width - 2)
     lines = [Text(f"{' ' if at else sign} {part}", style) for at, part in enumerate(parts)]
@@ -75,26 +75,26 @@ def render(page: HealthPage, width: int | None) -> list[Text]:
     return lines + _entry("run", page.path, width, "dim")
 
 
-def _columns(page: HealthPage) -> list[Column]:
+def _columns(page: HealthPage) -> list[TableColumn]:
     findings = page.findings
-    ranks = [Column("rank", [str(each.rank) for each in findings])] if page.ranks else []
+    ranks = [TableColumn("rank", [str(each.rank) for each in findings])] if page.ranks else []
     return [
-        Column("step", [str(each.key.step) for each in findings]),
+        TableColumn("step", [str(each.key.step) for each in findings]),
         *ranks,
-        Column("module", [clean(display_name(each.key.module)) for each in findings], left=True, least=12),
-        Column("tensor", [clean(f"{each.key.kind} {each.key.path}") for each in findings], left=True, least=8),
-        Column(
+        TableColumn("module", [clean(display_name(each.key.module)) for each in findings], left=True, least=12),
+        TableColumn("tensor", [clean(f"{each.key.kind} {each.key.path}") for each in findings], left=True, least=8),
+        TableColumn(
             "status",
             [each.status for each in findings],
             left=True,
             styles=[_STYLES.get(each.status, "") for each in findings],
         ),
-        Column("it", [clean(each.text) for each in findings], left=True, least=20),
+        TableColumn("it", [clean(each.text) for each in findings], left=True, least=20),
     ]
 
 
 def _entry(label: str, text: str, width: int | None, style: str = "") -> list[Text]:
-    """A label, with a text wrapped in a column of its own."""
+    """Return a label with a text that is wrapped in its own column."""
     head = "  " + label.ljust(_LABEL) + "  "
     parts = wrap(text, None if width is None else width - len(head))
     return [

@@ -60,13 +60,13 @@ def inspection_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
     titles_at = [place for place, row in enumerate(rows) if not row.cells]
     optimizer = facts["optimizer"]
     titles = ("kind", "shape", "dtype", "group" if optimizer else "learns", "saved", "moved", "grad", "shared with")
-    columns = [table.Column("tensor", [row.name if row.cells else "" for row in rows], left=True, least=18)]
+    columns = [table.TableColumn("tensor", [row.name if row.cells else "" for row in rows], left=True, least=18)]
     for place, title in enumerate(titles):
         cells = [row.cells[place] if row.cells else "" for row in rows]
         if title == "shared with" and not any(cells):
             continue
         columns.append(
-            table.Column(
+            table.TableColumn(
                 title,
                 cells,
                 left=title in ("kind", "group", "learns", "saved", "moved", "grad", "shared with"),

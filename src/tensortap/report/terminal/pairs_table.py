@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.core.records import display_name
 from tensortap.report import pairs
-from tensortap.report.terminal.table import Column
+from tensortap.report.terminal.table import TableColumn
 from tensortap.report.wording import clean, dtype, rough, shape
 
 __all__ = ["STYLES", "columns_of"]
@@ -26,35 +26,37 @@ STYLES = {
 }
 
 
-def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[Column]:
+def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[TableColumn]:
     """Return all columns in order. A column without a value is left out; the layout drops those that do not fit."""
     styles = [_style(row) for row in rows]
     result = []
     if len({row["step"] for row in rows}) > 1:
-        result.append(Column("step", [str(row["step"]) for row in rows]))
+        result.append(TableColumn("step", [str(row["step"]) for row in rows]))
     if ranks > 1:
-        result.append(Column("rank", [str(row["rank"]) for row in rows]))
+        result.append(TableColumn("rank", [str(row["rank"]) for row in rows]))
     modules = [clean(display_name(row["module"])) for row in rows]
-    result.append(Column("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows]))
-    result.append(Column("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
+    result.append(
+        TableColumn("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows])
+    )
+    result.append(TableColumn("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
     counters = [name for name in ("micro", "call") if any(row[name] for row in rows)]
-    result += [Column(name, [str(row[name]) for row in rows]) for name in counters]
+    result += [TableColumn(name, [str(row[name]) for row in rows]) for name in counters]
     tensors = [clean(f"{row['kind']} {row['path']}") for row in rows]
-    result.append(Column("tensor", tensors, left=True, least=13))
-    result.append(Column("rel err", [pairs.error(row) for row in rows]))
+    result.append(TableColumn("tensor", tensors, left=True, least=13))
+    result.append(TableColumn("rel err", [pairs.error(row) for row in rows]))
     further = [
-        Column("allowed", [rough(pairs.value(row, "tolerance")) for row in rows], optional=2),
-        Column("max abs", [pairs.greatest(row) for row in rows]),
-        Column("at index", [pairs.index(row) for row in rows], left=True, optional=1),
-        Column("mismatched", [pairs.share(row) for row in rows], optional=4),
-        Column("worst row", [pairs.worst_row(row) for row in rows], optional=6),
-        Column("1-cos", [_distance(row) for row in rows], optional=3),
-        Column("ULP", [pairs.ulps(pairs.value(row, "max_ulp")) for row in rows], optional=5),
-        Column("dtype", [_both(row, "dtype") for row in rows], left=True, optional=8),
-        Column("shape", [_both(row, "shape") for row in rows], left=True, optional=9),
+        TableColumn("allowed", [rough(pairs.value(row, "tolerance")) for row in rows], optional=2),
+        TableColumn("max abs", [pairs.greatest(row) for row in rows]),
+        TableColumn("at index", [pairs.index(row) for row in rows], left=True, optional=1),
+        TableColumn("mismatched", [pairs.share(row) for row in rows], optional=4),
+        TableColumn("worst row", [pairs.worst_row(row) for row in rows], optional=6),
+        TableColumn("1-cos", [_distance(row) for row in rows], optional=3),
+        TableColumn("ULP", [pairs.ulps(pairs.value(row, "max_ulp")) for row in rows], optional=5),
+        TableColumn("dtype", [_both(row, "dtype") for row in rows], left=True, optional=8),
+        TableColumn("shape", [_both(row, "shape") for row in rows], left=True, optional=9),
     ]
     result += [column for column in further if any(cell.strip("–") for cell in column.cells)]
-    return [*result, Column("status", [pairs.said(row) for row in rows], left=True, styles=styles)]
+    return [*result, TableColumn("status", [pairs.status_text(row) for row in rows], left=True, styles=styles)]
 
 
 def _style(row: Row) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tensortap.report.terminal.shortening import cut
 from tensortap.report.wording import plural
 
-__all__ = ["Series", "badness", "lines_of_layers", "terminal", "terminal_of_layers"]
+__all__ = ["Series", "badness_of", "lines_of_layers", "terminal", "terminal_of_layers"]
 
 _ROWS = 10
 _NARROWEST, _WIDEST = 30, 120
@@ -55,15 +55,15 @@ Line = list[tuple[int, float]]
 
 
 def lines_of_layers(series: Series) -> dict[str, Line]:
-    """The numbers of each layer over the micro steps, in the order in which the layers come first."""
+    """Return the numbers of each layer over the micro steps, layers in order of first appearance."""
     found: dict[str, Line] = {}
     for step, layer, value in series.points:
         found.setdefault(layer, []).append((step, value))
     return found
 
 
-def badness(column: str) -> Callable[[Sequence[float]], float]:
-    """How much the numbers of a layer deserve attention: a low cosine, a large difference, else a wide range."""
+def badness_of(column: str) -> Callable[[Sequence[float]], float]:
+    """Return a score of a layer's numbers: higher for a low cosine, a large difference, else a wide range."""
 
     def of(values: Sequence[float]) -> float:
         finite = [value for value in values if math.isfinite(value)]
@@ -79,7 +79,7 @@ def badness(column: str) -> Callable[[Sequence[float]], float]:
 
 
 def terminal(series: Series, title: str, width: int = 80) -> list[str]:
-    """All numbers in order, as lines of text. Values that share a column of dots show as the range that they span.
+    """Draw all numbers in order, as lines of text. Values in one column of dots appear as the range that they span.
 
     >>> print("\\n".join(terminal(Series("tensors", ["a", "b"], [0.0, 1.0]), "meanA", 40)))   # doctest: +SKIP
     """
@@ -107,9 +107,9 @@ def terminal(series: Series, title: str, width: int = 80) -> list[str]:
 
 
 def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]:
-    """One line of text for each layer, its numbers over the micro steps as bars. The worst layers if there are many."""
+    """Draw each layer as one line of bars over the micro steps; only the worst layers if there are many."""
     layers = lines_of_layers(series)
-    bad = badness(title)
+    bad = badness_of(title)
     worst = sorted(layers, key=lambda layer: bad([value for _, value in layers[layer]]), reverse=True)[:_MOST_LAYERS]
     chosen = [layer for layer in layers if layer in set(worst)]
     finite = [value for layer in chosen for _, value in layers[layer] if math.isfinite(value)]
@@ -132,7 +132,7 @@ def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]
 
 
 def _digits(low: float, high: float) -> int:
-    """How many digits tell the numbers of a range apart: cosines of a right pair all begin with six nines."""
+    """Return how many digits distinguish the numbers of a range: cosines of a right pair begin with six nines."""
     spread = high / 2 - low / 2  # halved first, as in `_bar`
     if not spread:
         return _DIGITS
@@ -141,7 +141,7 @@ def _digits(low: float, high: float) -> int:
 
 
 def _ruler(series: Series, cells: int, width: int) -> list[str]:
-    """The axis, with a tick where each further micro step begins and its number below, as far as there is room."""
+    """Return the axis: a tick where each further micro step begins, with its number below if there is room."""
     begins: dict[int, int] = {}
     for at, (step, _, _) in enumerate(series.points):
         begins.setdefault(step, at if len(series.values) <= 2 * cells else at * 2 * cells // len(series.values))
@@ -165,7 +165,7 @@ def _bar(value: float, low: float, high: float) -> str:
 
 
 def _grid(values: Sequence[float], low: float, high: float, cells: int) -> list[list[int]]:
-    """Braille bits by row and cell."""
+    """Return the Braille bits by row and cell."""
     across, down = 2 * cells, 4 * _ROWS
     grid = [[0] * cells for _ in range(_ROWS)]
     spans: dict[int, tuple[int, int]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensortap.core import statistics
 from tensortap.core.records import Record, Summary, display_name
 from tensortap.core.statistics import Statistic
-from tensortap.report.terminal.table import Column
+from tensortap.report.terminal.table import TableColumn
 from tensortap.report.wording import clean, count, dtype, number, plural, shape
 
 __all__ = ["RecordsView", "columns_of", "heading", "remainder"]
@@ -19,48 +19,48 @@ _ADDED = (100, 1)  # position and priority of a statistic that was registered wi
 
 @dataclass(frozen=True)
 class RecordsView:
-    """Some records of a run, and of how many."""
+    """Selected records of a run, and their counts."""
 
     records: Sequence[Record]
     matching: int
-    """How many pass the filters."""
+    """Number of records that pass the filters."""
     total: int
-    """How many the run has."""
+    """Number of records of the run."""
     sort: str = "seq"
-    """A column's name; a minus before it is largest first."""
+    """A column's name; with a minus before it, the largest comes first."""
     ranks: int = 1
-    """How many ranks the run has: with several, each row says its own."""
+    """Number of ranks of the run: with several, each row shows its rank."""
     hint: str = ""
     """A suggestion if nothing matches."""
     calls: Sequence[tuple[str, str]] = ()
-    """Modules among the records that got plain arguments, and which, in words."""
+    """Modules of the records that got plain arguments, with the arguments in words."""
 
     @property
     def hidden(self) -> int:
         return self.matching - len(self.records)
 
 
-def columns_of(view: RecordsView) -> list[Column]:
+def columns_of(view: RecordsView) -> list[TableColumn]:
     """Return all columns in order; the layout drops those that do not fit."""
     records, sorted_by = view.records, view.sort.lstrip("-")
     result = []
     if len({r.key.step for r in records}) > 1:
-        result.append(Column("step", [str(r.key.step) for r in records]))
+        result.append(TableColumn("step", [str(r.key.step) for r in records]))
     if view.ranks > 1:
-        result.append(Column("rank", [str(r.rank) for r in records]))
-    result.append(Column("module", [clean(display_name(r.key.module)) for r in records], left=True, least=22))
-    result.append(Column("class", [clean(r.cls) for r in records], left=True, optional=11))
+        result.append(TableColumn("rank", [str(r.rank) for r in records]))
+    result.append(TableColumn("module", [clean(display_name(r.key.module)) for r in records], left=True, least=22))
+    result.append(TableColumn("class", [clean(r.cls) for r in records], left=True, optional=11))
     counters = {name: [getattr(r.key, name) for r in records] for name in ("micro", "call")}
-    result += [Column(name, list(map(str, values))) for name, values in counters.items() if any(values)]
-    result.append(Column("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))
-    result.append(Column("shape", [shape(r.shape) for r in records], left=True, least=16))
-    result.append(Column("dtype", [dtype(clean(r.dtype)) for r in records], left=True))
+    result += [TableColumn(name, list(map(str, values))) for name, values in counters.items() if any(values)]
+    result.append(TableColumn("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))
+    result.append(TableColumn("shape", [shape(r.shape) for r in records], left=True, least=16))
+    result.append(TableColumn("dtype", [dtype(clean(r.dtype)) for r in records], left=True))
     for each, priority in _shown_statistics():
         cells = [_cell(each, r.summary) for r in records]
-        result.append(Column(each.name, cells, optional=0 if each.name == sorted_by else priority))
-    result.append(Column("seq", [str(r.seq) for r in records], optional=_SEQ_PRIORITY))
+        result.append(TableColumn(each.name, cells, optional=0 if each.name == sorted_by else priority))
+    result.append(TableColumn("seq", [str(r.seq) for r in records], optional=_SEQ_PRIORITY))
     if any(r.summary.nonfinite for r in records):
-        result.append(Column("non-finite", [nonfinite(r.summary) for r in records], left=True, style="bold red"))
+        result.append(TableColumn("non-finite", [nonfinite(r.summary) for r in records], left=True, style="bold red"))
     return result
 
 
@@ -81,7 +81,7 @@ def _cell(statistic: Statistic, summary: Summary) -> str:
 
 
 def nonfinite(summary: Summary) -> str:
-    """A sign and a word, so that it needs no colour to be seen.
+    """Return a sign and a word, so that nothing depends on colour alone.
 
     An ordinary tensor has an empty cell; others "✗ 3 NaN", "✗ 12 Inf", "✗ all NaN", "✗ 3 NaN 12 Inf".
     """

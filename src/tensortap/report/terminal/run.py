@@ -162,9 +162,9 @@ def _coverage_lines(page: RunPage, width: int | None) -> list[Text]:
 def _all_modules(group: CoverageGroup, width: int | None) -> list[Text]:
     names, classes, calls = zip(*group.modules, strict=True)
     columns = [
-        table.Column("module", names, left=True, least=20),
-        table.Column("class", classes, left=True, least=10),
-        table.Column("calls", [plural(n, "call") for n in calls]),
+        table.TableColumn("module", names, left=True, least=20),
+        table.TableColumn("class", classes, left=True, least=10),
+        table.TableColumn("calls", [plural(n, "call") for n in calls]),
     ]
     return table.lines(columns, width, indent=_LABEL + 4)[1:]
 

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from tensortap.report.terminal.shortening import cut
 
-__all__ = ["Column", "fit", "lines"]
+__all__ = ["TableColumn", "fit", "lines"]
 
 GAP = 2
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column of finished cells, and its behaviour in a narrow table."""
 
     title: str
@@ -40,7 +40,7 @@ class Column:
         return self.natural if self.least is None else min(self.natural, max(self.least, cell_len(self.title)))
 
 
-def fit(columns: Sequence[Column], width: int | None) -> list[tuple[Column, int]]:
+def fit(columns: Sequence[TableColumn], width: int | None) -> list[tuple[TableColumn, int]]:
     """Return the columns that fit, with their widths; without a width, all of them, uncut."""
     if width is None:
         return [(column, column.natural) for column in columns]
@@ -62,7 +62,7 @@ def fit(columns: Sequence[Column], width: int | None) -> list[tuple[Column, int]
     return _squeezed(result, -room)
 
 
-def _squeezed(columns: list[tuple[Column, int]], excess: int) -> list[tuple[Column, int]]:
+def _squeezed(columns: list[tuple[TableColumn, int]], excess: int) -> list[tuple[TableColumn, int]]:
     """Shrink the widest columns if the terminal is too narrow even for the least widths."""
     widths = [width for _, width in columns]
     while excess > 0 and max(widths) > 3:
@@ -72,7 +72,7 @@ def _squeezed(columns: list[tuple[Column, int]], excess: int) -> list[tuple[Colu
     return [(column, width) for (column, _), width in zip(columns, widths, strict=True)]
 
 
-def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list[Text]:
+def lines(columns: Sequence[TableColumn], width: int | None, indent: int = 0) -> list[Text]:
     """Return the header and the rows as lines of at most `width` cells."""
     fitted = fit(columns, None if width is None else width - indent)
     header = Text(" " * indent + _joined([column.title for column, _ in fitted], fitted), "dim")
@@ -88,11 +88,11 @@ def lines(columns: Sequence[Column], width: int | None, indent: int = 0) -> list
     return rows
 
 
-def _joined(cells: Sequence[str], fitted: Sequence[tuple[Column, int]]) -> str:
+def _joined(cells: Sequence[str], fitted: Sequence[tuple[TableColumn, int]]) -> str:
     padded = [_padded(cut([cell], size)[0], column, size) for cell, (column, size) in zip(cells, fitted, strict=True)]
     return (" " * GAP).join(padded).rstrip()
 
 
-def _padded(cell: str, column: Column, width: int) -> str:
+def _padded(cell: str, column: TableColumn, width: int) -> str:
     space = " " * (width - cell_len(cell))
     return cell + space if column.left else space + cell

@@ -39,21 +39,21 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
     rows = facts["rows"]
     columns = _names(rows, facts["by"])
     host = [
-        table.Column("own", _durations(rows, "cpu_own"), style="bold"),
-        table.Column("own %", _shares(rows, "cpu_own_share")),
-        table.Column("total", _durations(rows, "cpu_total"), optional=2),
+        table.TableColumn("own", _durations(rows, "cpu_own"), style="bold"),
+        table.TableColumn("own %", _shares(rows, "cpu_own_share")),
+        table.TableColumn("total", _durations(rows, "cpu_total"), optional=2),
     ]
     if facts["device"]["kernels"]:
         columns += [
-            table.Column("device own", _durations(rows, "device_own"), style="bold"),
-            table.Column("device %", _shares(rows, "device_own_share"), optional=1),
-            table.Column("device total", _durations(rows, "device_total"), optional=4),
+            table.TableColumn("device own", _durations(rows, "device_own"), style="bold"),
+            table.TableColumn("device %", _shares(rows, "device_own_share"), optional=1),
+            table.TableColumn("device total", _durations(rows, "device_total"), optional=4),
         ]
-        host[1:] = [table.Column(each.title, each.cells, optional=5) for each in host[1:]]
+        host[1:] = [table.TableColumn(each.title, each.cells, optional=5) for each in host[1:]]
     columns += host
     for title, key, rank in (("memory", "memory", 7), ("device memory", "device_memory", 6)):
         if any(row[key] for row in rows):
-            columns.append(table.Column(title, [_signed(row[key]) for row in rows], optional=rank))
+            columns.append(table.TableColumn(title, [_signed(row[key]) for row in rows], optional=rank))
     lines = [*_head(facts, width), Text(), *table.lines(columns, width), *_left_out(facts, width), Text()]
     by_node = facts["backward_calls"] == "graph nodes" and any(row["phase"] == "backward" for row in rows)
     notes = [_OWN, _BACKWARD] if by_node else [_OWN]
@@ -63,15 +63,15 @@ def times_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
 
 
 def compared_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
-    """Two profiles. `facts` is what `times.comparison.compare_times` returns."""
+    """Render two profiles; `facts` is the result of `times.comparison.compare_times`."""
     rows, measure = facts["rows"], facts["measure"]
     ratios = [f"{ratio:.2f}" if (ratio := row[f"{measure}_ratio"]) is not None else "–" for row in rows]
     columns = [
         *_names(rows, facts["by"]),
-        table.Column("reference", _durations(rows, f"{measure}_reference")),
-        table.Column("this", _durations(rows, measure), style="bold"),
-        table.Column("difference", _durations(rows, f"{measure}_difference", plus=True), style="bold"),
-        table.Column("ratio", ratios),
+        table.TableColumn("reference", _durations(rows, f"{measure}_reference")),
+        table.TableColumn("this", _durations(rows, measure), style="bold"),
+        table.TableColumn("difference", _durations(rows, f"{measure}_difference", plus=True), style="bold"),
+        table.TableColumn("ratio", ratios),
     ]
     what = "device" if measure.startswith("device") else "CPU"
     kind = "own" if measure.endswith("own") else "total"
@@ -83,19 +83,21 @@ def compared_page(facts: Mapping[str, Any], width: int | None) -> list[Text]:
     return [*lines, Text(), *table.lines(columns, width), *_left_out(facts, width)]
 
 
-def _names(rows: Sequence[Mapping[str, Any]], by: str) -> list[table.Column]:
+def _names(rows: Sequence[Mapping[str, Any]], by: str) -> list[table.TableColumn]:
     module = [wording.clean(row["module"]) for row in rows]
     cls = [wording.clean(row["class"]) for row in rows]
-    phase = table.Column("phase", [row["phase"] for row in rows], left=True)
-    calls = table.Column("calls", [wording.count(row["calls"]) if row["calls"] else "–" for row in rows], optional=3)
+    phase = table.TableColumn("phase", [row["phase"] for row in rows], left=True)
+    calls = table.TableColumn(
+        "calls", [wording.count(row["calls"]) if row["calls"] else "–" for row in rows], optional=3
+    )
     if by == "class":
         names = [
             f"{name} {kind}" if name in _OPTIMIZERS else name or kind for name, kind in zip(module, cls, strict=True)
         ]
-        return [table.Column("class", names, left=True, least=20), phase, calls]
+        return [table.TableColumn("class", names, left=True, least=20), phase, calls]
     return [
-        table.Column("module", module, left=True, least=24),
-        table.Column("class", cls, left=True, least=14, optional=8, style="dim"),
+        table.TableColumn("module", module, left=True, least=24),
+        table.TableColumn("class", cls, left=True, least=14, optional=8, style="dim"),
         phase,
         calls,
     ]

@@ -115,7 +115,7 @@ def _check_room(target: Path, overwrite: bool) -> None:
     if not target.exists() and not target.is_symlink():
         return
     if not overwrite:
-        raise RunExists(f"{target} exists already: choose another path, or say --overwrite (overwrite=True).")
+        raise RunExists(f"{target} exists already: choose another path, or pass --overwrite (overwrite=True).")
     if target.is_dir() and not is_manifest(target / MANIFEST):
         raise RunExists(f"{target} is a folder that is not an export, so it is not replaced: choose another path.")
 

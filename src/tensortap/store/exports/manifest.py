@@ -69,7 +69,7 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> Iterator[ManifestRow]:
-    """Yield the rows of a manifest. Raise RunUnreadable at one that cannot be true."""
+    """Yield the rows of a manifest. Raise RunUnreadable at an invalid one."""
     with _opened(path) as file:
         rows = csv.reader(file)
         try:
@@ -93,7 +93,7 @@ def _parse(row: list[str]) -> ManifestRow:
     key = Key(step, micro, cells["phase"], cells["module"], call, cells["kind"], cells["path"])
     for word, known in ((key.kind, KINDS), (key.phase, PHASES), (cells["dtype"], dtypes.NAMES)):
         if word not in known:
-            raise ValueError(f"{word[:40]!r} is none of {', '.join(known)}")
+            raise ValueError(f"{word[:40]!r} is not one of {', '.join(known)}")
     shape = json.loads(cells["shape"])
     if not isinstance(shape, list) or not all(type(length) is int and 0 <= length < _LARGEST for length in shape):
         raise ValueError(f"{cells['shape'][:40]!r} is not a shape")

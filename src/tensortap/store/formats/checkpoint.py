@@ -136,7 +136,7 @@ class _StateDict:
         self._seen = 0
 
     def tensors(self, value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield names and tensors. Raise RunUnreadable if a dict contains itself, or if there is no end to them."""
+        """Yield names and tensors. Raise RunUnreadable if a dict contains itself, or if they are nested too deeply."""
         self._seen += 1
         if self._seen > _MOST_VALUES:
             raise RunUnreadable(f"it holds more than {_MOST_VALUES:,} values.")

@@ -36,9 +36,9 @@ Summarize = Callable[[Array], Summary]
 _ENTRY = "entry:"
 _SHOWN = 3
 _MOST_RATIO = 1032
-"""Bytes that deflate makes of one at most."""
+"""Upper bound on the bytes that deflate expands one byte to."""
 _FREE = 1 << 16
-"""Bytes that need no proof."""
+"""Size in bytes below which a declared size is not checked against the file."""
 
 
 class LoadedTensor(NamedTuple):
@@ -56,7 +56,7 @@ class StoredTensor(NamedTuple):
     name: str
     """Its name in notices."""
     load: Callable[[], LoadedTensor]
-    """Raises RunUnreadable, with the reason alone, if the tensor cannot be read."""
+    """Loads the tensor. Raises RunUnreadable, with the reason alone, if that fails."""
     rank: int = 0
     cls: str = ""
 
@@ -179,7 +179,7 @@ def same_tensors(records: Iterator[Record]) -> list[Record]:
 def check_expansion(nbytes: int, stored: int) -> None:
     """Raise RunUnreadable if `stored` bytes of a file cannot hold `nbytes`, or memory cannot.
 
-    A damaged file, or one that was made to do so, declares arrays that fill any memory.
+    A damaged or malicious file may declare arrays of any size.
     """
     if nbytes > max(_FREE, _MOST_RATIO * stored):
         raise RunUnreadable(f"it declares {nbytes:,} bytes: {stored:,} bytes cannot hold that many")

@@ -35,7 +35,7 @@ _NAME = re.compile(
 )
 _FILES = "rank_*/step_*/*/micro_*.npy"
 _PHASES = {"state": 0, "forward": 1, "backward": 2}
-_LOST = "its manifest is missing: names come from the files, and bfloat16 and fp8 count as the float32 that they became"
+_LOST = "its manifest is missing: names come from the files, and bfloat16 and fp8 count as float32, as they are stored"
 
 _UNORDERED = "modules are in the order of their names: the order in which they ran is lost with the manifest"
 

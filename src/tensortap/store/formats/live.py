@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.core.records import Record
 from tensortap.errors import UsageError
-from tensortap.store.calls import Calls, RecordedCall
+from tensortap.store.calls import CallEntry, Calls
 from tensortap.store.format import encode
 from tensortap.store.index import Index
 from tensortap.store.run import Run, RunSource
@@ -96,8 +96,8 @@ class LiveRun(Run):
         self.source.append(record)
 
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
-        """Add the plain arguments of a call, as `RunWriter.called`."""
-        self.source.arguments.add(RecordedCall(step, micro, module, call, arguments))
+        """Add the plain arguments of a call; see `RunWriter.called`."""
+        self.source.arguments.add(CallEntry(step, micro, module, call, arguments))
 
     def close_with(self, status: str, reason: str, notices: Sequence[str]) -> None:
         """End the run, with notices of what could not be seen. A second call does nothing."""

@@ -73,7 +73,7 @@ def _header(files: Bytes, name: str, size: int) -> tuple[int, dict[str, Any]]:
 
 
 def _entry(path: str, name: str, value: Any) -> _HeaderEntry:
-    """Return an entry of a header. Raise RunUnreadable if it cannot be true."""
+    """Return an entry of a header. Raise RunUnreadable if it is invalid."""
     try:
         dtype = dtypes.from_tag(value["dtype"])
     except (KeyError, TypeError) as error:

@@ -1,1 +1,1 @@
-"""Write a run to disk while it goes on."""
+"""Writes a run to disk while it is recorded."""

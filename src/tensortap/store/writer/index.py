@@ -262,14 +262,14 @@ class IndexWriter:
 
 
 class _Seen:
-    """Which tensors have been in the index. Numbers that come without gaps take no memory."""
+    """The numbers of the tensors in the index. Numbers without gaps take no memory."""
 
     def __init__(self) -> None:
         self._below = 0
         self._others: set[int] = set()
 
     def first(self, numbers: Iterable[int]) -> list[bool]:
-        """For each, whether it comes for the first time."""
+        """Add numbers; return for each whether it is new."""
         return [self._add(number) for number in numbers]
 
     def _add(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Any array as a run of plain little-endian bytes, without a second copy of the whole."""
+"""Converts any array to little-endian bytes, without a second copy of the whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["pieces"]
 
 
 def pieces(array: npt.NDArray[Any], limit: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of `array` in C order. What is not contiguous is copied at most `limit` bytes at a time.
+    """Yield the bytes of `array` in C order. Copy an array that is not contiguous, at most `limit` bytes at a time.
 
     >>> [p.tolist() for p in pieces(np.arange(4, dtype=np.uint8).reshape(2, 2).T, 2)]
     [[0, 2], [1, 3]]

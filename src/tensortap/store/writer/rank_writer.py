@@ -54,7 +54,7 @@ class RankWriter(ABC):
     def put_incoming(
         self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
     ) -> Location | None:
-        """Keep bytes in C order that a device sends. They may still be on their way when this returns."""
+        """Keep bytes in C order that a device sends. They may still be in transit when this returns."""
 
     @abstractmethod
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class RankWriter(ABC):
 
     @abstractmethod
     def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
-        """Store what was seen of each module, and what was not; replaces what was stored before."""
+        """Store the coverage of each module, in place of what was stored before."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class RankWriter(ABC):
         """Wait until all bytes that were put so far are stored; False if they cannot be."""
 
     def take_notices(self) -> list[str]:
-        """Return what a user should know of the storing since the last call, such as a limit that was reached."""
+        """Return notices about storing since the last call, such as a limit that was reached."""
         return []
 
     def append(self, record: Record) -> None:

@@ -1,9 +1,9 @@
-"""Chooses between the page cache and direct I/O, whichever brings bytes to the disk sooner.
+"""Chooses between the page cache and direct I/O, by their measured rates.
 
 With direct I/O the disk fetches the bytes and no core is busy, which matters if training needs them all. In a virtual
 machine, which gets memory slowly, the pages of the cache may also cost more than the disk. A slow disk is better served
-through the cache, as long as the cache has room. Both are tried, and the slower one again from time to time: with one
-write, while others take the faster route.
+through the cache, as long as the cache has room. Both are tried. The slower one is
+tried again from time to time, with one write, while others take the faster route.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tensortap.core.machine import PORTABLE
 
-__all__ = ["BLOCK", "Route", "can_go_past"]
+__all__ = ["BLOCK", "Route", "supports_direct_io"]
 
 BLOCK = 4096
 """Offsets and lengths of direct I/O are multiples of this."""
@@ -36,19 +36,19 @@ class Route:
         self._rates: dict[bool, float] = {}
         self._abreast = {True: 0, False: 0}
         self._turns = 0
-        """Writes since one way or the other was tried."""
+        """Number of writes since the last trial."""
         self._trying: bool | None = None
-        """The way that a write under way tries out."""
+        """The route that a write in progress tries; None without a trial."""
 
-    def past(self) -> bool:
-        """Whether the next write should go past the cache."""
+    def use_direct(self) -> bool:
+        """Return whether the next write should use direct I/O."""
         with self._lock:
             if not self._possible:
                 return False
             best, rest = False, 0
             if self._rates.keys() == {True, False}:
                 best = self._rates[True] * self._favour >= self._rates[False]
-                # The worse it was, the less often it is tried again.
+                # A slower route is tried less often.
                 rest = _TRY_AGAIN * max(1, round(self._rates[best] / self._rates[not best]))
             elif True in self._rates:
                 return False
@@ -59,22 +59,22 @@ class Route:
 
     @contextmanager
     def timed(self, past: bool, nbytes: int) -> Iterator[None]:
-        """Around a write: learns from it, if it succeeds."""
+        """Time a write, and learn its rate if it succeeds."""
         with self._lock:
             self._abreast[past] += 1
-            # Where one write tries the cache out, all others under way would share it, too.
+            # While one write tries the cache, all other writes in progress would share it, too.
             abreast = self._abreast[True] if past else sum(self._abreast.values())
         started = time.perf_counter()
         try:
             yield
-            self.took(past, nbytes, time.perf_counter() - started, abreast)
+            self.learn(past, nbytes, time.perf_counter() - started, abreast)
         finally:
             with self._lock:
                 self._abreast[past] -= 1
 
-    def took(self, past: bool, nbytes: int, seconds: float, abreast: int = 1) -> None:
-        """Learn from a write, one of `abreast` that take the same route at a time. Their joint rate counts: a disk that
-        is fast with one write may be no faster with twelve, while a cache is."""
+    def learn(self, past: bool, nbytes: int, seconds: float, abreast: int = 1) -> None:
+        """Learn from a write, one of `abreast` concurrent writes on the same route. Their joint rate counts: a cache is
+        faster with twelve concurrent writes than with one, a disk may not be."""
         with self._lock:
             if self._trying is past:
                 self._trying = None
@@ -84,13 +84,13 @@ class Route:
                 rate = abreast * nbytes / max(seconds, 1e-9)
                 self._rates[past] = (self._rates.get(past, rate) + rate) / 2
 
-    def give_up(self) -> None:
-        """The file system refused."""
+    def disable_direct(self) -> None:
+        """Disable direct I/O: the file system refused it."""
         self._possible = False
 
 
-def can_go_past(folder: Path) -> bool:
-    """Whether the file system lets files be opened that way."""
+def supports_direct_io(folder: Path) -> bool:
+    """Return whether the file system opens files for direct I/O."""
     flag = getattr(os, "O_DIRECT", 0)
     if PORTABLE or not flag:
         return False

@@ -23,7 +23,7 @@ from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
 from tensortap.errors import TensortapError, UsageError
-from tensortap.store.calls import CallsWriter, RecordedCall
+from tensortap.store.calls import CallEntry, CallsWriter
 from tensortap.store.folder import claim, overwrite_json, write_json
 from tensortap.store.format import (
     CALLS,
@@ -38,7 +38,7 @@ from tensortap.store.writer.index import IndexFile, IndexWriter
 from tensortap.store.writer.pieces import pieces
 from tensortap.store.writer.pool import SlabPool
 from tensortap.store.writer.rank_writer import RankWriter, now, storable_dtype
-from tensortap.store.writer.route import Route, can_go_past
+from tensortap.store.writer.route import Route, supports_direct_io
 from tensortap.store.writer.shard import Shard
 from tensortap.store.writer.state import write_error
 
@@ -47,7 +47,7 @@ __all__ = ["RunWriter"]
 DEFAULT_BUFFER = 256 << 20
 _MOST_PINNED = 4 << 30
 _STATUS_BYTES = 4096
-"""Size of rank.json while the run goes on: room for the reason, should the disk be full in the end."""
+"""Size of rank.json while the run is written: it reserves room for the reason if the disk is full at the end."""
 
 
 class RunWriter(RankWriter):
@@ -59,7 +59,7 @@ class RunWriter(RankWriter):
     ...     writer.end_step(0)
 
     `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
-    many threads write tensors, each to a file of its own. `crowded` says that the run itself needs every core of the
+    many threads write tensors, each to a file of its own. `crowded`: the run itself needs every core of the
     machine. `pinning` is for tensors that come from a device. `calls` says that plain arguments are kept, even if no
     call has any.
     """
@@ -92,7 +92,7 @@ class RunWriter(RankWriter):
             raise write_error(error, self.path, begun=False) from error
         self._numbers: dict[int, int] = {}
         self._numbers_lock = threading.Lock()
-        past = can_go_past(self._folder)
+        past = supports_direct_io(self._folder)
         # If the run needs every core, a thread that occupies one costs more than it saves.
         threaded = past or not crowded
         route = Route(past, favour=8 if crowded else 2) if threaded else None
@@ -129,7 +129,7 @@ class RunWriter(RankWriter):
         """
         self._check_open()
         assert self._calls is not None, "calls=True says that plain arguments are kept"
-        self._calls.add(RecordedCall(step, micro, module, call, arguments))
+        self._calls.add(CallEntry(step, micro, module, call, arguments))
 
     def end_step(self, step: int) -> None:
         """Complete the step's files and send its rows out, without waiting for the disk."""
@@ -140,7 +140,7 @@ class RunWriter(RankWriter):
         self._index.hurry(step_is_over=True)
 
     def coverage(self, rows: Sequence[Coverage], notices: Sequence[str] = ()) -> None:
-        """Store what was seen of each module, and what was not; replaces what was stored before."""
+        """Store the coverage of each module, in place of what was stored before."""
         self._check_open()
         value = {"modules": [row.as_dict() for row in rows], "notices": list(notices)}
         try:
@@ -229,7 +229,7 @@ class RunWriter(RankWriter):
         try:
             write_json(path, value)
         except OSError:
-            # The disk may be full. The file has room for this, so that it need not go on saying "running".
+            # The disk may be full. The file has room for this, so that its status does not stay "running".
             overwrite_json(path, value, shortened="reason")
 
 

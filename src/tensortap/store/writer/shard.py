@@ -2,8 +2,8 @@
 
 The caller's side decides at once where a tensor goes, and copies it into slabs. A slab that is full, or sealed because
 a caller waits for its bytes, goes to the thread. Small tensors share a slab, and so a write. Without a route, the
-caller's thread writes: that saves a copy, and is better if all cores compute, since a thread that takes one of them
-makes the others wait at their next barrier.
+caller's thread writes, which saves a copy. This is faster if all cores compute: a thread that takes one of them makes
+the others wait at their next barrier.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _File:
 
 
 class Shard:
-    """`put` and `finish` may be called from any thread; one at a time gets in."""
+    """Any thread may call `put` and `finish`; they run one at a time."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Shard:
         self._thread: threading.Thread | None = None
         self.done = 0
         self.pending = 0
-        """Bytes on their way to the disk."""
+        """Bytes in transit to the disk."""
         self.written = 0
         self.files = 0
         # The thread's own:
@@ -130,7 +130,7 @@ class Shard:
                 self._region = min(4 * self._region, LARGEST_REGION)
                 file = self._open(step, room_for(name, dtype, shape, nbytes))
                 entry = file.header.plan(name, dtype, shape, 0, nbytes)
-                assert entry is not None  # room_for saw to it
+                assert entry is not None  # ensured by room_for
             location = Location(file.name, file.end, nbytes)
             try:
                 for part in parts:
@@ -149,7 +149,7 @@ class Shard:
             return self._submitted
 
     def finish(self, step: int | None = None) -> None:
-        """Complete the current file, if it is of that step; None means any."""
+        """Complete the current file if it belongs to this step; None means any step."""
         with self._entry:
             if self._file is not None and step in (None, self._file.step):
                 self._finish()
@@ -182,7 +182,7 @@ class Shard:
         self._file = None
 
     def _finish(self) -> None:
-        """The step is over: the next one will need about as much header."""
+        """Complete the file of a step that ends. The next step needs a header of about the same size."""
         assert self._file is not None
         self._complete(self._file)
         self._region = min(self._needed * 5 // 4 + 512, LARGEST_REGION)
@@ -216,7 +216,7 @@ class Shard:
         file.end += part.size
 
     def _take_back(self, file: _File, end: int) -> None:
-        """A copy was interrupted. What went out already lies behind `end`, and is written over or cut off."""
+        """Undo an interrupted copy. Bytes that were already written are beyond `end`: overwritten or cut off later."""
         self._fill = max(0, self._fill - (file.end - end))
         self._carried = min(self._carried, self._fill)
         self._left_over = 0
@@ -234,7 +234,7 @@ class Shard:
             self._fill = self._carried = 0
 
     def _run(self, act: Callable[[], None]) -> None:
-        """Do a job here and now. What goes wrong is remembered, as the thread remembers it."""
+        """Run a job on the calling thread. Keep its failure, as the writer's thread does."""
         if self._state.failure is None:
             try:
                 act()
@@ -305,15 +305,15 @@ class Shard:
 
     def _do_write(self, slab: Slab, count: int, offset: int) -> None:
         view, past = slab.data[:count], 0
-        if count >= BLOCK and offset % BLOCK == 0 and self._route.past():
-            past = self._write_past(view[: count - count % BLOCK], offset)
+        if count >= BLOCK and offset % BLOCK == 0 and self._route.use_direct():
+            past = self._write_direct(view[: count - count % BLOCK], offset)
         if past < count:
             with self._route.timed(False, count - past):
                 self._write_all(view[past:], offset + past)
         self.written += count
 
-    def _write_past(self, view: memoryview, offset: int) -> int:
-        """Past the page cache. Returns how many bytes went that way: not all, for good, if the file system refuses."""
+    def _write_direct(self, view: memoryview, offset: int) -> int:
+        """Write with direct I/O; return the number of bytes written. If the file system refuses, disable direct I/O."""
         written = 0
         try:
             with self._route.timed(True, len(view)):
@@ -324,7 +324,7 @@ class Shard:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            self._route.give_up()
+            self._route.disable_direct()
         return written
 
     def _do_finish(self, name: str, header: Header, end: int) -> None:

@@ -23,7 +23,7 @@ class Allowance(NamedTuple):
 
     at_least: float
     times: float
-    """How many times the usual rounding."""
+    """Factor over the usual rounding."""
     name: str
     """The rule, as reports show it."""
 

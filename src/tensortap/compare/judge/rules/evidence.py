@@ -62,7 +62,7 @@ class Evidence:
         return 1.0 if before is None else self.reference_moved(before, row)
 
     def noise_of_unrecorded_parameters(self, row: int) -> float:
-        """Return what earlier steps may have made of the noise of gradients, if parameters were not recorded."""
+        """Return the error that gradient noise of earlier steps may have caused in unrecorded parameters."""
         rank, step, _ = self.structure.scope[row]
         module = self.structure.module[row]
         if (rank, step, module) in self.structure.parameters_of or not step:

@@ -97,12 +97,12 @@ class Policy:
 
     @staticmethod
     def of_runs(error: float) -> float:
-        """Return what a further run of the reference allows that differs by this error."""
+        """Return the tolerance from a further run of the reference that differs by this error."""
         return _RUNS * error
 
     @staticmethod
     def of_steps(error: float, row_error: float) -> tuple[float, float]:
-        """Return what random steps of one epsilon allow that move a record, and its worst row, by these errors."""
+        """Return the tolerances from steps of one epsilon that move a record and its worst row by these errors."""
         return _STEPS * error, _STEPS_OF_ROWS * row_error
 
     @staticmethod
@@ -127,7 +127,7 @@ class Policy:
 
     @staticmethod
     def has_rows(kind: str, length: int) -> bool:
-        """Whether rows are meaningful: those of parameters are no samples, and short ones are all noise."""
+        """Whether rows are meaningful: rows of parameters are not samples, and short rows are mostly noise."""
         return length >= _LEAST_ROW and kind not in ("param", "buffer")
 
     def described(self) -> str:

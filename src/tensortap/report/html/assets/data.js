@@ -14,7 +14,7 @@ export class Data {
     this.compares = head.page === "comparison";
     /** The column that sets colours. */
     this.size = this.compares ? "rel_l2" : "rms";
-    /** Statistics that were registered beside the usual ones. */
+    /** Statistics that were registered in addition to the built-in ones. */
     this.added = head.statistics.filter(({ added }) => added);
     this.complete = false;
     this.failing = head.words.status.map((word) => !["equal", "close", "ok", "unjudged"].includes(word));

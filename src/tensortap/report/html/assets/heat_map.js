@@ -79,7 +79,7 @@ export class HeatMap {
     const gap = Math.min(wide, high) > 6 ? 1 : 0;
     this.sizes.forEach((size, at) => {
       const [x, y] = this.#box(at);
-      const shift = this.births[at] ? 10 : 0; // the number stands beside the mark
+      const shift = this.births[at] ? 10 : 0; // the number is next to the mark
       cell(pen, this.ramp, size, [x, y, wide - gap, high - gap], shift);
     });
     this.#labels(pen, wide, high);

@@ -171,8 +171,8 @@ export class Icicle {
     const acts = {
       ArrowDown: () => this.#go(tree.children[current].find((at) => tree.total[at])),
       ArrowUp: () => this.#go(parent >= 0 ? parent : undefined),
-      ArrowRight: () => this.#go(this.#beside(1)),
-      ArrowLeft: () => this.#go(this.#beside(-1)),
+      ArrowRight: () => this.#go(this.#sibling(1)),
+      ArrowLeft: () => this.#go(this.#sibling(-1)),
       Home: () => this.#zoomed(0),
       Enter: () => this.#zoomed(current),
       " ": () => this.#zoomed(current),
@@ -184,7 +184,7 @@ export class Icicle {
   }
 
   /** The next or previous node of the same level with any time. */
-  #beside(step) {
+  #sibling(step) {
     const { tree, current } = this;
     const row = tree.nodes.map((_, at) => at).filter((at) => tree.depth[at] === tree.depth[current] && tree.total[at]);
     return row[row.indexOf(current) + step];

@@ -103,7 +103,7 @@ function panels(data, trend) {
     ["births", data.compares ? "Births" : "Findings"],
     ["coverage", "Coverage"],
     ["environment", "Environment"],
-    ["definitions", "What each number means"],
+    ["definitions", "Meaning of each number"],
   ]) {
     const node = document.getElementById(id);
     if (node) all.push({ id, label, node });

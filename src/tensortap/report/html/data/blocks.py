@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Block", "json_block", "numbers"]
+__all__ = ["DataBlock", "json_block", "numbers"]
 
 _LEVEL = 6
 
 
 @dataclass(frozen=True)
-class Block:
+class DataBlock:
     """Gzipped bytes under an id."""
 
     id: str
     data: bytes
 
     @classmethod
-    def of(cls, id: str, raw: bytes) -> Block:
+    def of(cls, id: str, raw: bytes) -> DataBlock:
         return cls(id, gzip.compress(raw, _LEVEL, mtime=0))
 
     def element(self) -> str:
@@ -31,8 +31,8 @@ class Block:
         return f'<script type="application/gzip;base64" id="{self.id}">{base64.b64encode(self.data).decode()}</script>'
 
 
-def json_block(id: str, value: Any) -> Block:
-    return Block.of(id, json.dumps(numbers(value), separators=(",", ":"), allow_nan=False).encode())
+def json_block(id: str, value: Any) -> DataBlock:
+    return DataBlock.of(id, json.dumps(numbers(value), separators=(",", ":"), allow_nan=False).encode())
 
 
 def numbers(value: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.report.html.data.blocks import Block
+from tensortap.report.html.data.blocks import DataBlock
 
-__all__ = ["ALL_BITS", "Column", "bits_for", "entries", "packed"]
+__all__ = ["ALL_BITS", "PageColumn", "bits_for", "entries", "packed"]
 
 ALL_BITS = 23
 _LONG = 20_000
@@ -26,7 +26,7 @@ _TYPES = {"uint8": "u8", "uint16": "u16", "uint32": "u32", "int32": "i32", "floa
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """One column with its title and description."""
 
     name: str
@@ -51,7 +51,7 @@ def bits_for(rows: int, error: bool = False) -> int:
     return _ERROR_BITS if error else _VALUE_BITS
 
 
-def entries(columns: Sequence[Column]) -> list[dict[str, Any]]:
+def entries(columns: Sequence[PageColumn]) -> list[dict[str, Any]]:
     """Return the descriptions that scripts need to read the blocks; see docs/report-data.md."""
     wide = _wide(columns)
     types = {column.name: _typed(column, wide).dtype for column in columns}
@@ -72,12 +72,12 @@ def entries(columns: Sequence[Column]) -> list[dict[str, Any]]:
     ]
 
 
-def packed(columns: Sequence[Column]) -> list[Block]:
+def packed(columns: Sequence[PageColumn]) -> list[DataBlock]:
     by_name, wide = {column.name: column for column in columns}, _wide(columns)
     return [_block(column, None if column.like is None else by_name[column.like], wide) for column in columns]
 
 
-def _block(column: Column, like: Column | None, wide: Set[str]) -> Block:
+def _block(column: PageColumn, like: PageColumn | None, wide: Set[str]) -> DataBlock:
     values = _typed(column, wide)
     word = np.dtype(f"<u{values.dtype.itemsize}")
     bits = values.view(word)
@@ -85,10 +85,10 @@ def _block(column: Column, like: Column | None, wide: Set[str]) -> Block:
         bits = bits ^ _typed(like, wide).view(word)
     if column.rising:
         bits = np.diff(bits, prepend=word.type(0))
-    return Block.of(f"column-{column.name}", _shuffled(bits))
+    return DataBlock.of(f"column-{column.name}", _shuffled(bits))
 
 
-def _wide(columns: Sequence[Column]) -> set[str]:
+def _wide(columns: Sequence[PageColumn]) -> set[str]:
     """Return float columns with values outside the range of float32. Columns related by XOR share one type."""
     beyond = {column.like or column.name for column in columns if not _fits(column.values)}
     return {column.name for column in columns if (column.like or column.name) in beyond}
@@ -102,7 +102,7 @@ def _fits(values: npt.NDArray[Any]) -> bool:
     return bool(((np.isfinite(held) == np.isfinite(values)) & ((held == 0) == (values == 0))).all())
 
 
-def _typed(column: Column, wide: Set[str]) -> npt.NDArray[Any]:
+def _typed(column: PageColumn, wide: Set[str]) -> npt.NDArray[Any]:
     if column.values.dtype.kind in "iub":
         return _smallest(column.values)
     return _rounded(column.values, column.bits, "8" if column.name in wide else "4")

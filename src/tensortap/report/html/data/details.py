@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortap.core import statistics
 from tensortap.core.details import Detail, Histogram, TensorFacts, TileMap
-from tensortap.report.html.data.blocks import Block, json_block
+from tensortap.report.html.data.blocks import DataBlock, json_block
 from tensortap.report.wording import clean, shape
 
 __all__ = ["detail_object", "fitting", "map_object"]
@@ -63,9 +63,9 @@ def detail_object(detail: Detail, row: Mapping[str, Any], title: str) -> dict[st
     }
 
 
-def fitting(details: Iterable[tuple[Detail, dict[str, Any]]]) -> list[tuple[Detail, Block]]:
+def fitting(details: Iterable[tuple[Detail, dict[str, Any]]]) -> list[tuple[Detail, DataBlock]]:
     """Return as many documents as fit into a page, as blocks; the most important come first."""
-    found: list[tuple[Detail, Block]] = []
+    found: list[tuple[Detail, DataBlock]] = []
     room = _ROOM
     for detail, document in details:
         block = json_block(f"detail-{detail.row}", document)

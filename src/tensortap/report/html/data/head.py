@@ -17,7 +17,7 @@ __all__ = ["Head"]
 
 @dataclass(frozen=True)
 class Head:
-    """The data of a page beside its columns."""
+    """The data of a page, except its columns."""
 
     result: Comparison | HealthReport
     """The result whose verdict, sentence, policy and counts the page shows."""

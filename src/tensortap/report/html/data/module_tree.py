@@ -57,7 +57,7 @@ class Modules:
         return [{"module": code, "label": clean(display_name(self.names[code]))} for code in self.layer_codes]
 
     def _label(self, code: int) -> str:
-        """The part of a name that its parent does not have."""
+        """Return the part of a name that its parent does not have."""
         name, parent = self.names[code], self.parents[code]
         if parent <= 0:  # the root, or right below it
             return display_name(name)
@@ -104,7 +104,7 @@ def _preorder(root: _NamePart) -> tuple[list[str], list[int]]:
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a name. A leading dot belongs to the first part: the empty name is the root's own."""
+    """Return the parts of a name. A leading dot belongs to the first part: the empty name is the root's own."""
     if not name:
         return []
     first, *rest = name[1:].split(".") if name.startswith(".") else name.split(".")
@@ -116,6 +116,6 @@ def _layer_depth(parts: list[str]) -> int:
 
 
 def _layer(name: str) -> str:
-    """The part of the model that a module is counted to: up to the first number in its name, else its first part."""
+    """Return the part of the model that a module counts towards: its name up to a number, or its first part."""
     parts = _parts(name)
     return ".".join(parts[: _layer_depth(parts)])

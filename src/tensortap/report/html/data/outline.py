@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.core.records import KINDS, PHASES
-from tensortap.report.html.data.columns import Column
+from tensortap.report.html.data.columns import PageColumn
 from tensortap.report.html.data.module_tree import Modules
 from tensortap.report.wording import shape
 
@@ -153,7 +153,7 @@ class TableOutline:
         """Return the position of each row's step among the steps."""
         return np.searchsorted(np.array(self.steps, np.int64), self.ints("step"))
 
-    def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
+    def columns(self) -> tuple[list[PageColumn], dict[str, list[str]]]:
         """Return the columns of the identity, and the words of their codes."""
         path, cls = coded(self.table.column("path")), coded(self.table.column("cls"))
         phase, kind = (coded(self.table.column(name)) for name in ("phase", "kind"))
@@ -164,29 +164,31 @@ class TableOutline:
             "cls": cls.words,
         }
         found = [
-            Column("rank", self.ints("rank"), "rank", "The process of a distributed run."),
-            Column("step", self.ints("step"), "step", "Counts optimizer steps."),
-            Column("micro", self.ints("micro"), "micro", "Counts forwards of the whole model within a step."),
-            Column("call", self.ints("call"), "call", "Counts calls of the module within the micro step."),
-            Column("seq", self.ints("seq"), "order", "Execution order within the rank.", rising=True),
-            Column(
+            PageColumn("rank", self.ints("rank"), "rank", "The process of a distributed run."),
+            PageColumn("step", self.ints("step"), "step", "Counts optimizer steps."),
+            PageColumn("micro", self.ints("micro"), "micro", "Counts forwards of the whole model within a step."),
+            PageColumn("call", self.ints("call"), "call", "Counts calls of the module within the micro step."),
+            PageColumn("seq", self.ints("seq"), "order", "Execution order within the rank.", rising=True),
+            PageColumn(
                 "phase",
                 phase.within(words["phase"]),
                 "phase",
                 "forward, backward, or the model's state.",
                 words="phase",
             ),
-            Column("kind", kind.within(words["kind"]), "kind", "The role of the tensor for its module.", words="kind"),
-            Column("module", self.module, "module", "The module that the tensor belongs to."),
-            Column(
+            PageColumn(
+                "kind", kind.within(words["kind"]), "kind", "The role of the tensor for its module.", words="kind"
+            ),
+            PageColumn("module", self.module, "module", "The module that the tensor belongs to."),
+            PageColumn(
                 "path",
                 path.codes,
                 "path",
                 "Position in the arguments or outputs, or the parameter's own name.",
                 words="path",
             ),
-            Column("cls", cls.codes, "class", "The module's class.", words="cls"),
-            Column("series", self.series, "series", "Equal for rows that differ in their step only.", rising=True),
+            PageColumn("cls", cls.codes, "class", "The module's class.", words="cls"),
+            PageColumn("series", self.series, "series", "Equal for rows that differ in their step only.", rising=True),
         ]
         return found, words
 

@@ -15,7 +15,7 @@ from tensortap.core.causes import CAUSES
 from tensortap.core.records import STATUSES, Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.findings import inputs_in_words
-from tensortap.report.html.data.columns import Column, bits_for
+from tensortap.report.html.data.columns import PageColumn, bits_for
 from tensortap.report.html.data.environment import Setting, settings
 from tensortap.report.html.data.head import Head
 from tensortap.report.html.data.outline import Coded, TableOutline, coded, coded_shapes, elements_of, greatest
@@ -54,7 +54,7 @@ class PairsData:
         self.places = _places(comparison)
         """Rows of the births, in execution order."""
 
-    def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
+    def columns(self) -> tuple[list[PageColumn], dict[str, list[str]]]:
         """Return all columns, and the words of their codes."""
         found, words = self.outline.columns()
         more, more_words = self._judged()
@@ -87,7 +87,7 @@ class PairsData:
         """Return a column of numbers; NaN where unknown."""
         return np.asarray(self.comparison.table.column(name).to_numpy(), np.float64)
 
-    def _judged(self) -> tuple[list[Column], dict[str, list[str]]]:
+    def _judged(self) -> tuple[list[PageColumn], dict[str, list[str]]]:
         table = self.comparison.table
         status, rule, container = (coded(table.column(name)) for name in ("status", "rule", "container"))
         dtypes, shapes = _both(table, "dtype"), _both(table, "shape")
@@ -101,12 +101,12 @@ class PairsData:
             "shape": shapes[1],
         }
         found = [
-            Column(
+            PageColumn(
                 "status", status.within(words["status"]), "status", "Equal, close, or how it failed.", words="status"
             ),
-            Column("birth", _flags(table, "birth"), "birth", "A wrong value was born here."),
-            Column("rule", rule.codes, "rule", "The tolerance rule.", words="rule"),
-            Column(
+            PageColumn("birth", _flags(table, "birth"), "birth", "A wrong value was born here."),
+            PageColumn("rule", rule.codes, "rule", "The tolerance rule.", words="rule"),
+            PageColumn(
                 "container",
                 container.within(words["container"]),
                 "born in",
@@ -117,11 +117,13 @@ class PairsData:
         for name, (codes, _) in (("dtype", dtypes), ("shape", shapes)):
             for side in ("reference", "candidate"):
                 title = f"{name}, {side}"
-                found.append(Column(f"{name}_{side}", codes[side], title, f"The {side}'s {name}.", words=name))
-        found += [Column(name, each.within(words[name]), *_MAPPED[name], words=name) for name, each in mapped.items()]
+                found.append(PageColumn(f"{name}_{side}", codes[side], title, f"The {side}'s {name}.", words=name))
+        found += [
+            PageColumn(name, each.within(words[name]), *_MAPPED[name], words=name) for name, each in mapped.items()
+        ]
         return found, words
 
-    def _measured(self) -> list[Column]:
+    def _measured(self) -> list[PageColumn]:
         bits = bits_for(self.outline.rows, error=True)
         error, bar = self.floats("rel_l2"), self.floats("rel_l2_bar")
         numbers = {name: self.floats(name) for name in _TEXTS if name not in ("one_minus_cosine", "rel_l2")}
@@ -130,22 +132,22 @@ class PairsData:
             percent = np.nan_to_num(np.where(bar > 0, 100 * bar / error, 0.0), nan=0.0, posinf=_MOST_PERCENT)
             percent = np.minimum(np.rint(percent), _MOST_PERCENT).astype(np.int64)
             percent[np.isinf(bar) & np.isfinite(error)] = _AT_LEAST
-        found = [Column(name, numbers[name], *_TEXTS[name], bits=bits) for name in _TEXTS]
+        found = [PageColumn(name, numbers[name], *_TEXTS[name], bits=bits) for name in _TEXTS]
         return [
             *found,
-            Column("bar_percent", percent, "±", "Half-width of the 95 % interval around the error.", unit="%"),
-            Column(
+            PageColumn("bar_percent", percent, "±", "Half-width of the 95 % interval around the error.", unit="%"),
+            PageColumn(
                 "exact", _flags(self.comparison.table, "exact"), "exact", "Measured on all elements, not estimated."
             ),
-            Column(
+            PageColumn(
                 "elements",
                 elements_of(coded_shapes(self.comparison.table.column("shape_reference"))),
                 "elements",
-                "Of the reference's tensor.",
+                "Number of elements of the reference's tensor.",
             ),
         ]
 
-    def _sides(self) -> list[Column]:
+    def _sides(self) -> list[PageColumn]:
         bits = bits_for(self.outline.rows)
         found = []
         for each in statistics.listed():
@@ -155,9 +157,9 @@ class PairsData:
                 column, like = f"{each.name}_{side}", f"{each.name}_reference" if side == "candidate" else None
                 title, text = f"{each.label}, {side}", f"{side.capitalize()}: {each.about}."
                 if each.show.form == "count" and not each.is_added:  # a count that was added may be unknown
-                    found.append(Column(column, self.outline.ints(column), title, text))
+                    found.append(PageColumn(column, self.outline.ints(column), title, text))
                 elif column in self.comparison.table.column_names:
-                    found.append(Column(column, self.floats(column), title, text, bits=bits, like=like))
+                    found.append(PageColumn(column, self.floats(column), title, text, bits=bits, like=like))
         return found
 
     # --- head ------------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class PairsData:
                 "row": None,
                 "cause": birth.cause.value,
                 "title": clean(birth.key),
-                "text": f"{_ONE_SIDED[birth.status]}; look at {clean(display_name(birth.module))}",
+                "text": f"{_ONE_SIDED[birth.status]}; inspect {clean(display_name(birth.module))}",
             }
             for birth in self.comparison.births
             if birth.row is None
@@ -229,7 +231,7 @@ class PairsData:
 
 
 def birth_text(birth: Finding, row: Mapping[str, Any]) -> str:
-    """What is known of a birth beside its name, its cause first."""
+    """Describe a birth, its cause first, without its name."""
     parts = [CAUSES[birth.cause].label]
     if birth.inputs_matched is not None or birth.unjudged:
         came_in = f" ({rough(birth.inputs_rel_l2)})" if birth.inputs_rel_l2 > 0 and birth.inputs_matched else ""
@@ -254,12 +256,12 @@ def command(comparison: Comparison, birth: Finding) -> str:
 
 
 def _places(comparison: Comparison) -> list[int]:
-    """The rows of the births."""
+    """Return the rows of the births."""
     return [birth.row for birth in comparison.births if birth.row is not None]
 
 
 def _seen(comparison: Comparison) -> list[Finding]:
-    """The births that the table has a row of: what one side alone has, has none."""
+    """Return the births that have a row in the table: records of one side alone have none."""
     return [birth for birth in comparison.births if birth.row is not None]
 
 

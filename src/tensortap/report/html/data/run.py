@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensortap.core import statistics
 from tensortap.core.records import HEALTH_STATUSES, Coverage, HealthFinding, HealthReport, display_name
 from tensortap.report.facts import RunFacts
-from tensortap.report.html.data.columns import Column, bits_for
+from tensortap.report.html.data.columns import PageColumn, bits_for
 from tensortap.report.html.data.environment import Setting, settings
 from tensortap.report.html.data.head import Head
 from tensortap.report.html.data.outline import TableOutline, coded, coded_shapes, greatest
@@ -30,29 +30,29 @@ class RunData:
         self.examination = examination
         self.outline = TableOutline(examination.table)
 
-    def columns(self) -> tuple[list[Column], dict[str, list[str]]]:
+    def columns(self) -> tuple[list[PageColumn], dict[str, list[str]]]:
         found, words = self.outline.columns()
         table, bits = self.examination.table, bits_for(self.outline.rows)
         dtype, shape = coded(table.column("dtype")), coded_shapes(table.column("shape"))
         words |= {"status": list(HEALTH_STATUSES), "dtype": dtype.words, "shape": shape.words}
         found += [
-            Column("status", self._status, "status", "Whether anything is suspicious.", words="status"),
-            Column("birth", self._ints("birth"), "birth", "Where trouble first shows."),
-            Column("dtype", dtype.codes, "dtype", "The elements' type.", words="dtype"),
-            Column("shape", shape.codes, "shape", "The tensor's shape.", words="shape"),
+            PageColumn("status", self._status, "status", "Whether anything is suspicious.", words="status"),
+            PageColumn("birth", self._ints("birth"), "birth", "Where trouble first shows."),
+            PageColumn("dtype", dtype.codes, "dtype", "The elements' type.", words="dtype"),
+            PageColumn("shape", shape.codes, "shape", "The tensor's shape.", words="shape"),
         ]
         found += [self._statistic(each, bits) for each in statistics.listed() if each.show.page or each.is_added]
         return found, words
 
-    def _statistic(self, statistic: statistics.Statistic, bits: int) -> Column:
+    def _statistic(self, statistic: statistics.Statistic, bits: int) -> PageColumn:
         name, label, text = statistic.name, statistic.label, statistic.sentence
         if statistic.show.form == "count" and not statistic.is_added:
             whole = self._ints(name) if statistic.derive is None else statistic.derive(self._ints)
-            return Column(name, whole, label, text)
+            return PageColumn(name, whole, label, text)
         values = self._floats(name) if statistic.derive is None else statistic.derive(self._floats)
         if statistic.show.form == "share":
             values = values / np.maximum(self._ints("elements"), 1)
-        return Column(name, values, label, text, bits=bits)
+        return PageColumn(name, values, label, text, bits=bits)
 
     def head(self) -> Head:
         births, first = self.births, self.first

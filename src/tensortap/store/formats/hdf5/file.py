@@ -92,7 +92,7 @@ class _Dataset(NamedTuple):
 
 
 class Hdf5File(RunSource):
-    """Datasets as records. Those stored as in memory are read from the file's own bytes."""
+    """Datasets as records. Datasets stored as in memory are read from the file's own bytes."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], summarize: Summarize, ranks: Sequence[int] = (0,)) -> None:
         super().__init__(path, info, ranks)
@@ -181,7 +181,7 @@ def _opened(path: Path) -> Any:
     try:
         return h5py.File(path, "r")
     except PermissionError as error:
-        raise RunUnreadable(f"{path} may not be read by you: {error.strerror}.") from error
+        raise RunUnreadable(f"{path} cannot be read, permission denied: {error.strerror}.") from error
     except OSError as error:
         raise RunUnreadable(f"{path} cannot be read as HDF5: {shorten(str(error))}") from error
 

@@ -74,7 +74,7 @@ def open_source(path: Path, summarize: Summarize) -> Hdf5Folder:
 
 
 class Hdf5Folder(RunSource):
-    """Dumps of one run. Those of one rank follow each other by step."""
+    """The dumps of one run; the dumps of a rank are ordered by step."""
 
     def __init__(self, path: Path, parts: Sequence[_DumpFile], damaged: Sequence[str]) -> None:
         for before, after in pairwise(parts):

@@ -27,7 +27,7 @@ _INFINITY = np.uint32(0x7F800000)
 _CHUNK = 1 << 20
 _SAMPLE = 1 << 12
 _CERTAIN = 16, 3
-"""How many values, of how many exponents, prove by themselves that a tensor was bfloat16."""
+"""Number of values, and of exponents, that prove alone that a tensor was bfloat16."""
 _LIKELY = 2, 2
 """The same, next to layers that are certain: a grid of 8 bits uses all of them at one exponent only."""
 _LEAST_SHARE = 0.25
@@ -75,7 +75,7 @@ class Bfloat16Evidence(Generic[File]):
         """Return the files whose tensors were certainly bfloat16."""
         layers = self._layers.values()
         exact = [layer for layer in layers if not layer.is_float32]
-        if len(exact) == len(self._layers):  # then tensors that say little by themselves are like all others
+        if len(exact) == len(self._layers):  # then tensors with too little evidence count like all others
             chosen = exact if _has(_CERTAIN, *(layer.values for layer in exact)) else []
         else:
             certain = [layer for layer in exact if _has(_CERTAIN, layer.values)]

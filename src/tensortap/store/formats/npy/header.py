@@ -40,11 +40,11 @@ class NpyHeader(NamedTuple):
 
 
 def read_header(stream: BinaryIO, size: int) -> NpyHeader:
-    """Read the header of an array whose file has `size` bytes. Raise RunUnreadable, with the reason alone."""
+    """Read the header of an array in a file of `size` bytes; raise RunUnreadable, with the reason alone, if invalid."""
     try:
         begin = stream.tell()
         if stream.read(len(_ARCHIVE)) == _ARCHIVE:
-            raise ValueError("it is an archive of several arrays: rename it to .npz, or save each array by itself")
+            raise ValueError("it is an archive of several arrays: rename it to .npz, or save each array separately")
         stream.seek(begin)
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:

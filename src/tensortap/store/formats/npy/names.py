@@ -1,11 +1,11 @@
-"""How files are named in a tree of .npy files that a saving hook writes: both directions, and which come first.
+"""File names in a tree of .npy files that a saving hook writes: formatting, parsing and order.
 
     PATH/tensors/rank_0/tensor_idx_0_layer_class_Linear_layer_name_fc1_micro_step_0.npy
     PATH/grads/rank_0/grad_idx_0_of_param_name_fc1.weight_micro_step_0.npy
 
-`idx` counts from 0, `micro_step` the model's forwards. A layer that returns several tensors has a file for each; all
-but the first say where in the output theirs was: `layer_name_lstm@1.0`. Names are escaped as in URLs where a file
-system or this scheme minds a character. In `grads`, names that begin with `tensor_idx` are read too.
+`idx` counts files from 0, `micro_step` counts the model's forwards. A layer that returns several tensors has a file for
+each. All but the first have the path in the output: `layer_name_lstm@1.0`. Characters that a file system or this scheme
+does not allow are escaped as in URLs. In `grads`, names that begin with `tensor_idx` are read too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NpyName(NamedTuple):
     name: str
     """The layer or the parameter."""
     path: str
-    """Where in the layer's output the tensor was."""
+    """Path of the tensor in the layer's output."""
     micro: int
 
 
@@ -70,7 +70,7 @@ def parse(file: str) -> NpyName | None:
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
-    """Return the folders of the ranks, by number. Results of a comparison may lie among them."""
+    """Return the folders of the ranks, by number. Other folders, such as results of a comparison, are ignored."""
     if not folder.is_dir():
         return {}
     found = ((_RANK.fullmatch(entry.name), entry) for entry in folder.iterdir())

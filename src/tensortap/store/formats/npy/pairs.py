@@ -1,4 +1,4 @@
-"""Which files of two .npy trees belong together."""
+"""Pairs the files of two .npy trees."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def pair_files(first: Path, second: Path) -> Pairing:
 
 
 class Adopted(NamedTuple):
-    """Names and calls that the files of the second tree have in the first one, where they are others."""
+    """Names and calls that files of the second tree have in the first one, where they differ."""
 
     names: dict[str, str]
     """Names of layers and parameters."""
     calls: dict[tuple[int, str], int]
-    """How often the layer was called before in the micro step, by rank and file as in `tensors/….npy`."""
+    """Number of earlier calls of the layer in the micro step, by rank and file as in `tensors/….npy`."""
 
 
 def adopt(first: Path, second: Path) -> Adopted:
-    """Find what the files of the second tree are called in the first one, according to `pair_files`."""
+    """Find the names that the files of the second tree have in the first one, according to `pair_files`."""
     names: dict[str, str] = {}
     calls: dict[tuple[int, str], int] = {}
     for kind in (TENSORS, GRADS):
@@ -81,7 +81,7 @@ def adopt(first: Path, second: Path) -> Adopted:
 
 
 def _other_calls(a: Files, b: Files, pairs: Pairs) -> dict[str, int]:
-    """The calls of the first side, for files of the second that are paired with another one than their own number says.
+    """Return the first side's calls, for files of the second side that are paired with a call of another number.
 
     Files without a partner come after all others of their layer.
     """
@@ -118,7 +118,7 @@ def _by_name(a: Files, b: Files) -> Pairs:
 
 
 def _calls(files: Files) -> dict[NpyName, list[str]]:
-    """Files by all that their names say, but for the index."""
+    """Return the files by all parts of their names except the index."""
     found: dict[NpyName, list[str]] = defaultdict(list)
     for file, name in files:
         if name is not None:

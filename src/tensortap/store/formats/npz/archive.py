@@ -131,14 +131,14 @@ class NpzArchive:
             raise RunUnreadable(" ".join(str(error).split()) or type(error).__name__) from error
 
     def _stored(self, member: zipfile.ZipInfo) -> tuple[int, memoryview]:
-        """Where in the file a member begins that is stored as it is, and its bytes."""
+        """Return the offset in the file and the size of a member that is stored uncompressed."""
         begin = self._begin(member)
         if begin + member.file_size > self._size or member.compress_size != member.file_size:
             raise ValueError("the archive is cut off, or its directory is damaged")
         return begin, self.files.view("", begin, member.file_size)
 
     def _begin(self, member: zipfile.ZipInfo) -> int:
-        """Where the bytes of a member begin in the file: behind its local header, which ends in names of any length."""
+        """Return where the bytes of a member begin: after its local header, which has a variable length."""
         if not 0 <= member.header_offset <= self._size - _LOCAL.size:
             raise ValueError("the archive is cut off, or its directory is damaged")
         mark, name, extra = _LOCAL.unpack(self.files.read("", member.header_offset, _LOCAL.size))

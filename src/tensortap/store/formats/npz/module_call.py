@@ -34,7 +34,7 @@ _DTYPES = "dtypes"
 _NAME = re.compile(r"(?P<kind>(?:grad_)?(?:input|output))(?:_(?P<path>[^~]+))?(?P<again>~[0-9]+)?", re.DOTALL)
 _FILE = re.compile(r"gradients_and_inputs_(?P<module>.+?)(?:\.rank[0-9]+)?(?:\.[0-9]+)?")
 _MODULE = "module"
-"""Name of a module that nothing names."""
+"""The module's name if the file does not have one."""
 
 
 class _Member(NamedTuple):

@@ -174,7 +174,7 @@ class _Machine:
         elif len(line) <= 20 and line.lstrip("-").isdecimal():
             self.push(int(line))
         else:
-            raise PickleRefused("it holds a number that is none")
+            raise PickleRefused("it holds text in place of a number")
 
     def real(self) -> None:
         self.push(struct.unpack(">d", self._take(8))[0])

@@ -108,7 +108,7 @@ class PickledArray:
                 f"an array of {words} {dtype.name} has {payload.size:,} bytes of data, which do not fit"
             )
         if order not in ("C", "F") or type(axes) is not tuple:
-            raise PickleRefused("an array's elements lie in an order that NumPy does not write")
+            raise PickleRefused("an array's elements have an order that NumPy does not write")
         if axes and (any(type(axis) is not int for axis in axes) or sorted(axes) != list(range(len(sizes)))):
             raise PickleRefused("an array's axes are not a permutation")
         self.shape = tuple(sizes[axis] for axis in axes) if axes else sizes
@@ -287,7 +287,7 @@ def _bytes(arguments: tuple[Any, ...]) -> Payload:
 
 def _complex(arguments: tuple[Any, ...]) -> complex:
     if len(arguments) != 2 or not all(type(part) is float for part in arguments):
-        raise PickleRefused("it creates a complex number from something else than two numbers")
+        raise PickleRefused("it creates a complex number from something other than two numbers")
     return complex(*arguments)
 
 
