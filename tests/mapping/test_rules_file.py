@@ -60,6 +60,7 @@ def test_the_root_has_no_name(tmp_path: Path) -> None:
         ("[[module]]\ntorch = 'a.*'\npaddle = 'b'\n", "[[module]] 1: 'a.*' and 'b' differ in their wildcards"),
         ("[[module]]\ntorch = 'a'\npaddle = 'b'\nregex = 'jax'\n", "regex = 'jax'; expected torch or paddle"),
         ("[[module]]\ntorch = '('\npaddle = 'b'\nregex = 'torch'\n", "torch = '('; expected a regular expression"),
+        (f"[[module]]\ntorch = '{'(' * 5_000}'\npaddle = 'b'\nregex = 'torch'\n", "expected a regular expression"),
         ("[[module]]\ntorch = 'a'\npaddle = 'b\\1'\nregex = 'torch'\n", "is not a replacement for 'a'"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = [1, 1]\n", "permute = [1, 1]; expected every axis once"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = 'yes'\n", "permute = 'yes'; expected a list of axes"),

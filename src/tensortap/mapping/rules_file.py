@@ -232,7 +232,7 @@ def _check_regex(table: _RuleTable, names: Mapping[str, str], side: str) -> None
     other = next(name for key, name in names.items() if key != side)
     try:
         pattern = re.compile(names[side])
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise table.error(side, names[side], f"a regular expression: {error}") from error
     try:  # the added alternative matches the empty string, with every group empty
         re.compile(f"{pattern.pattern}|").sub(other, "")

@@ -2,8 +2,9 @@
 
 A case fails if any pair of its module failed, and describes the first of them, or if a gradient of the module is a
 finding because only one side has it. It is skipped if none of its pairs could be judged, or if only one side has the
-module. A case that describes a birth has the property "cause", a value of `core.causes.Cause`. A rank without a counterpart adds a skipped case. Runs with too little in common add an error,
-because skipped cases alone would look like success.
+module. A case that describes a birth has the property "cause", a value of `core.causes.Cause`. A rank without a
+counterpart adds a skipped case. Runs with too little in common add an error, because skipped cases alone would look
+like success.
 """
 
 from __future__ import annotations
