@@ -72,7 +72,9 @@ def cases(comparison: Comparison) -> list[ModuleCase]:
 def write(comparison: Comparison, file: BinaryIO) -> None:
     all_cases = cases(comparison)
     failed = [case for case in all_cases if case.has_failed]
-    lost = comparison.verdict == "incomparable" or (comparison.verdict == "diverged" and not failed)
+    lost = comparison.verdict == "incomparable" or (
+        comparison.verdict == "diverged" and not any(case.failed for case in failed)
+    )
     unpaired = [(rank, side) for side, ranks in comparison.unpaired_ranks.items() for rank in ranks]
     counts = {"tests": len(all_cases) + len(unpaired) + lost, "failures": len(failed), "errors": int(lost)}
     counts["skipped"] = sum(bool(case.skipped) and not case.has_failed for case in all_cases) + len(unpaired)
