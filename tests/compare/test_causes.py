@@ -58,6 +58,7 @@ def test_the_cause_of_a_wrong_record(tmp_path: Path, cause: Cause) -> None:
     reference, candidate = write(tmp_path / "a", seen), write(tmp_path / "b", [*seen[:-1], wrong])
     result = tt.compare(reference, candidate)
     assert result.first is not None
+    assert f"{result.first.cause}" == str(result.first.cause) == cause.value
     assert (result.first.cause, result.first.row, result.first.key) == (cause, len(seen) - 1, wrong.key)
     assert [row["cause"] for row in result.rows] == [None] * (len(seen) - 1) + [cause.value]
     start = CAUSES[cause].sentence.partition("{")[0]
