@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -90,6 +91,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_rules(tmp_path / "gone.toml")
     with pytest.raises(RunUnreadable, match="cannot be read"):
         read_rules(tmp_path)
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(RunUnreadable, match="it is a FIFO"):
+        read_rules(tmp_path / "fifo.toml")
+    with pytest.raises(RunUnreadable, match="it is a device"):
+        read_rules("/dev/zero")
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RunUnreadable, match="is no rules file"):
+        read_rules(tmp_path / "large.toml")
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "{a=" * 100_000, "9" * 10_000])
+def test_values_that_toml_cannot_hold(tmp_path: Path, value: str) -> None:
+    with pytest.raises(UsageError, match=r"rules\.toml (cannot be read as rules|is no TOML)"):
+        read(tmp_path, f"version = {value}\n")
 
 
 def test_a_mapping_is_read_like_a_file() -> None:
