@@ -136,13 +136,13 @@ def test_every_report_tells_of_the_row(
     monkeypatch.setattr("sys.argv", ["tensortap", "compare", *paths, *options])
     with pytest.raises(SystemExit, match="1"):
         main()
-    assert "row 17,203 by itself off by 1.0e-3" in capsys.readouterr().out
+    assert "row 17,203 alone off by 1.0e-3" in capsys.readouterr().out
     first = json.loads(Path(outputs["json"]).read_text())["first"]
     assert first["row_index"] == [17, 203]
     assert first["row_rel_l2"] > first["row_tolerance"]
     header, *_, last = Path(outputs["csv"]).read_text().splitlines()
     assert dict(zip(header.split(","), last.split(","), strict=True))['"row_index"'] == '"17;203"'
     assert "Worst row: 1.0e-3 at index (17, 203) (up to 6.1e-5 allowed)" in Path(outputs["junit"]).read_text()
-    assert "row 17,203 by itself off by" in Path(outputs["markdown"]).read_text()
+    assert "row 17,203 alone off by" in Path(outputs["markdown"]).read_text()
     with pytest.raises(AssertionError, match=r"Worst row: 1\.0e-3 at index \(17, 203\)"):
         assert_runs_match(*paths)
