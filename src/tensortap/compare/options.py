@@ -131,7 +131,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def _is_tolerance(value: Any) -> bool:
-    return isinstance(value, Real) and 0 <= value < math.inf
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
 
 
 _NUMBERS = "numbers, like [0, 5], or a mapping of the reference's to the candidate's"
@@ -144,8 +144,8 @@ _VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "kinds": (_are_texts, "a kind, or several"),
     "rtol": (_is_tolerance, "zero or more"),
     "atol": (_is_tolerance, "zero or more"),
-    "workers": (lambda value: isinstance(value, Integral) and value >= 1, "at least one"),
-    "details": (lambda value: isinstance(value, Integral) and value >= 0, "zero or more"),
+    "workers": (lambda value: isinstance(value, Integral) and int(value) >= 1, "at least one"),
+    "details": (lambda value: isinstance(value, Integral) and int(value) >= 0, "zero or more"),
 }
 """For each option that can be wrong by itself: whether a value is valid, and the values that are."""
 
