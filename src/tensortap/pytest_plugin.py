@@ -93,5 +93,4 @@ def _as_arguments(options: dict[str, Any]) -> list[str]:
 
     if isinstance(options.get("mapping"), Mapping):  # rules that are in no file
         options = options | {"mapping": None}
-    rename = tuple(options.get("rename", ()))
-    return ComparisonOptions(**options | {"rename": rename}).as_arguments() or []
+    return ComparisonOptions(**options).as_arguments() or []

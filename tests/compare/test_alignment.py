@@ -130,6 +130,7 @@ def test_two_modules_renamed_into_one_are_not_dropped(tmp_path: Path) -> None:
     [
         ("fc1", "has no '='"),
         ("(=x", "not a regular expression"),
+        ("a{99999999999999999999}=x", "not a regular expression"),
         (r"fc=\1", "not a replacement"),
         (r"fc=\g<nobody>", "not a replacement"),
     ],
@@ -138,6 +139,11 @@ def test_invalid_renames_are_refused(tmp_path: Path, rule: str, said: str) -> No
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         compared(tmp_path, chain(("a",)), chain(("a",)), rename=[rule])
     assert repr(rule) in str(raised.value)
+
+
+def test_a_rename_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a regular expression"):
+        compared(tmp_path, chain(("a",)), chain(("a",)), rename=["(" * 5_000 + "=x"])
 
 
 def names(*pairs: tuple[str, str]) -> dict[str, object]:

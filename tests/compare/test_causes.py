@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -57,6 +58,7 @@ def test_the_cause_of_a_wrong_record(tmp_path: Path, cause: Cause) -> None:
     reference, candidate = write(tmp_path / "a", seen), write(tmp_path / "b", [*seen[:-1], wrong])
     result = tt.compare(reference, candidate)
     assert result.first is not None
+    assert f"{result.first.cause}" == str(result.first.cause) == cause.value
     assert (result.first.cause, result.first.row, result.first.key) == (cause, len(seen) - 1, wrong.key)
     assert [row["cause"] for row in result.rows] == [None] * (len(seen) - 1) + [cause.value]
     start = CAUSES[cause].sentence.partition("{")[0]
@@ -80,3 +82,24 @@ def test_gradients_of_one_side_have_no_row(tmp_path: Path) -> None:
     for sides, cause in (((whole, lacking), Cause.MISSING_GRADIENT), ((lacking, whole), Cause.EXTRA_GRADIENT)):
         (birth,) = tt.compare(*sides).births
         assert (birth.cause, birth.row, birth.key.path) == (cause, None, "bias")
+
+
+def test_every_report_has_the_cause_of_a_gradient_of_one_side(tmp_path: Path) -> None:
+    grads = [gradient("fc", "param_grad", name, number) for number, name in enumerate(("weight", "bias"), 8)]
+    seen = [*FORWARD, gradient("", "grad_output"), gradient("fc", "grad_output")]
+    # A module whose own value is wrong later: the gradient that is missing before comes first.
+    later = [Seen("fc", values(2), "input", step=1), Seen("fc", values(3), step=1)]
+    wrong = replace(later[1], array=later[1].array + np.float32(0.5))
+    whole = write(tmp_path / "a", [*seen, *grads, *later])
+    lacking = write(tmp_path / "b", [*seen, grads[0], later[0], wrong])
+    result = tt.compare(whole, lacking)
+    assert [birth.cause for birth in result.births] == [Cause.MISSING_GRADIENT, Cause.OUTPUT]
+    for suffix in ("xml", "md", "html"):
+        result.save(tmp_path / f"result.{suffix}")
+    case = ElementTree.parse(tmp_path / "result.xml").find(".//testcase[@name='fc']")
+    assert case is not None
+    assert [each.attrib for each in case.iter("property")] == [{"name": "cause", "value": "missing_gradient"}]
+    (failure,) = case.iter("failure")
+    assert failure.attrib == {"message": "fc: missing gradient, born here", "type": "missing"}
+    assert "\nCause: missing gradient\n" in (tmp_path / "result.md").read_text()
+    assert "missing gradient: never comes; look at fc" in (tmp_path / "result.html").read_text()

@@ -14,6 +14,7 @@ import typer
 import tensortap as tt
 from tensortap.cli import app
 from tensortap.compare.options import ComparisonOptions, option_info, options_table
+from tensortap.errors import UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare-options.md"
 ONLY_COMPARE = ("until_first",)  # report and view show all pairs
@@ -78,6 +79,7 @@ def test_every_option_of_the_command_line_is_one_of_them() -> None:
     [
         ({}, []),
         ({"rename": ("a=b", "c=d")}, ["--rename", "a=b", "--rename", "c=d"]),
+        ({"rename": "a=b"}, ["--rename", "a=b"]),  # one rule, not its characters
         ({"mapping": Path("rules.toml"), "device": "cuda"}, ["--map", "rules.toml", "--device", "cuda"]),
         ({"mapping": {"version": 1}}, None),
         ({"steps": {3: 4, 5: 5}}, ["--step", "3:4,5"]),
@@ -105,6 +107,30 @@ def test_arguments_that_decide_on_pairs_alone() -> None:
     options = ComparisonOptions(rename=("a=b",), steps={3: 3}, modules="x", rtol=0.5, workers=3)
     assert options.as_arguments(pairing_only=True) == ["--rename", "a=b", "--rtol", "0.5"]
     assert ComparisonOptions(steps={3: 4}).as_arguments(pairing_only=True) == ["--step", "3:4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"rename": [3]}, "PATTERN=REPLACEMENT"),
+        ({"rename": 3}, "PATTERN=REPLACEMENT"),
+        ({"mapping": 4}, "TOML"),
+        ({"steps": "3"}, "numbers"),
+        ({"steps": {3: "4"}}, "numbers"),
+        ({"ranks": 3}, "numbers"),
+        ({"modules": 5}, "name pattern"),
+        ({"kinds": [None]}, "kind"),
+        ({"rtol": "x"}, "zero or more"),
+        ({"rtol": float("nan")}, "zero or more"),
+        ({"atol": -1}, "zero or more"),
+        ({"workers": 0}, "at least one"),
+        ({"details": -1}, "zero or more"),
+    ],
+)
+def test_values_that_an_option_cannot_have(given: dict[str, Any], wanted: str) -> None:
+    (name,) = given
+    with pytest.raises(UsageError, match=f"{name}=.*: give .*{wanted}"):
+        tt.compare("a", "b", **given)
 
 
 def test_the_docs_have_the_table() -> None:

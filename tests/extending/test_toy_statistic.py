@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,6 +292,44 @@ def test_derived_statistics_match_their_definition() -> None:
     assert (found["inf"], found["nonfinite"], found["absmax"]) == (1, 2, 4.0)
     assert math.isclose(found["rms"], (25 / 3) ** 0.5)
     assert math.isclose(found["var"], float(np.var(array[np.isfinite(array)])), rel_tol=1e-6)
+
+
+# An entry of DERIVED is all that a derived statistic takes, whichever statistics its formula reads.
+ONE_ENTRY = """
+import sys
+import numpy as np
+import tensortap.core.statistics as statistics
+from tensortap.core.statistics import Display, Statistic
+
+show = Display("mean abs", terminal=(10, 11), page=True, sides=7)
+entry = Statistic("meanabs", "float64", "mean magnitude", show=show, derive=lambda get: get("l1") / get("elements"))
+statistics.DERIVED = (*statistics.DERIVED, entry)
+statistics._FORMULAS["meanabs"] = entry.derive
+import tensortap
+
+a, b = (tensortap.open(path) for path in sys.argv[1:])
+result = tensortap.compare(a, b)
+for side, run in (("reference", a), ("candidate", b)):
+    expected = [record.summary.l1 / record.summary.elements for record in run.records()]
+    assert np.allclose(result.table.column(f"meanabs_{side}").to_numpy(), expected)
+result.save(f"{sys.argv[2]}.html")
+result.save(f"{sys.argv[2]}.csv")
+from tensortap.cli import main
+sys.argv[1:] = ["show", sys.argv[1], "--sort", "meanabs"]
+main()
+"""
+
+
+def test_a_derived_statistic_is_one_entry(tmp_path: Path) -> None:
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        train(tmp_path / name, scale=scale)
+    command = [sys.executable, "-c", ONE_ENTRY, str(tmp_path / "a"), str(tmp_path / "b")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    assert "meanabs" in done.stdout
+    assert "meanabs_candidate" in (tmp_path / "b.csv").read_text().partition("\n")[0]
+    page = ReadPage((tmp_path / "b.html").read_text())
+    assert {"meanabs_reference", "meanabs_candidate"} <= {each["name"] for each in page.head["columns"]}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def test_the_root_has_no_name(tmp_path: Path) -> None:
         ("[[module]]\ntorch = 'a.*'\npaddle = 'b'\n", "[[module]] 1: 'a.*' and 'b' differ in their wildcards"),
         ("[[module]]\ntorch = 'a'\npaddle = 'b'\nregex = 'jax'\n", "regex = 'jax'; expected torch or paddle"),
         ("[[module]]\ntorch = '('\npaddle = 'b'\nregex = 'torch'\n", "torch = '('; expected a regular expression"),
+        (f"[[module]]\ntorch = '{'(' * 5_000}'\npaddle = 'b'\nregex = 'torch'\n", "expected a regular expression"),
         ("[[module]]\ntorch = 'a'\npaddle = 'b\\1'\nregex = 'torch'\n", "is not a replacement for 'a'"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = [1, 1]\n", "permute = [1, 1]; expected every axis once"),
         ("[[tensor]]\ntorch = 'a'\npaddle = 'b'\npermute = 'yes'\n", "permute = 'yes'; expected a list of axes"),
@@ -89,6 +91,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_rules(tmp_path / "gone.toml")
     with pytest.raises(RunUnreadable, match="cannot be read"):
         read_rules(tmp_path)
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(RunUnreadable, match="it is a FIFO"):
+        read_rules(tmp_path / "fifo.toml")
+    with pytest.raises(RunUnreadable, match="it is a device"):
+        read_rules("/dev/zero")
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RunUnreadable, match="is no rules file"):
+        read_rules(tmp_path / "large.toml")
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "{a=" * 100_000, "9" * 10_000])
+def test_values_that_toml_cannot_hold(tmp_path: Path, value: str) -> None:
+    with pytest.raises(UsageError, match=r"rules\.toml (cannot be read as rules|is no TOML)"):
+        read(tmp_path, f"version = {value}\n")
 
 
 def test_a_mapping_is_read_like_a_file() -> None:

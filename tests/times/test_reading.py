@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         read_profile(tmp_path / "none.json")
     with pytest.raises(RunUnreadable, match="cannot be read"):
         read_profile(tmp_path)
+    os.mkfifo(tmp_path / "fifo.json")
+    with pytest.raises(RunUnreadable, match="it is a FIFO"):
+        read_profile(tmp_path / "fifo.json")
 
 
 def test_bytes_that_only_start_like_gzip(tmp_path: Path) -> None:

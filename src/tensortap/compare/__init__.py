@@ -75,7 +75,7 @@ def compare(
         reference,
         candidate,
         ComparisonOptions(
-            rename=tuple(rename),
+            rename=rename,
             mapping=mapping,
             steps=steps,
             ranks=ranks,

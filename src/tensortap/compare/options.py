@@ -6,10 +6,14 @@ class; a test holds them to it. Importing it is cheap: every command does.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+
+from tensortap.errors import UsageError, shorten
 
 if TYPE_CHECKING:
     from tensortap.compare.sources import Source
@@ -35,9 +39,9 @@ def _option(default: Any, help: str, flag: str = "", metavar: str | None = None,
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """The options of a comparison."""
+    """The options of a comparison. Raise UsageError if an option has a value that it cannot have."""
 
-    rename: tuple[str, ...] = _option(
+    rename: Sequence[str] = _option(
         (),
         "Rename the candidate's modules by a regular expression; repeatable.",
         *("--rename", "'PATTERN=REPLACEMENT'"),
@@ -83,6 +87,15 @@ class ComparisonOptions:
         None, "Called with bytes done and bytes in all."
     )
 
+    def __post_init__(self) -> None:
+        # A text is a sequence, too: of its characters.
+        rules = (self.rename,) if isinstance(self.rename, str) else self.rename
+        object.__setattr__(self, "rename", tuple(rules) if isinstance(rules, Iterable) else rules)
+        for name, (is_valid, wanted) in _VALID.items():
+            value = getattr(self, name)
+            if value is not None and not is_valid(value):
+                raise UsageError(f"{name}={shorten(repr(value))}: give {wanted}")
+
     def as_arguments(self, pairing_only: bool = False) -> list[str] | None:
         """Return these options as `tensortap compare` takes them; None if they cannot be given there.
 
@@ -104,6 +117,37 @@ class ComparisonOptions:
             for text in texts:
                 arguments += [info.flag] if text is True else [info.flag, str(text)]
         return arguments
+
+
+def _are_numbers(value: Any) -> bool:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
+        return False
+    both = (value, value.values()) if isinstance(value, Mapping) else (value,)
+    return isinstance(value, range) or all(isinstance(each, Integral) for side in both for each in side)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Collection) and all(isinstance(each, str) for each in value)
+
+
+def _is_tolerance(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
+
+
+_NUMBERS = "numbers, like [0, 5], or a mapping of the reference's to the candidate's"
+_VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "rename": (_are_texts, "texts of the form 'PATTERN=REPLACEMENT'"),
+    "mapping": (lambda value: isinstance(value, (str, os.PathLike, Mapping)), "the path of a TOML file, or a mapping"),
+    "steps": (_are_numbers, _NUMBERS),
+    "ranks": (_are_numbers, _NUMBERS),
+    "modules": (_are_texts, "a name pattern, or several"),
+    "kinds": (_are_texts, "a kind, or several"),
+    "rtol": (_is_tolerance, "zero or more"),
+    "atol": (_is_tolerance, "zero or more"),
+    "workers": (lambda value: isinstance(value, Integral) and int(value) >= 1, "at least one"),
+    "details": (lambda value: isinstance(value, Integral) and int(value) >= 0, "zero or more"),
+}
+"""For each option that can be wrong by itself: whether a value is valid, and the values that are."""
 
 
 def option_info(name: str) -> OptionInfo:

@@ -60,6 +60,9 @@ class Cause(str, Enum):
     EXTRA_GRADIENT = "extra_gradient"
     """A parameter gets a gradient that the reference's does not get."""
 
+    def __str__(self) -> str:
+        return str(self.value)  # versions of Python differ in what they print for such an enum
+
 
 PARAMETER_CAUSES = frozenset({Cause.PARAMETER_AT_START, Cause.PARAMETER_CHANGED, Cause.OPTIMIZER})
 """Causes that are about a parameter's value: no module computed it."""

@@ -1,4 +1,4 @@
-"""Reads and writes at an offset of an open file, by the fastest call that the platform has.
+"""Files: a check before one is opened, and reads and writes at an offset by the fastest call that the platform has.
 
 Linux and most Unixes have `preadv` and `pwrite`, older ones `pread`; Windows has neither. There, and with
 TENSORTAP_PORTABLE=1, one lock for the process keeps seeking and transferring together.
@@ -7,17 +7,34 @@ TENSORTAP_PORTABLE=1, one lock for the process keeps seeking and transferring to
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from tensortap.core.machine import PORTABLE
+from tensortap.errors import RunUnreadable
 
-__all__ = ["BINARY", "read_at", "write_at"]
+__all__ = ["BINARY", "check_regular", "read_at", "write_at"]
 
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag for `os.open`: Windows would translate line ends without it."""
 
 _seeking = threading.Lock()
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def check_regular(path: Path, mode: int) -> None:
+    """Raise RunUnreadable for a FIFO, a socket or a device; they may block, or never end."""
+    if not stat.S_ISREG(mode):
+        kind = next((name for test, name in _KINDS if test(mode)), "something else")
+        raise RunUnreadable(f"{path} cannot be read: it is {kind}, not a file.")
 
 
 def _read_by_preadv(descriptor: int, target: memoryview, offset: int) -> int:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tensortap.core.file_io import check_regular
 from tensortap.errors import RunNotFound, RunUnreadable, UsageError
 from tensortap.mapping.patterns import wildcards
 from tensortap.mapping.rules import SIDES, ClassRule, IgnoreRule, ModuleRule, Rules, TensorRule, ValueRule
@@ -23,6 +24,8 @@ else:
 __all__ = ["FORMAT", "read_rules", "shipped_rules"]
 
 FORMAT = 1
+_LARGEST = 16 << 20
+"""Bytes of a rules file."""
 _TABLES = ("module", "class", "tensor", "value", "ignore")
 _EITHER = "torch and paddle, or reference and candidate"
 
@@ -61,18 +64,28 @@ def read_rules(source: str | os.PathLike[str] | Mapping[str, Any]) -> Rules:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
-    text = ""
+    text = _read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
         found: Mapping[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        _refuse_list_of_names(path, text)
+        raise UsageError(f"{path} is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deeply nested brackets
+        raise UsageError(f"{path} cannot be read as rules: {error}") from error
+    return found
+
+
+def _read_text(path: Path) -> str:
+    try:
+        about = path.stat()
+        check_regular(path, about.st_mode)
+        if about.st_size > _LARGEST:
+            raise RunUnreadable(f"{path} is no rules file: it has {about.st_size:,} bytes, of {_LARGEST:,} at most")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise RunNotFound(f"there is no rules file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RunUnreadable(f"the rules file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        _refuse_list_of_names(path, text)
-        raise UsageError(f"{path} is not TOML: {error}") from error
-    return found
 
 
 def _refuse_list_of_names(path: Path, text: str) -> None:
@@ -232,7 +245,7 @@ def _check_regex(table: _RuleTable, names: Mapping[str, str], side: str) -> None
     other = next(name for key, name in names.items() if key != side)
     try:
         pattern = re.compile(names[side])
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise table.error(side, names[side], f"a regular expression: {error}") from error
     try:  # the added alternative matches the empty string, with every group empty
         re.compile(f"{pattern.pattern}|").sub(other, "")

@@ -10,11 +10,9 @@ import io
 import json
 import mmap
 import os
-import stat
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
-from tensortap.core.file_io import BINARY, read_at
+from tensortap.core.file_io import BINARY, check_regular, read_at
 from tensortap.core.records import Location, Record
 from tensortap.errors import RunUnreadable, UsageError, shorten
 from tensortap.store.format import PARTIAL
@@ -34,7 +32,6 @@ __all__ = [
     "SingleFile",
     "as_array",
     "bytes_of_array",
-    "check_regular",
     "kept_location",
     "read_head",
     "read_json",
@@ -315,22 +312,6 @@ def _descriptor(path: Path) -> int:
         raise
     except (OSError, ValueError) as error:  # ValueError: the name holds a NUL
         raise RunUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-
-
-def check_regular(path: Path, mode: int) -> None:
-    """Raise RunUnreadable for a FIFO, a socket or a device; they may block, or never end."""
-    if not stat.S_ISREG(mode):
-        kind = next((name for test, name in _KINDS if test(mode)), "something else")
-        raise RunUnreadable(f"{path} cannot be read: it is {kind}, not a file.")
-
-
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def _missing(address: str) -> RunUnreadable:

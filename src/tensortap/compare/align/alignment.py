@@ -40,7 +40,7 @@ class Renames:
                 raise UsageError(f"rename {rule!r} has no '=': write 'PATTERN=REPLACEMENT', like '^model\\.='")
             try:
                 patterns.append((re.compile(pattern), replacement))
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise UsageError(f"rename {rule!r}: {pattern!r} is not a regular expression: {error}") from error
             _check_template(rule, patterns[-1][0], replacement)
         if exact is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,24 @@ def table_of(
     }
     columns |= _measured(count, measures)
     for name, side, rows in (("reference", reference, left), ("candidate", candidate, right)):
-        numbers = measures.sides[name]
+        get = partial(_statistic, measures.sides[name], side, rows)
         for each in statistics.listed():
-            if each.is_added:  # known from the indexes alone
-                columns[f"{each.name}_{name}"] = _nullable(np.asarray(getattr(side, each.name)[rows], np.float64))
+            if each.is_added:
+                columns[f"{each.name}_{name}"] = _nullable(np.asarray(get(each.name), np.float64))
             elif each.show.sides:
-                derive = each.derive if each.name not in numbers else None
-                columns[f"{each.name}_{name}"] = numbers[each.name] if derive is None else derive(numbers.__getitem__)
+                columns[f"{each.name}_{name}"] = get(each.name)
     columns |= _mapped(candidate, right, columns)
     return pa.table([_typed(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _statistic(measured: Mapping[str, Any], side: Side, rows: Any, name: str) -> Any:
+    """Return a column of a side: as measured, by its formula, or as the index has it."""
+    if name in measured:
+        return measured[name]
+    formula = statistics.formula_of(name)
+    if formula is not None:
+        return formula(partial(_statistic, measured, side, rows))
+    return getattr(side, name)[rows]
 
 
 def _typed(column: Any, kind: Any) -> Any:

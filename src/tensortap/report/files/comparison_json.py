@@ -9,7 +9,8 @@
                 step, micro, phase, module, call, kind, path   what it is; module is the record's own
                 container       the module in whose own code the value was born, if it appeared between two modules
                 counterpart     the candidate's name of the module at fault, if it differs
-                rank, cls, status                              status is diverged | nonfinite | shape
+                rank, cls, status                              status is diverged | nonfinite | shape, or, of a gradient
+                                                               that only one side has, missing | extra
                 cause           the code that made it wrong, one of the values of `core.causes.Cause`: output,
                                 container_code, optimizer, missing_gradient, ...
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,

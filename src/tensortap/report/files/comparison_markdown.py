@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from tensortap.core.causes import CAUSES, Cause
+from tensortap.core.causes import CAUSES
 from tensortap.core.records import Comparison, Finding, display_name
 from tensortap.report import pairs, unmatched
 from tensortap.report.files.output import encoded
@@ -74,12 +74,13 @@ def _parts(comparison: Comparison) -> list[str]:
 
 
 def _first(comparison: Comparison) -> str:
-    at = pairs.place(comparison, comparison.first)
+    first = comparison.first
+    cause = f"\nCause: {CAUSES[first.cause].label}\n" if first is not None else ""
+    at = pairs.place(comparison, first)
     if at is None:
-        return ""
+        return cause
     rows = pairs.rows_of(comparison, pairs.around(comparison, at, _ROWS_AROUND, _ROWS_AROUND))
     row = pairs.row_at(comparison, at)
-    cause = f"\nCause: {CAUSES[Cause(row['cause'])].label}\n" if row["cause"] is not None else ""
     detail = pairs.detail(row)
     return "\n" + _table(rows) + cause + (f"\nThere: {plain(detail)}\n" if detail else "")
 

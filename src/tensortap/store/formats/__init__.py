@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tensortap.core.file_io import check_regular
 from tensortap.core.records import Summary
 from tensortap.errors import RunUnreadable
 
@@ -89,6 +90,4 @@ def _check_kind(path: Path) -> None:
     except ValueError as error:
         raise RunUnreadable(f"{str(path)!r} is not a path: {error}.") from error
     if not stat.S_ISDIR(mode):
-        from tensortap.store.source import check_regular
-
         check_regular(path, mode)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tensortap.core.file_io import check_regular
 from tensortap.errors import RunNotFound, RunUnreadable
 
 __all__ = ["Progress", "trace_events"]
@@ -36,6 +37,7 @@ def trace_events(path: str | os.PathLike[str], progress: Progress | None = None)
     """
     name = os.fspath(path)
     try:
+        check_regular(Path(path), Path(path).stat().st_mode)
         with Path(path).open("rb") as raw:
             size = os.fstat(raw.fileno()).st_size
             zipped = raw.read(2) == _GZIP

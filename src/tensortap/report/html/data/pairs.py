@@ -177,7 +177,10 @@ class PairsData:
                 "row": None,
                 "cause": birth.cause.value,
                 "title": clean(birth.key),
-                "text": f"{_ONE_SIDED[birth.status]}; inspect {clean(display_name(birth.module))}",
+                "text": (
+                    f"{CAUSES[birth.cause].label}: {_ONE_SIDED[birth.status]}; "
+                    f"inspect {clean(display_name(birth.module))}"
+                ),
             }
             for birth in self.comparison.births
             if birth.row is None
