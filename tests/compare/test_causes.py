@@ -102,4 +102,4 @@ def test_every_report_has_the_cause_of_a_gradient_of_one_side(tmp_path: Path) ->
     (failure,) = case.iter("failure")
     assert failure.attrib == {"message": "fc: missing gradient, born here", "type": "missing"}
     assert "\nCause: missing gradient\n" in (tmp_path / "result.md").read_text()
-    assert "missing gradient: never comes; look at fc" in (tmp_path / "result.html").read_text()
+    assert "missing gradient: never comes; inspect fc" in (tmp_path / "result.html").read_text()
