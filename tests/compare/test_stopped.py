@@ -1,16 +1,19 @@
-"""A recording that stopped early does not match a whole one: the rest was never recorded."""
+"""A run that is not whole does not match a whole one: the rest was never recorded, or cannot be read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
+from made_runs import chain, write
 from torch import nn
 
 import tensortap as tt
 from tensortap.capture import recorder
 from tensortap.cli import app
+from tensortap.store.exports.export import export
 
 
 def record(path: Path, fails_at: int | None = None, scale: float = 1.0, steps: int = 3) -> Path:
@@ -52,3 +55,22 @@ def test_a_divergence_before_the_end_stays_one(tmp_path: Path) -> None:
 
 def test_two_that_stopped_alike_match(tmp_path: Path) -> None:
     assert tt.compare(record(tmp_path / "a", 1), record(tmp_path / "b", 1)).verdict == "match"
+
+
+@pytest.mark.parametrize("format", ["npy", "hdf5"])
+def test_tensors_that_cannot_be_read_are_not_called_a_match(tmp_path: Path, format: str) -> None:
+    run, copy = write(tmp_path / "run", chain()), tmp_path / f"copy.{format}"
+    export(tt.open(run), format, copy)
+    assert tt.compare(run, copy).verdict == "match"
+    if format == "npy":
+        next(copy.rglob("*.npy")).write_bytes(b"torn")
+    else:
+        with h5py.File(copy, "r+") as file:
+            names: list[str] = []
+            file.visit(lambda name: names.append(name) if isinstance(file[name], h5py.Dataset) else None)
+            attributes = dict(file[names[0]].attrs)
+            del file[names[0]]
+            file.create_dataset(names[0], (1 << 36,), "f4", chunks=(1024,)).attrs.update(attributes)
+    result = tt.compare(run, copy)
+    assert result.verdict == "incomparable"
+    assert "1 tensor of the candidate cannot be read" in str(result)

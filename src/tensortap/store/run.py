@@ -93,6 +93,10 @@ class RunSource(ABC):
         """Return why the recording stopped early; an empty text if it did not, or if the reason is unknown."""
         return ""
 
+    def unreadable(self) -> list[str]:
+        """Return the names of tensors of the run that cannot be read, so that their records are missing."""
+        return []
+
     def notices(self) -> list[str]:
         """Return notices about the run: what is missing, and what could not be read."""
         return []
@@ -165,6 +169,12 @@ class Run:
         """Why the recording of a rank stopped before its end; empty if none did, or if the reason is unknown."""
         with reading(self.path):
             return self.source.failure()
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Names of tensors of the run that cannot be read, so that their records are missing."""
+        with reading(self.path):
+            return self.source.unreadable()
 
     @property
     def notices(self) -> list[str]:

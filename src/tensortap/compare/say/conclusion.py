@@ -9,9 +9,9 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Renames, suggest
 from tensortap.compare.align.calls import argument_notes
+from tensortap.compare.align.incomplete import incomplete_runs
 from tensortap.compare.align.ranks import UnpairedRanks
 from tensortap.compare.align.side import Side
-from tensortap.compare.align.stopped import stopped_recordings
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.rules import UNSEEN_PARAMETERS
 from tensortap.compare.judge.rules.rounding import Policy
@@ -61,8 +61,8 @@ def conclude(
     if one_sided:
         counts["unmatched"] = one_sided
     pairs = len(rows)
-    stopped = stopped_recordings(matched)
-    verdict: Verdict = "diverged" if births else "incomparable" if unpaired or stopped else "match"
+    incomplete = incomplete_runs(matched)
+    verdict: Verdict = "diverged" if births else "incomparable" if unpaired or incomplete else "match"
     judged = pairs > counts["unjudged"]
     comparable = min(unpaired.compared(left, "reference"), unpaired.compared(right, "candidate"))
     too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable)
@@ -74,7 +74,7 @@ def conclude(
     elif not judged:
         said = sentence.describe_none_judged(pairs)
     else:
-        said = _sentence(births, matched, judgement, counts, _in_words(unpaired, stopped), isolated)
+        said = _sentence(births, matched, judgement, counts, _in_words(unpaired, incomplete), isolated)
     if verdict == "match" and doubts.undecided:
         verdict, said = "incomparable", sentence.describe_undecided(guessed[0])
         guessed = []
@@ -127,8 +127,8 @@ def _sentence(
     return divergence + sentence.describe_call(first) + (steps or unseen)
 
 
-def _in_words(unpaired: UnpairedRanks, stopped: str) -> str:
-    return ", and ".join(filter(None, (unpaired.in_words(), stopped)))
+def _in_words(unpaired: UnpairedRanks, incomplete: str) -> str:
+    return ", and ".join(filter(None, (unpaired.in_words(), incomplete)))
 
 
 def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int], left_out: str, isolated: bool) -> str:

@@ -100,10 +100,12 @@ class TensorList(RunSource):
 
     def notices(self) -> list[str]:
         found = [] if self._complete else ["the run was not finished when it was written here"]
+        return found + self._notices + few_notices("unreadable tensors", self.unreadable())
+
+    def unreadable(self) -> list[str]:
         for rank in self.ranks:
             self.index(rank)
-        unreadable = [each for rank in self.ranks for each in self._unreadable[rank]]
-        return found + self._notices + few_notices("unreadable tensors", unreadable)
+        return [each for rank in self.ranks for each in self._unreadable[rank]]
 
     def read_index(self, rank: int) -> Index:
         self._unreadable[rank] = []

@@ -114,6 +114,11 @@ class Hdf5File(RunSource):
             found.append(f"{len(self._skipped)} datasets are not tensors that can be read: {names}")
         return found
 
+    def unreadable(self) -> list[str]:
+        for rank in self.ranks:
+            self.index(rank)
+        return self._skipped
+
     def spellings(self, module: str) -> Sequence[str]:
         """Return a module's name with four digits too: a group is found with any number of them."""
         if (group := _GROUP.fullmatch(module)) is None or len(group[1]) > _MOST_DIGITS:

@@ -90,6 +90,9 @@ class Hdf5Folder(RunSource):
     def finished(self) -> bool:
         return not self._damaged and all(part.dump.finished() for part in self._parts)
 
+    def unreadable(self) -> list[str]:
+        return [*self._damaged, *(f"{part.name}: {name}" for part in self._parts for name in part.dump.unreadable())]
+
     def notices(self) -> list[str]:
         have = {(part.rank, part.step) for part in self._parts}
         wanted = ((rank, step) for rank in self.ranks for step in self.steps())
