@@ -310,3 +310,18 @@ def test_a_damaged_coverage_file_costs_the_coverage_alone(tmp_path, text):
     assert len(list(run)) == 3 and run.coverage == {0: []}
     (notice,) = run.notices
     assert "coverage.json is damaged" in notice
+
+
+@pytest.mark.parametrize("count", [-1, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("name", ["micro", "call"])
+def test_a_count_that_no_run_has_is_damage(tmp_path, name, count):
+    write(tmp_path / "a")
+    file = tmp_path / "a" / "rank_0" / "index.arrows"
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    values = [count, *table.column(name).to_pylist()[1:]]
+    place = table.schema.get_field_index(name)
+    table = table.set_column(place, table.schema.field(place), pa.array(values, pa.int64()))
+    with pa.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(RunUnreadable, match=f"damaged: {name} is a count"):
+        list(open_run(tmp_path / "a"))

@@ -22,6 +22,8 @@ __all__ = ["Index", "read_index"]
 
 _MOST_ELEMENTS = float(1 << 62)
 _MOST_AXES = 64
+_MOST_COUNTED = 1 << 31
+"""Micro steps of a step, and calls of a module in one, are 32-bit in the table of pairs."""
 
 
 class Index:
@@ -156,6 +158,10 @@ def _find_problem(rows: Any) -> str:
     unknown = [name for name in pc.unique(rows.column("dtype")).to_pylist() if name not in dtypes.NAMES]
     if unknown:
         return f"it names the dtype {unknown[0][:40]!r}, which does not exist"
+    for name in ("micro", "call"):
+        bounds = pc.min_max(rows.column(name)).as_py()
+        if len(rows) and not 0 <= bounds["min"] <= bounds["max"] < _MOST_COUNTED:
+            return f"{name} is a count, but reaches from {bounds['min']} to {bounds['max']}"
     for chunk in rows.column("shape").chunks:
         sizes = chunk.flatten().to_numpy(zero_copy_only=False)
         lengths = chunk.value_lengths().to_numpy(zero_copy_only=False)
