@@ -23,7 +23,7 @@ __all__ = ["Index", "read_index"]
 _MOST_ELEMENTS = float(1 << 62)
 _MOST_AXES = 64
 _MOST_COUNTED = 1 << 31
-"""Micro steps of a step, and calls of a module in one, are 32-bit in the table of pairs."""
+"""Bound of micro steps in a step, and of calls of a module in one: no run reaches it."""
 
 
 class Index:

@@ -19,10 +19,10 @@ SCHEMA = pa.schema(
         ("rank", pa.int32()),
         ("seq", pa.int64()),  # execution order on the reference's side
         ("step", pa.int64()),
-        ("micro", pa.int32()),
+        ("micro", pa.int64()),
         ("phase", pa.string()),
         ("module", pa.string()),
-        ("call", pa.int32()),
+        ("call", pa.int64()),
         ("kind", pa.string()),
         ("path", pa.string()),
         ("cls", pa.string()),
