@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tensortap.core import dtypes
 from tensortap.core.file_io import BINARY, check_regular, read_at
+from tensortap.core.machine import PORTABLE
 from tensortap.core.records import Location, Record
 from tensortap.errors import RunUnreadable, UsageError, shorten
 from tensortap.store.format import PARTIAL
@@ -78,6 +79,9 @@ class Bytes(ABC):
         """Return the name under which another process finds the object with a source of the same kind."""
         return name
 
+    def release_pages(self) -> None:  # noqa: B027  # a medium that maps nothing has nothing to release
+        """Stop counting the pages of mapped objects as this process's memory. Views stay valid."""
+
     def close(self) -> None:  # noqa: B027  # a medium that keeps nothing open has nothing to close
         """Release what is open. Views stay valid, and later reads open the objects again."""
 
@@ -130,6 +134,12 @@ class LocalFiles(Bytes):
         if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
             raise RunUnreadable(f"{self._root}: {shorten(name)!r} is not the name of a file in it.")
         return self._root / name
+
+    def release_pages(self) -> None:
+        with self._lock:
+            files = list(self._files.values())
+        for file in files:
+            file.release_pages()
 
     def close(self) -> None:
         with self._lock:
@@ -196,6 +206,10 @@ class _OpenFile:
             self.read_into(offset, memoryview(data))
             return memoryview(data).toreadonly()
         return memoryview(mapped)[offset : offset + nbytes]
+
+    def release_pages(self) -> None:
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED") and not PORTABLE:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class _Stream(io.RawIOBase):

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -31,7 +31,7 @@ __all__ = ["Engine", "Gather", "ProcessPool", "Serial", "Span", "Task", "TaskRea
 
 BATCH = 64 << 20
 """Bytes of both sides in one batch: a few milliseconds of work."""
-_BLOCK = 2 << 20  # bytes of both sides that a thread reads at a time: they fit into a core's cache
+_BLOCK = 32 << 20  # bytes of both sides that are measured at a time
 _POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
 _MOST_WORKERS = 16
 
@@ -159,6 +159,7 @@ def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
     found: list[list[npt.NDArray[np.float64]]] = [[] for _ in batch]
     for place, part in reader.measure(blocks, threads):
         found[place].append(part)
+    reader.release_pages()
     return [
         (number, parts[0] if len(parts) == 1 else np.concatenate(parts))
         for (number, _), parts in zip(batch, found, strict=True)
@@ -198,55 +199,45 @@ class Gather:
 
 
 class TaskReader:
-    """Reads blocks of tasks and measures them, on as many threads as there is work for.
+    """Reads blocks of tasks and measures them.
 
-    Each thread copies blocks into two buffers that fit into its cache. Files are not mapped: one that is cut off while
-    it is mapped kills the process that reads it.
+    Blocks are views where the medium can be mapped: a copy would take longer than the measuring. The size of a file is
+    checked before each block, because a file that was cut off since it was mapped would kill the process.
     """
 
     def __init__(self, files: Bytes | None = None) -> None:
         self._files = files or LocalFiles()
-        self._buffers = threading.local()
-        self._pool: ThreadPoolExecutor | None = None
 
     def measure(self, blocks: Sequence[tuple[int, Task]], threads: int | None) -> Iterator[tuple[int, Part]]:
         """Yield the number and the measured part of each block."""
-        if threads == 1 or cores() == 1 or len(blocks) == 1 or sum(task.nbytes for _, task in blocks) < 2 * _BLOCK:
-            yield from (self._measure(each, threads) for each in blocks)
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(min(threads or cores(), _MOST_WORKERS), "tensortap-measure")
-        yield self._measure(blocks[0], 1)  # compiles the kernel, if necessary, before threads use it
-        yield from self._pool.map(lambda each: self._measure(each, 1), blocks[1:])
+        yield from (self._measure(each, threads) for each in blocks)
 
     def __enter__(self) -> TaskReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
         self._files.close()
 
     def _measure(self, block: tuple[int, Task], threads: int | None) -> tuple[int, Part]:
         from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before there are two tensors
 
         number, task = block
-        r, c = self._read("reference", task.reference, task), self._read("candidate", task.candidate, task)
+        r, c = self._read(task.reference, task), self._read(task.candidate, task)
         part = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
         return number, part
 
-    def _read(self, side: str, span: Span, task: Task) -> npt.NDArray[Any]:
-        """Return the task's elements of one side, which are valid until the thread reads the next."""
+    def release_pages(self) -> None:
+        """Stop counting the pages of mapped files as this process's memory; the system's cache keeps them."""
+        self._files.release_pages()
+
+    def _read(self, span: Span, task: Task) -> npt.NDArray[Any]:
+        """Return the task's elements of one side, read-only."""
         dtype = dtypes.numpy_dtype(span.dtype)
         nbytes = task.elements * dtype.itemsize
-        buffer = getattr(self._buffers, side, None)
-        if buffer is None or buffer.size < nbytes:
-            buffer = np.empty(nbytes, np.uint8)
-            setattr(self._buffers, side, buffer)
-        target: npt.NDArray[Any] = buffer[:nbytes]
-        if nbytes:
-            self._files.read_into(span.name, span.offset + task.start * dtype.itemsize, target.data)
-        return target.view(dtype)
+        if not nbytes:
+            return np.empty(0, dtype)
+        data = self._files.view(span.name, span.offset + task.start * dtype.itemsize, nbytes)
+        return np.frombuffer(data, np.uint8).view(dtype)
 
 
 def _check(task: Task) -> None:
