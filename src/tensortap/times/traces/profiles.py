@@ -48,7 +48,7 @@ def read_trace(path: str | os.PathLike[str], progress: Progress | None = None) -
         if timeline is not None:
             try:
                 add(timeline, event)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
                 raise RunUnreadable(f"{os.fspath(path)} has an event that cannot be read: {event!r:.200}") from error
     if timeline is None:
         raise RunUnreadable(
