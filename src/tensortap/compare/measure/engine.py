@@ -155,15 +155,9 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
 
 def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
     """Measure a batch. Partial results, which `Gather` joins, are small: a few hundred bytes a megabyte."""
-    blocks = [(place, block) for place, (_, task) in enumerate(batch) for block in _cut(task, _BLOCK)]
-    found: list[list[npt.NDArray[np.float64]]] = [[] for _ in batch]
-    for place, part in reader.measure(blocks, threads):
-        found[place].append(part)
+    found = [(number, [reader.measure(block, threads) for block in _cut(task, _BLOCK)]) for number, task in batch]
     reader.release_pages()
-    return [
-        (number, parts[0] if len(parts) == 1 else np.concatenate(parts))
-        for (number, _), parts in zip(batch, found, strict=True)
-    ]
+    return [(number, parts[0] if len(parts) == 1 else np.concatenate(parts)) for number, parts in found]
 
 
 class Gather:
@@ -208,23 +202,18 @@ class TaskReader:
     def __init__(self, files: Bytes | None = None) -> None:
         self._files = files or LocalFiles()
 
-    def measure(self, blocks: Sequence[tuple[int, Task]], threads: int | None) -> Iterator[tuple[int, Part]]:
-        """Yield the number and the measured part of each block."""
-        yield from (self._measure(each, threads) for each in blocks)
-
     def __enter__(self) -> TaskReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def _measure(self, block: tuple[int, Task], threads: int | None) -> tuple[int, Part]:
+    def measure(self, block: Task, threads: int | None) -> Part:
+        """Measure one block."""
         from tensortap.kernels.pairs.cpu import measure_range  # loads the compiler: not before there are two tensors
 
-        number, task = block
-        r, c = self._read(task.reference, task), self._read(task.candidate, task)
-        part = measure_range(r, c, task.start, rtol=task.rtol, atol=task.atol, rows=task.rows, threads=threads)
-        return number, part
+        r, c = self._read(block.reference, block), self._read(block.candidate, block)
+        return measure_range(r, c, block.start, rtol=block.rtol, atol=block.atol, rows=block.rows, threads=threads)
 
     def release_pages(self) -> None:
         """Stop counting the pages of mapped files as this process's memory; the system's cache keeps them."""
