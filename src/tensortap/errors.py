@@ -7,6 +7,7 @@
     ├── RunUnreadable       (ValueError)         not a run, damaged, or written by a newer version
     ├── StoreWriteError     (OSError)            a full or read-only disk, a missing folder, max_memory reached
     ├── CaptureError        (RuntimeError)       the tap had to stop
+    ├── NonfiniteError      (ArithmeticError)    a NaN or Inf was born, and capture(on_nonfinite="stop") was given
     └── MissingDependency   (ImportError)        an optional package is needed
 
 Each class also derives from the builtin in parentheses, so code that does not know tensortap can catch it. A message
@@ -18,6 +19,7 @@ from __future__ import annotations
 __all__ = [
     "CaptureError",
     "MissingDependency",
+    "NonfiniteError",
     "RunExists",
     "RunNotFound",
     "RunUnreadable",
@@ -72,6 +74,10 @@ class StoreWriteError(TensortapError, OSError):
 
 class CaptureError(TensortapError, RuntimeError):
     """The tap had to stop. The training step itself is unaffected."""
+
+
+class NonfiniteError(TensortapError, ArithmeticError):
+    """A NaN or Inf was born in a step, and `capture(on_nonfinite="stop")` asked to stop. The run is written."""
 
 
 class MissingDependency(TensortapError, ImportError):

@@ -47,7 +47,7 @@ GOLDEN: dict[str, tuple[int, int, float, int]] = {
 
 
 def test_version() -> None:
-    assert reference.VERSION == 2
+    assert reference.VERSION == 3
 
 
 @pytest.mark.parametrize("name", inputs())

@@ -27,9 +27,9 @@ def test_none_at_all() -> None:
 
 
 def test_sketches_that_do_not_form_pairs_raise() -> None:
-    r, c = np.zeros((2, 256), np.float32), np.zeros((2, 128), np.float32)
+    r, c = np.zeros((2, 256), np.float32), np.zeros((2, 96), np.float32)
     rows = np.zeros(2, np.int64)
-    with pytest.raises(UsageError, match="256 and 128 buckets"):
+    with pytest.raises(UsageError, match="256 buckets cannot be folded to 96"):
         sketch_differences(r, rows, c, rows)
     with pytest.raises(UsageError, match="2 and 1 rows do not form pairs"):
         sketch_differences(r, rows, r, rows[:1])

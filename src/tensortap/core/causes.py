@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["CAUSES", "CONTAINER_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
+__all__ = ["CAUSES", "CONTAINER_CAUSES", "OUTSIDE_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
 
 
 class Cause(str, Enum):
@@ -25,6 +25,12 @@ class Cause(str, Enum):
     """A module returns a wrong value. None of its inputs was recorded, or none could be judged."""
     CONTAINER_CODE = "container_code"
     """The code of a container, between the modules that it calls, makes a wrong value."""
+    LOST_MASK = "lost_mask"
+    """The code of a container hands a module no mask where the reference's hides something from it."""
+    EXTRA_MASK = "extra_mask"
+    """The code of a container hands a module a mask where the reference's hands none."""
+    HANDED_ON = "handed_on"
+    """A module, whose output was not recorded, hands a wrong value to another."""
     BUFFER = "buffer"
     """A module leaves a wrong buffer behind although its inputs are right."""
     INPUT = "input"
@@ -43,6 +49,8 @@ class Cause(str, Enum):
     """Two checkpoints hold different values."""
     OPTIMIZER = "optimizer"
     """The optimizer computes a wrong parameter from a right gradient."""
+    STEP_GRADIENT = "step_gradient"
+    """The optimizer is given a wrong gradient, although backward computed the right one."""
     PARAMETER_GRADIENT = "parameter_gradient"
     """A module's backward makes a wrong gradient of one of its parameters."""
     SENT_GRADIENT = "sent_gradient"
@@ -60,13 +68,24 @@ class Cause(str, Enum):
     EXTRA_GRADIENT = "extra_gradient"
     """A parameter gets a gradient that the reference's does not get."""
 
+    RECOMPUTATION = "recomputation"
+    """Activation checkpointing recomputes other values than the first forward made."""
+    LESS_EXACT = "less_exact"
+    """A module rounds more than the reference's: it is within tolerance, but further from the truth."""
+
     def __str__(self) -> str:
         return str(self.value)  # versions of Python differ in what they print for such an enum
 
 
 PARAMETER_CAUSES = frozenset({Cause.PARAMETER_AT_START, Cause.PARAMETER_CHANGED, Cause.OPTIMIZER})
 """Causes that are about a parameter's value: no module computed it."""
-CONTAINER_CAUSES = frozenset({Cause.CONTAINER_CODE, Cause.CONTAINER_BACKWARD, Cause.MISSING_IN_CONTAINER})
+OUTSIDE_CAUSES = frozenset(
+    {Cause.INPUT, Cause.UNRECORDED_INPUT, Cause.LOSS, Cause.BUFFER_AT_START, Cause.BUFFER_CHANGED}
+)
+"""Causes outside the modules: what the model was given, and what came back from the loss."""
+CONTAINER_CAUSES = frozenset(
+    {Cause.CONTAINER_CODE, Cause.CONTAINER_BACKWARD, Cause.MISSING_IN_CONTAINER, Cause.LOST_MASK, Cause.EXTRA_MASK}
+)
 """Causes in the code of a container, between the modules that it calls."""
 
 
@@ -111,6 +130,7 @@ _SENT = CauseWording(
 _CHANGED = "{full} differs before step {step}: it {off}. The code that changed it was not recorded."
 _BEFORE, _AFTER = "before {where}, {full} {off}", "after {where}, {full} {off}"
 _ALREADY = "The parameters already differed: {clause}{more}."
+_BUFFER_ALREADY = "A buffer already differed: {clause}."
 _BETWEEN = "code of {container}, between the modules it calls"
 _NEVER_COMES = "the gradient of {module}'s {part} {path} never comes"
 _COMES = "a gradient comes to {module}'s parameter {path}"
@@ -132,6 +152,28 @@ CAUSES: dict[Cause, CauseWording] = {
         sources_unrecorded="and what it was made from was not recorded",
         born_in=f"in the {_BETWEEN}",
     ),
+    Cause.HANDED_ON: CauseWording(
+        "wrong value handed on",
+        "The runs part in {name}: in {where}, what it hands to {module} (input {path}) {off}, {sources}.",
+        "in {where}, what {name} hands to {module} (input {path}) {off}",
+        sources_match="while all that it was made from matches",
+        sources_unrecorded="and what it was made from was not recorded",
+    ),
+    Cause.LOST_MASK: CauseWording(
+        "mask not handed on",
+        "The runs part in the own code of {name}: in {where}, it hands no mask to {module} (input {path}), and the "
+        "reference's hides elements there.",
+        "in {where}, the own code of {name} hands no mask to {module} (input {path}), and the reference's hides "
+        "elements there",
+        born_in=f"in the {_BETWEEN}",
+    ),
+    Cause.EXTRA_MASK: CauseWording(
+        "mask that the reference lacks",
+        "The runs part in the own code of {name}: in {where}, it hands a mask to {module} (input {path}), and the "
+        "reference hands it none.",
+        "in {where}, the own code of {name} hands a mask to {module} (input {path}), and the reference hands it none",
+        born_in=f"in the {_BETWEEN}",
+    ),
     Cause.BUFFER: CauseWording(
         "wrong buffer on right inputs",
         "The runs part in {name}: after {where}, its buffer {path} {off}, {sources}.",
@@ -142,7 +184,8 @@ CAUSES: dict[Cause, CauseWording] = {
     Cause.INPUT: CauseWording(
         "different input given",
         "The runs were not given the same input: in {where}, input {path} of {name} {off}.",
-        "in {where}, input {path} of {name} {off}: the model was not given what the reference was",
+        "in {where}, input {path} of {name} {off}",
+        isolated_verdict="The model was not given what the reference was: {clause}.",
     ),
     Cause.UNRECORDED_INPUT: CauseWording(
         "wrong input of unrecorded origin",
@@ -158,19 +201,34 @@ CAUSES: dict[Cause, CauseWording] = {
     Cause.PARAMETER_CHANGED: CauseWording(
         "parameter changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_ALREADY
     ),
-    Cause.BUFFER_AT_START: CauseWording("wrong buffer at the start", _CHANGED, _BEFORE),
-    Cause.BUFFER_CHANGED: CauseWording("buffer changed by unrecorded code", _CHANGED, _BEFORE),
+    Cause.BUFFER_AT_START: CauseWording(
+        "wrong buffer at the start", _CHANGED, _BEFORE, isolated_verdict=_BUFFER_ALREADY
+    ),
+    Cause.BUFFER_CHANGED: CauseWording(
+        "buffer changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_BUFFER_ALREADY
+    ),
     Cause.CHECKPOINT: CauseWording(
         "different value in a checkpoint", "The checkpoints differ in {full}{more}; it {off}.", _BEFORE
     ),
     Cause.OPTIMIZER: CauseWording(
         "wrong parameter after the optimizer",
-        "The runs part in the optimizer: after {where}, {full} {off}, {sources}.",
+        "The runs part in the update of parameters: after {where}, {full} {off}, {sources}. Check the optimizer, its "
+        "settings and what the loop does around its step.",
         _AFTER,
-        isolated_verdict="The optimizer is wrong: {clause}.",
+        isolated_verdict="The update of parameters is wrong: {clause}.",
         sources_match="although its gradient matches",
         sources_match_so_far="and the gradients that both have match",
         sources_unrecorded="and its gradient was not recorded",
+    ),
+    Cause.STEP_GRADIENT: CauseWording(
+        "wrong gradient given to the optimizer",
+        "{agrees} runs part between backward and optimizer: in {where}, the gradient of {full} that the optimizer uses "
+        "{off}, {sources}: check accumulation, clipping, unscaling and averaging.",
+        "in {where}, the gradient of {full} that the optimizer uses {off}",
+        sources_match="while the gradient from backward matches",
+        sources_match_so_far="while the gradients from backward that both have match",
+        sources_unrecorded="and the gradient from backward was not recorded",
+        born_in="between backward and optimizer",
     ),
     Cause.PARAMETER_GRADIENT: CauseWording(
         "wrong gradient of a parameter",
@@ -194,6 +252,7 @@ CAUSES: dict[Cause, CauseWording] = {
         "{forward}, but the gradient that enters {entered} at its output {off} in {where}: "
         "check the loss and its scaling.",
         "in {where}, the gradient that enters {name} {off}: check the loss and its scaling",
+        isolated_verdict="The model agrees, but not what came back from outside: {clause}.",
         born_in="outside the model, at the output of {container}",
     ),
     Cause.UNRECORDED_GRADIENT: CauseWording(
@@ -204,13 +263,13 @@ CAUSES: dict[Cause, CauseWording] = {
     ),
     Cause.MISSING_GRADIENT: CauseWording(
         "missing gradient",
-        f"{{but_in}} {_NEVER_COMES}, though the reference has it{{elsewhere}}.",
+        f"{{but_in}} {_NEVER_COMES}, though the reference has it{{cut_by}}{{elsewhere}}.",
         f"in {{where}}, {_NEVER_COMES}",
         born_in=_SENT.born_in,
     ),
     Cause.MISSING_IN_CONTAINER: CauseWording(
         "missing gradient between modules",
-        f"{{but_in}} {_NEVER_COMES}, though the reference has it{{elsewhere}}.",
+        f"{{but_in}} {_NEVER_COMES}, though the reference has it: the own code of {{name}} cuts it off.",
         f"in {{where}}, {_NEVER_COMES}",
         born_in=f"in the backward of the {_BETWEEN}",
     ),
@@ -219,5 +278,17 @@ CAUSES: dict[Cause, CauseWording] = {
         f"{{but_in}} {_COMES}, which it does not in the reference{{elsewhere}}.",
         _COMES,
         isolated_verdict="In {where}, {clause}, which it does not in the reference{more}.",
+    ),
+    Cause.RECOMPUTATION: CauseWording(
+        "recomputation of other values",
+        "{but_in} the recomputation in {name} makes another {value} than its first forward: a random state, or a mode "
+        "such as autocast, was lost, and the gradients are those of other values.",
+        "in {where}, its recomputation makes another {value} than its first forward",
+        born_in="in the recomputation of {container}",
+    ),
+    Cause.LESS_EXACT: CauseWording(
+        "less exact than the reference",
+        "{name} {how} the reference's: in {where}, {value} is {distances}.",
+        "in {where}, its {path} is further from the exact result",
     ),
 }

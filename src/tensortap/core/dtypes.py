@@ -5,13 +5,23 @@ ml_dtypes brings NumPy the dtypes that it lacks.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NAMES", "from_tag", "name_of", "numpy_dtype", "range_of", "safetensors_tag", "with_range_ends_of"]
+__all__ = [
+    "NAMES",
+    "edge_of",
+    "from_tag",
+    "name_of",
+    "numpy_dtype",
+    "range_of",
+    "safetensors_tag",
+    "with_range_ends_of",
+]
 
 _TAGS: dict[str, str] = {
     "float64": "F64",
@@ -65,6 +75,18 @@ def range_of(name: str) -> tuple[float, float] | None:
     return _RANGES.get(name)
 
 
+def edge_of(name: str) -> float:
+    """Return the magnitude from which on a finite number is at the edge of a dtype's range; infinite if none is.
+
+    It is 63/64 of the power of two above the greatest number, which every dtype holds exactly. Other dtypes' lowest
+    numbers are beyond it after a cast: bfloat16's in float32.
+
+    >>> edge_of("float16"), edge_of("int64")
+    (64512.0, inf)
+    """
+    return _EDGES.get(name, math.inf)
+
+
 def with_range_ends_of(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return values to be cast to dtype `name`, with the ends of their own range moved to the ends of its range.
 
@@ -101,3 +123,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     name: (float(ml_dtypes.finfo(_NUMPY[name]).min), float(ml_dtypes.finfo(_NUMPY[name]).max))
     for name in ("float64", "float32", "float16", "bfloat16")
 }
+_EDGES: dict[str, float] = {
+    name: 63 / 32 * 2.0 ** float(ml_dtypes.finfo(_NUMPY[name]).maxexp - 1)
+    for name in ("float64", "float32", "float16", "bfloat16")
+}
+_EDGES |= {"complex64": _EDGES["float32"], "complex128": _EDGES["float64"]}

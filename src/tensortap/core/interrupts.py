@@ -62,7 +62,8 @@ def _got_frame(frame: FrameType, interrupted: FrameType) -> bool:
     arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:
         arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-    return any(isinstance(number, int) and given is interrupted for number, given in pairwise(arguments))
+    # Not isinstance: it runs code of the value, which may raise.
+    return any(issubclass(type(number), int) and given is interrupted for number, given in pairwise(arguments))
 
 
 def _installed_handlers() -> set[CodeType]:

@@ -45,19 +45,20 @@ __all__ = [
     "Statistics",
     "Status",
     "Summary",
+    "TruthErrors",
     "Unmatched",
     "Verdict",
     "display_name",
 ]
 
-Phase = Literal["forward", "backward", "state"]
-Kind = Literal["input", "output", "grad_input", "grad_output", "param", "param_grad", "buffer"]
+Phase = Literal["forward", "backward", "state", "eval"]
+Kind = Literal["input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad", "buffer"]
 Status = Literal["seen", "never called", "no gradient", "alias", "skipped"]
 
 PairStatus = Literal["equal", "close", "diverged", "nonfinite", "shape", "unjudged"]
-Verdict = Literal["match", "diverged", "incomparable"]
+Verdict = Literal["match", "imprecise", "diverged", "incomparable"]
 
-EXIT_CODES: dict[str, int] = {"match": 0, "diverged": 1, "incomparable": 3}
+EXIT_CODES: dict[str, int] = {"match": 0, "diverged": 1, "incomparable": 3, "imprecise": 4}
 """Exit code of a command by verdict. Code 2 means that something cannot be read or written."""
 
 STATUSES: tuple[str, ...] = get_args(PairStatus)
@@ -68,7 +69,7 @@ ALL_FROZEN = "all its parameters are frozen"
 WRONG_STATUSES: tuple[str, ...] = ("diverged", "nonfinite", "shape")
 """Statuses of a wrong pair."""
 GRADIENT_KINDS = ("grad_output", "grad_input", "param_grad")
-STATE_KINDS = ("param", "buffer", "param_grad")
+STATE_KINDS = ("param", "buffer", "param_grad", "step_grad")
 """Kinds that belong to a module itself, not to one of its calls."""
 HEALTH_STATUSES: tuple[str, ...] = ("ok", "nonfinite", "exploding", "dead", "vanishing")
 """Statuses of a record within one run; `health.examination` defines them."""
@@ -84,15 +85,15 @@ class Key(NamedTuple):
     step: int
     """Number of `tap.step()` calls before it."""
     micro: int
-    """Number of forwards of the root module before it in the step."""
+    """Number of forwards of the root module before it in the step. Evaluation has a count of its own."""
     phase: str
-    """forward | backward | state"""
+    """forward | backward | state | eval: the forward of an evaluation between training steps."""
     module: str
     """The structural name, wrappers stripped; the root is the empty string."""
     call: int
     """Number of calls of the module before it in the micro step. For param and buffer: 0 before the step, 1 after."""
     kind: str
-    """input | output | grad_input | grad_output | param | param_grad | buffer"""
+    """input | output | grad_input | grad_output | param | param_grad | step_grad | buffer"""
     path: str
     """Position in the nested arguments or outputs, or the parameter's own name."""
 
@@ -114,8 +115,9 @@ def display_name(module: str) -> str:
 class Statistics:
     """The numbers of a tensor's summary, in the order of `core.statistics.STORED`, which defines each.
 
-    Moments are over the finite elements; if there is none, min, max, mean and std are NaN. A complex tensor counts as
-    its real and imaginary parts side by side.
+    min and max are over the finite elements, the other moments over the ordinary ones, which are not at the edge of the
+    dtype's range. Where there is none, they are NaN, and l1 and l2 are 0. A complex tensor counts as its real and
+    imaginary parts side by side.
     """
 
     elements: int
@@ -123,6 +125,7 @@ class Statistics:
     posinf: int
     neginf: int
     zeros: int
+    edge: int
     min: float
     max: float
     mean: float
@@ -148,6 +151,10 @@ class Statistics:
     @property
     def finite(self) -> int:
         return self.elements - self.nonfinite
+
+    @property
+    def ordinary(self) -> int:
+        return self.finite - self.edge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,6 +249,31 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class TruthErrors:
+    """The distances of both sides from a truth, relative to its size."""
+
+    of: str
+    """The truth, in words: "float64", or the path of a run."""
+    reference: float
+    candidate: float
+    roundings: float = float("nan")
+    """How many roundings more the candidate has; NaN if they cannot be counted, as in float32."""
+    of_reference: bool | None = None
+    """Whether the reference's own code made the truth; False if the candidate's did, None if a third run has it."""
+    exact: bool = True
+    """Whether it was measured on all elements, not estimated from sketches."""
+    bar: float = 0.0
+    """Half-width of a 95 % interval around each distance, relative to it; 0 where exact."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as far from the truth the candidate is as the reference."""
+        if not self.reference:
+            return float("inf") if self.candidate > 0 else 1.0
+        return self.candidate / self.reference
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A record that is wrong although its sources are right, with the cause and the module to inspect."""
 
@@ -250,7 +282,8 @@ class Finding:
     cls: str
     status: str
     """diverged | nonfinite | shape; for gradients also missing (only the reference has it) and extra (only the
-    candidate has it)"""
+    candidate has it); imprecise if it is within tolerance, and further from a truth than the reference's;
+    recomputed if the candidate's recomputation made another value than its own first forward"""
     cause: Cause
     """The code that made it wrong."""
     difference: Difference | None
@@ -273,6 +306,8 @@ class Finding:
     """Its sources that could not be judged, such as inputs with too little in their summaries."""
     row: int | None = None
     """Its row in `Comparison.table`; None if only one side has the record."""
+    truth: TruthErrors | None = None
+    """How far both sides are from the truth, if one was given."""
 
     @property
     def module(self) -> str:

@@ -128,21 +128,29 @@ STORED: tuple[Statistic, ...] = (
     _count("posinf", "number of +inf", "+Inf"),
     _count("neginf", "number of -inf", "−Inf"),
     _count("zeros", "number of zeros", form="share", terminal=(8, 5), page=True),
+    _count("edge", "number of finite elements at the edge of the dtype's range; all other finite ones are ordinary"),
     _moment("min", "least finite element; NaN if there is none", "least", terminal=(5, 6), page=True),
     _moment("max", "greatest finite element; NaN if there is none", "greatest", terminal=(6, 7), page=True),
-    _moment("mean", "mean of the finite elements; NaN if there is none", "pooled", terminal=(1, 3), page=True, sides=1),
+    _moment(
+        "mean",
+        "mean of the ordinary elements; NaN if there is none",
+        "pooled",
+        terminal=(1, 3),
+        page=True,
+        sides=1,
+    ),
     _moment(
         "std",
-        "standard deviation of the finite elements; NaN if there is none",
+        "standard deviation of the ordinary elements; NaN if there is none",
         "pooled",
         terminal=(2, 1),
         page=True,
         sides=2,
     ),
-    _moment("l1", "sum of magnitudes of the finite elements", "sum", "L1 norm", terminal=(7, 9)),
+    _moment("l1", "sum of magnitudes of the ordinary elements", "sum", "L1 norm", terminal=(7, 9)),
     _moment(
         "l2",
-        "root of the sum of squares of the finite elements",
+        "root of the sum of squares of the ordinary elements",
         "norm",
         "L2 norm",
         terminal=(4, 4),
@@ -162,8 +170,8 @@ STORED: tuple[Statistic, ...] = (
 
 
 def _rms(get: Getter) -> Any:
-    finite = np.asarray(get("elements") - get("nan") - get("posinf") - get("neginf"))
-    return np.where(finite > 0, get("l2") / np.sqrt(np.maximum(finite, 1)), np.nan)
+    ordinary = np.asarray(get("elements") - get("nan") - get("posinf") - get("neginf") - get("edge"))
+    return np.where(ordinary > 0, get("l2") / np.sqrt(np.maximum(ordinary, 1)), np.nan)
 
 
 DERIVED: tuple[Statistic, ...] = (
@@ -193,14 +201,14 @@ DERIVED: tuple[Statistic, ...] = (
     Statistic(
         "rms",
         "float64",
-        "root mean square of the finite elements; NaN if there is none",
+        "root mean square of the ordinary elements; NaN if there is none",
         show=Display(page=True),
         derive=_rms,
     ),
     Statistic(
         "var",
         "float64",
-        "variance of the finite elements; NaN if there is none",
+        "variance of the ordinary elements; NaN if there is none",
         show=Display(sides=3),
         derive=lambda get: get("std") ** 2,
     ),

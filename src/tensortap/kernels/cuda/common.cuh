@@ -11,7 +11,7 @@ struct __align__(16) Share {
     double sum, squares, l1;
     u64 digest;
     double low, high;
-    u32 nan, posinf, neginf, zeros;
+    u32 nan, posinf, neginf, zeros, edge, spare[3];
 };
 
 #define WARPS 8
@@ -29,7 +29,7 @@ struct Partial {
 struct Result {
     float sketch[BUCKETS];
     double about, sum, squares, l1, low, high;
-    u64 digest, nan, posinf, neginf, zeros;
+    u64 digest, nan, posinf, neginf, zeros, edge;
     u32 probe, unchanged;
 };
 

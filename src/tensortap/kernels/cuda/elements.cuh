@@ -20,6 +20,19 @@ __device__ __forceinline__ float e4m3_to_float(u32 bits) {
     return __uint_as_float(__float_as_uint(value) | sign);
 }
 
+// Whether a number is infinite or at the edge of the elements' range; see `dtypes.edge_of`.
+__device__ __forceinline__ bool at_edge(double x) {
+#if ELEMENT == F16
+    return fabs(x) >= 64512.0;
+#elif ELEMENT == BF16 || ELEMENT == F32
+    return fabs(x) >= __longlong_as_double(0x47EF800000000000ll);
+#elif ELEMENT == F64
+    return fabs(x) >= __longlong_as_double(0x7FEF800000000000ll);
+#else
+    return fabs(x) == INF;
+#endif
+}
+
 // Element j of a group, from its words.
 __device__ __forceinline__ float fast_value(const u32 *w, int j) {
 #if ELEMENT == BF16

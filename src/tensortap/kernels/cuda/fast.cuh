@@ -96,7 +96,7 @@ __device__ FAST_CALL bool go_fast(const Work &work, const u32 *weights, RowFacts
     }
     u32 count = 8 * whole_rows(rows);
     bool moved = q.low != q.about || q.high != q.about;
-    bool lost = !(q.many_squares < 1e300) || (q.many_squares < 1e-26 && moved);
+    bool lost = !(q.many_squares < 1e300) || (q.many_squares < 1e-26 && moved) || at_edge(q.low) || at_edge(q.high);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) s.sketch[j] = q.sketch[j];

@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_sketches(const Partial *partials, u32 pieces
 
 struct Totals {
     double sum, squares, l1, low, high;
-    u64 digest, nan, posinf, neginf, zeros;
+    u64 digest, nan, posinf, neginf, zeros, edge;
 };
 
 __device__ __forceinline__ void add_totals(Totals &t, const Totals &other) {
@@ -53,21 +53,22 @@ __device__ __forceinline__ void add_totals(Totals &t, const Totals &other) {
     t.low = fmin(t.low, other.low), t.high = fmax(t.high, other.high);
     t.digest += other.digest;
     t.nan += other.nan, t.posinf += other.posinf, t.neginf += other.neginf, t.zeros += other.zeros;
+    t.edge += other.edge;
 }
 
 __device__ __forceinline__ void add_shares(const Partial *partials, u32 pieces, Result *result) {
     __shared__ Totals of_warps[THREADS / 32];
     u32 thread = threadIdx.x;
-    Totals t = {0, 0, 0, INF, -INF, 0, 0, 0, 0, 0};
+    Totals t = {0, 0, 0, INF, -INF, 0, 0, 0, 0, 0, 0};
 #pragma unroll 2
     for (u32 k = thread; k < pieces * WARPS; k += THREADS) {
         Share s = partials[k / WARPS].shares[k % WARPS];
-        add_totals(t, {s.sum, s.squares, s.l1, s.low, s.high, s.digest, s.nan, s.posinf, s.neginf, s.zeros});
+        add_totals(t, {s.sum, s.squares, s.l1, s.low, s.high, s.digest, s.nan, s.posinf, s.neginf, s.zeros, s.edge});
     }
     t.sum = sum_of_warp(t.sum), t.squares = sum_of_warp(t.squares), t.l1 = sum_of_warp(t.l1);
     t.low = min_of_warp(t.low), t.high = -min_of_warp(-t.high);
     t.digest = sum_of_warp(t.digest), t.nan = sum_of_warp(t.nan), t.posinf = sum_of_warp(t.posinf);
-    t.neginf = sum_of_warp(t.neginf), t.zeros = sum_of_warp(t.zeros);
+    t.neginf = sum_of_warp(t.neginf), t.zeros = sum_of_warp(t.zeros), t.edge = sum_of_warp(t.edge);
     if (thread % 32 == 0) of_warps[thread / 32] = t;
     __syncthreads();
     if (thread) return;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void add_shares(const Partial *partials, u32 pieces, 
     for (int k = 1; k < THREADS / 32; ++k) add_totals(t, of_warps[k]);
     result->about = partials->about, result->sum = t.sum, result->squares = t.squares, result->l1 = t.l1;
     result->low = t.low, result->high = t.high, result->digest = t.digest;
-    result->nan = t.nan, result->posinf = t.posinf, result->neginf = t.neginf, result->zeros = t.zeros;
+    result->nan = t.nan, result->posinf = t.posinf, result->neginf = t.neginf, result->zeros = t.zeros, result->edge = t.edge;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ Batch batch) {

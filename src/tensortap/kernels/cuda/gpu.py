@@ -23,7 +23,7 @@ Share = tuple[int, int, int]
 """The division of a tensor: number of pieces, each with a partial result; batches of rows of each half of a piece;
 number of halves with one more."""
 
-PARTIAL_BYTES = 1552
+PARTIAL_BYTES = 1680
 MOST_TOGETHER = 32
 """Maximum number of tensors in one launch."""
 

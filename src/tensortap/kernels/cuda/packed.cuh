@@ -136,6 +136,7 @@ __device__ __forceinline__ bool go_packed(Source &source, u32 turn, const u32 *w
     for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d), squares += __shfl_xor_sync(~0u, squares, d);
     float spread = fmaf(-all, all / (256.0f * float(whole_rows(rows))), squares);  // rounds the same way in all kernels
     bool lost = !(squares < 1e37f) || (squares < 1e-24f && (low != 0 || high != 0)) || !(spread * FARTHEST >= squares);
+    lost |= at_edge(low) || at_edge(high);
     if (__any_sync(~0u, lost)) return false;
 #pragma unroll
     for (int j = 0; j < 8; ++j) s.sketch[j] = p.sketch[j];

@@ -26,6 +26,7 @@ RESULT = np.dtype(
         ("posinf", "<u8"),
         ("neginf", "<u8"),
         ("zeros", "<u8"),
+        ("edge", "<u8"),
         ("probe", "<u4"),
         ("unchanged", "<u4"),
     ]
@@ -35,19 +36,21 @@ RESULT = np.dtype(
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
     """Return the statistics by name, as columns, from results of `finish` in host memory."""
-    finite = elements - (results["nan"] + results["posinf"] + results["neginf"]).astype(np.int64)
+    counts = {name: results[name].astype(np.int64) for name in ("nan", "posinf", "neginf", "zeros", "edge")}
+    finite = elements - counts["nan"] - counts["posinf"] - counts["neginf"]
+    ordinary = finite - counts["edge"]
     low, high = results["low"].copy(), results["high"].copy()
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        along = results["sum"] / finite
+        along = results["sum"] / ordinary
         mean = results["about"] + along
         m2 = np.maximum(results["squares"] - results["sum"] * along, 0.0)
-        constant = low == high
+        constant = (low == high) & (counts["edge"] == 0)
         mean[constant], m2[constant] = low[constant], 0.0
-        std = np.sqrt(m2 / finite)
-        l2 = np.sqrt(m2 + finite * np.square(mean))
-    empty = finite == 0
-    low[empty] = high[empty] = mean[empty] = std[empty] = math.nan
+        std = np.sqrt(m2 / ordinary)
+        l2 = np.sqrt(m2 + ordinary * np.square(mean))
+    low[finite == 0] = high[finite == 0] = math.nan
+    empty = ordinary == 0
+    mean[empty] = std[empty] = math.nan
     l2[empty] = 0.0
-    counts = {name: results[name].astype(np.int64) for name in ("nan", "posinf", "neginf", "zeros")}
     moments = {"min": low, "max": high, "mean": mean, "std": std, "l1": results["l1"], "l2": l2}
     return {"elements": elements, **counts, **moments, "digest": results["digest"], "sketch": results["sketch"]}

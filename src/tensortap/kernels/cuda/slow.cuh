@@ -4,7 +4,7 @@ struct Sums {
     float sketch[8];
     double about, sum, squares, l1, low, high;
     u64 digest;
-    u32 nan, posinf, neginf, zeros;
+    u32 nan, posinf, neginf, zeros, edge;
 };
 
 __device__ __forceinline__ void clear(Sums &s) {
@@ -13,7 +13,7 @@ __device__ __forceinline__ void clear(Sums &s) {
     s.sum = s.squares = s.l1 = 0;
     s.low = INF, s.high = -INF;
     s.digest = 0;
-    s.nan = s.posinf = s.neginf = s.zeros = 0;
+    s.nan = s.posinf = s.neginf = s.zeros = s.edge = 0;
 }
 
 // Converts sums about 0 to sums about `about`.
@@ -36,8 +36,15 @@ __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights,
         if (j >= elements) continue;
         double x = value(w, j);
         if (x != x) { ++s.nan; continue; }
-        if (x == INF) { ++s.posinf; continue; }
-        if (x == -INF) { ++s.neginf; continue; }
+        if (at_edge(x)) {  // or infinite: counts as 1 of its sign in the sketch
+            sketch[j] += (signs >> j & 1) == (x > 0) ? -1 : 1;
+            if (x == INF) { ++s.posinf; continue; }
+            if (x == -INF) { ++s.neginf; continue; }
+            ++s.edge;
+            s.low = x < s.low ? x : s.low;
+            s.high = x > s.high ? x : s.high;
+            continue;
+        }
         double d = x - s.about;
         s.sum += d;
         s.squares += d * d;

@@ -7,9 +7,9 @@
 //
 // There are three paths through a piece's rows; each falls back to the next:
 //   packed  16-bit floats, two to a word, summed in float32 about 0; rows are copied asynchronously into shared memory.
-//           Falls back on non-finite elements, overflow, underflow, or a mean that is large compared with the spread.
+//           Falls back on elements that are not ordinary, overflow, underflow, or a mean that is large compared with the spread.
 //   fast    float32 sums of a few rows about a value near the thread's own elements, accumulated in float64. Falls back on
-//           non-finite elements, overflow or underflow.
+//           elements that are not ordinary, overflow or underflow.
 //   slow    element by element in float64. Handles everything.
 
 // Hash of a few scattered elements: shows whether a tensor has changed since it was last read.
@@ -45,12 +45,12 @@ __device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partia
 #else
     double low = min_of_warp(s.low), high = -min_of_warp(-s.high);
 #endif
-    u32 zeros = count_of_warp(s.zeros), nan = 0, posinf = 0, neginf = 0;
-    if (__any_sync(~0u, s.nan | s.posinf | s.neginf))
-        nan = count_of_warp(s.nan), posinf = count_of_warp(s.posinf), neginf = count_of_warp(s.neginf);
+    u32 zeros = count_of_warp(s.zeros), nan = 0, posinf = 0, neginf = 0, edge = 0;
+    if (__any_sync(~0u, s.nan | s.posinf | s.neginf | s.edge))
+        nan = count_of_warp(s.nan), posinf = count_of_warp(s.posinf), neginf = count_of_warp(s.neginf), edge = count_of_warp(s.edge);
     if (lane == 0) {
         share->low = low, share->high = high;
-        share->nan = nan, share->posinf = posinf, share->neginf = neginf, share->zeros = zeros;
+        share->nan = nan, share->posinf = posinf, share->neginf = neginf, share->zeros = zeros, share->edge = edge;
     }
     if (thread == 0) partial->about = s.about, partial->unchanged = 0;
     __syncthreads();
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
         done |= packed;
 #endif
         double about = value(first, 0);
-        s.about = fabs(about) < 1e300 ? about : 0;
+        s.about = fabs(about) < 1e300 && !at_edge(about) ? about : 0;
 #if PACKED
         if (packed) move(s, 8 * whole_rows(rows));
 #endif

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.sketches import of_one_size
 from tensortap.errors import UsageError
 
 __all__ = ["sketch_differences"]
@@ -22,14 +23,16 @@ def sketch_differences(
     candidate: npt.NDArray[np.float32],
     candidate_rows: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
-    """Return the distance of each pair: rows of two matrices, as `Run.sketches` returns them. NaN where a row is -1."""
+    """Return the distance of each pair: rows of two matrices, as `Run.sketches` returns them. NaN where a row is -1.
+
+    If the matrices have sketches of two sizes, the larger ones are folded.
+    """
     if reference_rows.shape != candidate_rows.shape:
         raise UsageError(f"{reference_rows.size} and {candidate_rows.size} rows do not form pairs")
     out = np.full(reference_rows.size, np.nan)
     if not reference.size or not candidate.size or not out.size:
         return out
-    if reference.shape[1] != candidate.shape[1]:
-        raise UsageError(f"sketches of {reference.shape[1]} and {candidate.shape[1]} buckets cannot be compared")
+    reference, candidate = of_one_size([reference, candidate])
     for matrix, chosen in ((reference, reference_rows), (candidate, candidate_rows)):
         if chosen.max() >= len(matrix):
             raise UsageError(f"row {chosen.max()} of {len(matrix)} sketches was requested")

@@ -31,7 +31,7 @@ __all__ = ["borrow", "release", "summarize"]
 
 _log = logging.getLogger("tensortap")
 _CHUNK = rows.CHUNK_ROWS * reference.ROW
-_FIELDS = struct.Struct("=10dQ")
+_FIELDS = struct.Struct("=11dQ")
 
 Array = npt.NDArray[Any]
 
@@ -135,15 +135,17 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int], keep: Any = None) -> 
 def _summary(
     elements: int, records: npt.NDArray[np.float64], sketch: npt.NDArray[np.float32], more: dict[str, Any]
 ) -> Summary:
-    n, nan, posinf, neginf, zeros, low, high, mean, m2, l1, digest = _FIELDS.unpack_from(records.data)
+    n, nan, posinf, neginf, zeros, edge, low, high, mean, m2, l1, digest = _FIELDS.unpack_from(records.data)
+    if not n and not edge:
+        low = high = math.nan
     if not n:
-        low = high = mean = std = math.nan
-    elif low == high:
+        mean = std = math.nan
+    elif low == high and not edge:
         mean, m2, std = low, 0.0, 0.0
     else:
         std = math.sqrt(m2 / n)
     l2 = math.sqrt(m2 + n * (mean * mean)) if n else 0.0
-    counts = elements, int(nan), int(posinf), int(neginf), int(zeros)
+    counts = elements, int(nan), int(posinf), int(neginf), int(zeros), int(edge)
     return Summary(*counts, low, high, mean, std, l1, l2, digest, sketch, more=more)
 
 

@@ -7,10 +7,12 @@ summaries of two versions cannot be compared.
 counts components. A bool is a uint8 of 0 or 1. An element's place is its flat position `pos` in C order in
 the whole tensor, whatever the strides in memory.
 
-**Counts and moments.** elements, nan, posinf, neginf, zeros (-0.0 is one). Over the finite elements, in
-float64: min, max, mean, std = sqrt(M2 / n) with M2 = Σ(x - mean)², l1 = Σ|x|, l2 = sqrt(M2 + n·mean²).
-Where min == max, mean is that value and std is 0, exactly. Where no element is finite, min, max, mean and
-std are NaN and l1 and l2 are 0. Sums that float64 cannot hold (elements past 1e150) are inf or NaN.
+**Counts and moments.** elements, nan, posinf, neginf, zeros (-0.0 is one) and edge: the finite elements at the
+edge of the dtype's range, |x| >= `dtypes.edge_of`, which masks are made of. Elements that are neither are ordinary.
+Over the finite elements: min, max. Over the ordinary ones, in float64: mean, std = sqrt(M2 / n) with M2 = Σ(x - mean)²,
+l1 = Σ|x|, l2 = sqrt(M2 + n·mean²). Where min == max and no element is at the edge, mean is that value and std is 0,
+exactly. Where there is no element to take them over, min, max, mean and std are NaN and l1 and l2 are 0. Sums that
+float64 cannot hold (elements past 1e150) are inf or NaN.
 
 **Rows, groups and slots.** g = pos // 8 is an element's group, j = pos % 8 its place in it, and row = pos //
 1024. In each row the groups are moved to slots: slot = (g % 128) ^ r, with r the low 7 bits of mix(row ^
@@ -32,8 +34,9 @@ the line (the low half of splitmix64's finaliser).
   - Never detected: zeros appended at the end. Shape and dtype are not part of it: compare them first.
 
 **Sketch.** 256 buckets, added up in float64 and stored as float32. An element's sign is bit 8·(row % 4) + j of
-mix((128·(row // 4) + slot) ^ SIGN_SEED) (set: minus), its bucket (2·slot + 29·j) % 256. A non-finite element
-adds nothing. One hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one channel
+mix((128·(row // 4) + slot) ^ SIGN_SEED) (set: minus), its bucket (2·slot + 29·j) % 256. An element that is infinite
+or at the edge counts as 1 of its own sign, so that masks of any dtype have the sketch of their pattern; NaN adds
+nothing. One hash gives the signs of four rows in a slot, eight neighbours stay neighbours, and one channel
 reaches half of the buckets whatever the width of a row. A bucket past float32's range is inf.
 """
 
@@ -65,7 +68,7 @@ __all__ = [
     "summarize",
 ]
 
-VERSION = 2
+VERSION = 3
 BUCKETS = 256
 ROW = 1024
 """Elements in a row; 1024 elements of n bytes fill n lines of the digest."""
@@ -105,7 +108,9 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
     array = components(array)
     with np.errstate(invalid="ignore"):  # a signalling NaN
         values = array.astype(np.float64).ravel()
-    finite = np.isfinite(values)
+    marked = np.isinf(values) | (np.isfinite(values) & (np.abs(values) >= dtypes.edge_of(dtypes.name_of(array.dtype))))
+    ordinary = np.isfinite(values) & ~marked
+    added = np.where(marked, np.sign(values), np.where(ordinary, values, 0.0))
     digest = 0
     sketch = np.zeros(BUCKETS)
     bits = array.reshape(-1).view(f"<u{array.itemsize}")
@@ -114,14 +119,16 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
             row, slot, j = _slots(pos)
             moved = np.uint64(ROW) * row + np.uint64(8) * slot + j
             digest += _digest(bits[span].astype(np.uint64), moved, array.itemsize)
-            sketch += _sketch(np.where(finite[span], values[span], 0.0), row, slot, j)
+            sketch += _sketch(added[span], row, slot, j)
         return Summary(
             elements=array.size,
             nan=int(np.isnan(values).sum()),
             posinf=int(np.isposinf(values).sum()),
             neginf=int(np.isneginf(values).sum()),
             zeros=int((values == 0).sum()),
-            **_moments(values[finite]),
+            edge=int((marked & np.isfinite(values)).sum()),
+            **_range(values[np.isfinite(values)]),
+            **_moments(values[ordinary]),
             digest=digest % 2**64,
             more=added_values(array),
             sketch=sketch.astype(np.float32),
@@ -163,14 +170,14 @@ def _pooled(parts: Sequence[Summary]) -> dict[str, float]:
     """Return mean and std of the whole, the statistics that merge by rule "pooled"."""
     n, mean, m2 = 0, 0.0, 0.0
     for s in parts:
-        if s.finite:
-            delta, total = s.mean - mean, n + s.finite
-            m2 += s.std * s.std * s.finite + delta * delta * (n / total * s.finite)
-            mean += delta * (s.finite / total)
+        if s.ordinary:
+            delta, total = s.mean - mean, n + s.ordinary
+            m2 += s.std * s.std * s.ordinary + delta * delta * (n / total * s.ordinary)
+            mean += delta * (s.ordinary / total)
             n = total
     low = min((s.min for s in parts if s.finite), default=math.nan)
     high = max((s.max for s in parts if s.finite), default=math.nan)
-    if low == high:
+    if low == high and not any(s.edge for s in parts):
         mean, m2 = low, 0.0
     return {"mean": mean, "std": math.sqrt(m2 / n)} if n else {"mean": math.nan, "std": math.nan}
 
@@ -178,8 +185,8 @@ def _pooled(parts: Sequence[Summary]) -> dict[str, float]:
 def sketch_distance(reference: Summary, candidate: Summary) -> float:
     """Estimate |reference - candidate| (L2) from the sketches alone; the estimate is unbiased in its square.
 
-    Its standard error is about 4 % of the true distance, and 6 % if a single channel differs. Non-finite elements
-    count as 0. Return NaN if a bucket overflowed float32 on both sides.
+    Its standard error is about 4 % of the true distance, and 6 % if a single channel differs. NaN
+    counts as 0. Return NaN if a bucket overflowed float32 on both sides.
     """
     with np.errstate(invalid="ignore"):
         difference = reference.sketch.astype(np.float64) - candidate.sketch
@@ -240,22 +247,24 @@ def _positions(block: tuple[int, ...], part: Part) -> Iterator[tuple[slice, Word
         yield slice(start, stop), pos
 
 
-def _moments(finite: npt.NDArray[np.float64]) -> dict[str, float]:
-    n = finite.size
+def _range(finite: npt.NDArray[np.float64]) -> dict[str, float]:
+    return (
+        {"min": float(finite.min()), "max": float(finite.max())} if finite.size else {"min": math.nan, "max": math.nan}
+    )
+
+
+def _moments(ordinary: npt.NDArray[np.float64]) -> dict[str, float]:
+    n = ordinary.size
     if not n:
-        nan = math.nan
-        return {"min": nan, "max": nan, "mean": nan, "std": nan, "l1": 0.0, "l2": 0.0}
-    low, high = float(finite.min()), float(finite.max())
-    mean, m2 = low, 0.0
-    if low != high:
-        mean = float(finite.mean())
-        m2 = float(np.square(finite - mean).sum())
+        return {"mean": math.nan, "std": math.nan, "l1": 0.0, "l2": 0.0}
+    mean, m2 = float(ordinary[0]), 0.0
+    if ordinary.min() != ordinary.max():
+        mean = float(ordinary.mean())
+        m2 = float(np.square(ordinary - mean).sum())
     return {
-        "min": low,
-        "max": high,
         "mean": mean,
         "std": math.sqrt(m2 / n),
-        "l1": float(np.abs(finite).sum()),
+        "l1": float(np.abs(ordinary).sum()),
         "l2": float(np.sqrt(m2 + n * np.square(mean))),
     }
 

@@ -28,8 +28,8 @@ CHUNK_ROWS = 256
 FIELDS = 16
 RECORD = FIELDS + 256
 """A chunk's result in 8-byte fields: the numbers below, then the sketch in float64."""
-_N, _NAN, _POSINF, _NEGINF, _ZEROS, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(11)
-_RAW, _VALUES, _FINITE, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
+_N, _NAN, _POSINF, _NEGINF, _ZEROS, _EDGE, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(12)
+_RAW, _VALUES, _ORDINARY, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
 WEIGHTS = 64
 """Offset of the digest's weights among the constants: 1024 bytes for each order of a line's groups in their slots.
 Elements of one byte have 128 orders, wider ones 64, 32 and 16."""
@@ -193,22 +193,30 @@ def _spread(values: Any, n: int, mean: float) -> Any:
 
 
 @_compiled()
-def _part_finite(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> int:
-    """Count non-finite elements and replace them by zero; gather the finite ones and return their number."""
-    kept = nan = posinf = neginf = 0
+def _part_ordinary(values: Any, n: int, edge: float, marked: Any, ordinary: Any, out: Any) -> int:
+    """Gather the ordinary elements and return their number; count the others, and mark them as the sketch adds them."""
+    kept = nan = posinf = neginf = beyond = 0
+    low, high = np.inf, -np.inf
     for i in range(n):  # no branches: half of a mask is -inf, in an order that no branch predictor guesses
-        x = values[i]
-        zeroed[i] = x if np.isfinite(x) else 0
-        finite[kept] = x  # overwritten by the next one if it is not finite
-        kept += int(np.isfinite(x))
+        x = values[i]  # read first: `marked` may be the same memory
+        below, above = int(x <= -edge), int(x >= edge)
+        marked[i] = x if abs(x) < edge else above - below
+        ordinary[kept] = x  # overwritten by the next one if it is not ordinary
+        kept += int(abs(x) < edge)
         nan += int(np.isnan(x))
         posinf += int(x == np.inf)
         neginf += int(x == -np.inf)
+        beyond += below + above
+        low = min(low, x if np.isfinite(x) else np.inf)
+        high = max(high, x if np.isfinite(x) else -np.inf)
     out[_NAN] += nan
     out[_POSINF] += posinf
     out[_NEGINF] += neginf
+    out[_EDGE] += beyond - posinf - neginf
+    out[_MIN] = min(out[_MIN], low)
+    out[_MAX] = max(out[_MAX], high)
     for i in range(n, ROW):
-        zeroed[i] = 0
+        marked[i] = 0
     return kept
 
 
@@ -217,26 +225,27 @@ def _join(out: Any, n: float, mean: float, m2: float, low: float, high: float) -
     """Combine the moments of two parts by Chan's formula."""
     before = out[_N]
     total = before + n
-    delta = mean - out[_MEAN]
-    out[_M2] += m2 + delta * delta * (before / total * n)
-    out[_MEAN] += delta * (n / total)
-    out[_N] = total
+    if n > 0:
+        delta = mean - out[_MEAN]
+        out[_M2] += m2 + delta * delta * (before / total * n)
+        out[_MEAN] += delta * (n / total)
+        out[_N] = total
     out[_MIN] = min(out[_MIN], low)
     out[_MAX] = max(out[_MAX], high)
 
 
 @_compiled()
-def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
-    """Add the row to `out`; return its greatest magnitude and whether it had non-finite elements.
+def _moments(values: Any, n: int, edge: float, marked: Any, ordinary: Any, out: Any) -> Any:
+    """Add the row to `out`; return its greatest magnitude and whether it may have other than ordinary elements.
 
-    If it had, `zeroed` holds the row with zeros in their place, for the sketch.
+    If it may, `marked` holds the row with what the sketch adds in their place.
     """
     low = high = 0.0
     total, size, zeros = _sum(values, n)
-    clean = np.isfinite(total)
+    clean = size < edge  # false for NaN, too
     if not clean:
-        n = _part_finite(values, n, zeroed, finite, out)
-        values = finite
+        n = _part_ordinary(values, n, edge, marked, ordinary, out)
+        values = ordinary
         total, size, zeros = _sum(values, n)
     if n > 0:
         low, high, m2 = _spread(values, n, total / n)
@@ -244,6 +253,16 @@ def _moments(values: Any, n: int, zeroed: Any, finite: Any, out: Any) -> Any:
         out[_L1] += size
         out[_ZEROS] += zeros
     return max(-low, high), not clean
+
+
+@_compiled()
+def _edge(itemsize: int, code: int) -> float:
+    """Return `dtypes.edge_of` the elements."""
+    if code == _F16:
+        return 63 / 32 * 2.0**15
+    if code == _BF16 or (code == _DIRECT and itemsize == 4):
+        return 63 / 32 * 2.0**127
+    return 63 / 32 * 2.0**1023 if code == _DIRECT else np.inf
 
 
 @_compiled()
@@ -294,7 +313,8 @@ def _chunk(
     sums = carray(pointer(scratch + _SUMS), ROW, np.float64)
     few = carray(pointer(scratch + _FEW), ROW, like.dtype)
     buffer = carray(pointer(scratch + _VALUES), ROW, like.dtype)
-    finite = carray(pointer(scratch + _FINITE), ROW, like.dtype)
+    ordinary = carray(pointer(scratch + _ORDINARY), ROW, like.dtype)
+    edge = _edge(itemsize, code)
     digest = np.uint64(0)
     _clear(out)
     out[_MIN], out[_MAX] = np.inf, -np.inf
@@ -317,7 +337,7 @@ def _chunk(
         if code != _DIRECT:
             at = scratch + _VALUES
             _convert(code, start, table, buffer)
-        largest, cleaned = _moments(carray(pointer(at), ROW, like.dtype), n, buffer, finite, out)
+        largest, cleaned = _moments(carray(pointer(at), ROW, like.dtype), n, edge, buffer, ordinary, out)
         if cleaned:
             at = scratch + _VALUES
         if largest > _LARGE:
@@ -365,9 +385,9 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
     for chunk in range(1, chunks):
         more = carray(pointer(records + chunk * RECORD * 8), RECORD, np.float64)
         integers[_DIGEST] += carray(pointer(records + chunk * RECORD * 8), FIELDS, np.uint64)[_DIGEST]
-        if more[_N] > 0:
+        if more[_N] > 0 or more[_EDGE] > 0:
             _join(out, more[_N], more[_MEAN], more[_M2], more[_MIN], more[_MAX])
-        for field in (_NAN, _POSINF, _NEGINF, _ZEROS, _L1):
+        for field in (_NAN, _POSINF, _NEGINF, _ZEROS, _EDGE, _L1):
             out[field] += more[field]
         for i in range(FIELDS, RECORD):
             out[i] += more[i]
