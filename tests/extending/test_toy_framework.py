@@ -243,8 +243,8 @@ def test_other_features(tmp_path: Path, toy: None) -> None:
 
 # --- recognition ---------------------------------------------------------------------------------------------------
 def test_a_model_of_no_framework_is_refused(toy: None) -> None:
-    with pytest.raises(UsageError, match=r"a builtins\.dict is not a model: give .*a toy Module"):
-        tt.capture({})
+    with pytest.raises(UsageError, match=r"a builtins\.set is not a model: give .*a toy Module"):
+        tt.capture({1})
 
 
 def test_the_registration_can_be_removed(toy: None) -> None:

@@ -7,7 +7,7 @@ that. `FrameworkBase` has neutral answers for a framework that lacks wrappers, c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,6 +77,9 @@ class Process(Protocol):
     def openmp(self) -> str | None:
         """Return the file of the OpenMP runtime whose threads compute, if there is one."""
 
+    def random_states(self) -> Iterable[tuple[str, bytes]]:
+        """Yield the state of each of the framework's random generators, with a name like "torch.cpu"."""
+
     def notices(self) -> Sequence[str]:
         """Return what the run as a whole should report about the framework so far; usually nothing."""
 
@@ -89,6 +92,9 @@ class ModelStructure(Protocol):
 
     def network(self, model: Any) -> Any:
         """Return the module to tap: the one inside a trainer-like object, otherwise the argument itself."""
+
+    def join(self, models: Mapping[str, Any]) -> Any:
+        """Return a module that has these as its children and is never called. Its `training` is true if any's is."""
 
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Return the direct children; a shared child appears under each of its names."""
@@ -105,6 +111,17 @@ class ModelStructure(Protocol):
     def compiled(self, module: Any) -> bool:
         """Return whether calling this module runs a compiled graph, inside which hooks do not run."""
 
+    def signature(self, module: Any) -> Hashable:
+        """Return a value that changes if children are added, removed or replaced. Runs for each container in a step."""
+
+    def on_change(self, changed: Callable[[Any], None], wrapped: Callable[[Any], None]) -> Remove | None:
+        """Call `changed` before any module of the process gets a child, and after it was compiled in place.
+
+        Call `wrapped` with each compiled wrapper of a module: those that exist, and later ones after they were made.
+        Both are methods, of which only weak references are kept. Return None if the framework reports nothing;
+        `signature` then shows changes.
+        """
+
     def callable(self, module: Any) -> bool:
         """Return whether the module computes anything itself; a list of modules does not."""
 
@@ -116,6 +133,9 @@ class ModelStructure(Protocol):
 
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Return the module's own buffers, without those of its children."""
+
+    def internal_attributes(self) -> Collection[str]:
+        """Return the attributes of every module that are the framework's own and tell nothing about the module."""
 
     def remarks(self, module: Any) -> str:
         """Return what a tap on this module inevitably changes or misses; usually nothing."""
@@ -145,6 +165,12 @@ class Hooks(Protocol):
 
 class Autograd(Protocol):
     """The state of automatic differentiation, and arithmetic on gradients."""
+
+    def tracing(self) -> bool:
+        """Return whether the current forward computes no values, because it is traced or its tensors are fake."""
+
+    def is_fitting(self, model: Any) -> bool:
+        """Return whether a trainer that the model knows is training it now; False if that is unknown."""
 
     def recomputing(self) -> bool:
         """Return whether the current forward is a recomputation during backward (activation checkpointing)."""

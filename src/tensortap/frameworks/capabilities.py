@@ -6,7 +6,8 @@ framework without them still captures, and each feature reports what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from tensortap.frameworks.base import Framework, Remove
 
 if TYPE_CHECKING:
+    from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
@@ -25,17 +27,23 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointLoading",
     "Consumer",
+    "DeviceMark",
+    "DeviceTimeline",
     "EagerExecution",
     "Edge",
+    "ExactExecution",
     "GradientGraph",
     "GradientReplacer",
+    "OptimizerStep",
     "OptimizerSteps",
+    "ParameterGroup",
     "ProfilerSpans",
     "ReplayedCalls",
     "Reruns",
     "StateRegistration",
     "Substitution",
     "TensorOwnership",
+    "TrainingDiscovery",
     "ValueWriting",
 ]
 
@@ -93,11 +101,59 @@ class GradientGraph(Protocol):
         """Return where the elements are: equal for two live tensors that share them. 0 if there are none."""
 
 
-class OptimizerSteps(Protocol):
-    """Steps that are counted through `optimizer=`."""
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """What became of a step of an optimizer."""
 
-    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        """Call back after each step of the optimizer."""
+    scale: float | None = None
+    """The scale of the gradient scaler that ran the step; None without one, or if it is only known on a device."""
+    skipped: bool | None = False
+    """Whether a gradient scaler left the step out; None if that is only known on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """A group of parameters of an optimizer."""
+
+    settings: Mapping[str, Any]
+    """Plain values by name, with the names that torch uses: lr, betas, eps, weight_decay, momentum, ..."""
+    parameters: Sequence[Any]
+
+
+class OptimizerSteps(Protocol):
+    """Steps that are counted through `optimizer=`. Each method takes a wrapper for the optimizer that it wraps."""
+
+    def on_optimizer_step(
+        self, optimizer: Any, before: Callable[[], None], after: Callable[[OptimizerStep], None]
+    ) -> Remove:
+        """Call back around each step of the optimizer, also one that a gradient scaler leaves out.
+
+        `before` is called once for a step, when its gradients are known: after the first closure, if there is one. A
+        skipped step has none.
+        """
+
+    def optimizer_settings(self, optimizer: Any) -> Mapping[str, Any]:
+        """Return the optimizer's class as `class`, and plain settings that belong to no group."""
+
+    def optimizer_groups(self, optimizer: Any) -> Sequence[ParameterGroup]:
+        """Return the optimizer's parameter groups, with their settings of now."""
+
+    def gradient_of(self, parameter: Any) -> Any | None:
+        """Return the gradient that a step would use; None if the parameter has none."""
+
+
+class DeviceMark(Protocol):
+    """A point on the timeline of a device."""
+
+    def seconds_to(self, later: Any) -> float | None:
+        """Return the time between two marks; None if the device has not reached the later one. Never wait for it."""
+
+
+class DeviceTimeline(Protocol):
+    """Durations on a device that runs beside the host, for `budget=`."""
+
+    def device_mark(self, model: Any) -> DeviceMark | None:
+        """Return a mark where the device of the model is now; None if it computes on the host."""
 
 
 class EagerExecution(Protocol):
@@ -127,6 +183,22 @@ class Substitution(Protocol):
 
     def overwrite(self, tensor: Any, values: Any) -> None:
         """Change a tensor in place to another one's values, as an operation that autograd records."""
+
+
+class ExactExecution(Protocol):
+    """Modules that run in float64, whatever dtypes their code asks for, without an effect on the model itself."""
+
+    def exact_copy(self, module: Any) -> Any:
+        """Return a copy in float64, without the hooks that observe the module. Raise if it cannot be copied."""
+
+    def exact_value(self, value: Any) -> Any:
+        """Return a copy of nested arguments, with floating-point tensors in float64. Raise if one cannot be copied."""
+
+    def exactly(self, drew: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return a block in which every operation computes in float64, without autograd and autocast.
+
+        `drew` is called for every operation that draws random numbers. Their state is restored after the block.
+        """
 
 
 class Reruns(Protocol):
@@ -184,12 +256,20 @@ class CheckpointLoading(Protocol):
         """Return what watches loads and steps."""
 
 
+class TrainingDiscovery(Protocol):
+    """Trained models that a program does not name."""
+
+    def discovery(self) -> Discovery:
+        """Return what reports outermost calls and optimizers."""
+
+
 if TYPE_CHECKING:
 
     class CompleteFramework(
         Framework,
         GradientGraph,
         OptimizerSteps,
+        DeviceTimeline,
         EagerExecution,
         Substitution,
         Reruns,
@@ -199,6 +279,7 @@ if TYPE_CHECKING:
         ProfilerSpans,
         TensorOwnership,
         CheckpointLoading,
+        TrainingDiscovery,
         Protocol,
     ):
         """A framework with every capability; only for type checks of implementations."""

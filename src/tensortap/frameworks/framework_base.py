@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
+from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Identity, Remove
+from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
 
 __all__ = ["FrameworkBase"]
@@ -41,6 +43,9 @@ class FrameworkBase:
     def openmp(self) -> str | None:
         return None
 
+    def random_states(self) -> Iterable[tuple[str, bytes]]:
+        return ()
+
     def notices(self) -> Sequence[str]:
         return ()
 
@@ -49,6 +54,9 @@ class FrameworkBase:
 
     def network(self, model: Any) -> Any:
         return model
+
+    def join(self, models: Mapping[str, Any]) -> Any:
+        raise UsageError(f"several models in one tap are not available for {self.name}: tap each on its own")
 
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         raise NotImplementedError
@@ -65,6 +73,12 @@ class FrameworkBase:
     def compiled(self, module: Any) -> bool:
         return False
 
+    def signature(self, module: Any) -> Hashable:
+        return tuple(id(child) for _, child in self.children(module))
+
+    def on_change(self, changed: Callable[[Any], None], wrapped: Callable[[Any], None]) -> Remove | None:
+        return None
+
     def callable(self, module: Any) -> bool:
         return True
 
@@ -75,6 +89,9 @@ class FrameworkBase:
         return [(index, *each) for index, module in enumerate(modules) for each in self.parameters(module)]
 
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
+        return ()
+
+    def internal_attributes(self) -> Collection[str]:
         return ()
 
     def remarks(self, module: Any) -> str:
@@ -94,6 +111,12 @@ class FrameworkBase:
 
     def propagates_exceptions(self) -> bool:
         return True
+
+    def tracing(self) -> bool:
+        return False
+
+    def is_fitting(self, model: Any) -> bool:
+        return False
 
     def recomputing(self) -> bool:
         return False
@@ -138,4 +161,7 @@ class FrameworkBase:
         return None
 
     def pinning(self, model: Any) -> MemoryPinning | None:
+        return None
+
+    def device_mark(self, model: Any) -> DeviceMark | None:
         return None

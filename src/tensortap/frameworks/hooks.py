@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 __all__ = ["CallHook", "Detour", "innermost_optimizer"]
@@ -12,8 +14,8 @@ __all__ = ["CallHook", "Detour", "innermost_optimizer"]
 class CallHook:
     """A hook that calls `report` only for the module that it was made for.
 
-    A copy of a model includes its hooks. A copy of this one, deep or through pickle, does nothing: it does not report
-    the copied module, and does not copy the tap and its open files.
+    A copy of a model leaves it out, see `PlainCopies`. Where a class has copying code of its own, the copy of this hook
+    does nothing. A pickled one becomes a function of the standard library, so that it loads without this package.
     """
 
     __slots__ = ("_module", "_report")
@@ -34,8 +36,8 @@ class CallHook:
     def __copy__(self) -> CallHook:
         return CallHook()
 
-    def __reduce__(self) -> tuple[type[CallHook], tuple[()]]:
-        return CallHook, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (nullcontext.__exit__, None)  # takes any arguments, does nothing and returns None
 
 
 class Detour:
@@ -61,6 +63,16 @@ class Detour:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._owner, self._attribute)  # pickled, it is what it replaces
+
+    @property
+    def replaces_own(self) -> bool:
+        """Whether the attribute was the owner's own before all detours, not its class's."""
+        return self.inner.replaces_own if isinstance(self.inner, Detour) else self._own
+
+    @property
+    def innermost(self) -> Any:
+        """What is called below all detours."""
+        return self.inner.innermost if isinstance(self.inner, Detour) else self.inner
 
     def remove(self) -> None:
         top = vars(self._owner).get(self._attribute)

@@ -11,7 +11,7 @@ from typing import Any
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, Remove
 
-__all__ = ["ENTRY_POINTS", "framework_of", "network_of", "register"]
+__all__ = ["ENTRY_POINTS", "framework_of", "network_of", "register", "registered_frameworks"]
 
 ENTRY_POINTS = "tensortap.frameworks"
 """Entry point group of other packages. A name is the root package of the model classes; the object is the framework's
@@ -53,6 +53,11 @@ def register(root: str, framework: str | Callable[[], Framework], *, models: str
             _entries.remove(entry)
 
     return remove
+
+
+def registered_frameworks() -> dict[str, Callable[[], Framework]]:
+    """Return a function for each registered root package that loads its framework."""
+    return {entry.root: entry.load for entry in _entries}
 
 
 def framework_of(model: Any) -> Framework:

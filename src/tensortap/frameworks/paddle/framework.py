@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,21 @@ from tensortap.core import dtypes
 from tensortap.core.arguments import OpaqueValue
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Identity, Remove
 from tensortap.frameworks.capabilities import Consumer, Edge
+from tensortap.frameworks.copies import plain_copies
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
 from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in_order, inside_backward
-from tensortap.frameworks.paddle.optimizers import around_steps
+from tensortap.frameworks.paddle.optimizers import PaddleOptimizers
+from tensortap.frameworks.paddle.random_states import random_states
 from tensortap.frameworks.paddle.replacing import PaddleSubstitution
 from tensortap.frameworks.paddle.static import is_compiled, run_eagerly, uncompiled
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 
 if TYPE_CHECKING:
     from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
@@ -90,13 +93,14 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(PaddleSubstitution, FrameworkBase):
+class Paddle(PaddleSubstitution, PaddleOptimizers, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"
 
     def __init__(self) -> None:
         self._uses = UseCounts()
+        self._copies = plain_copies(paddle.nn.Layer)
         self._notices: dict[str, None] = {}
 
     # --- the process -------------------------------------------------------------------------------------------
@@ -124,12 +128,20 @@ class Paddle(PaddleSubstitution, FrameworkBase):
     def openmp(self) -> str | None:
         return loaded_openmp(Path(paddle.__file__).parent)
 
+    def random_states(self) -> Iterable[tuple[str, bytes]]:
+        return random_states()
+
     # --- modules -----------------------------------------------------------------------------------------------
     def is_module(self, value: Any) -> bool:
         return isinstance(value, paddle.nn.Layer)
 
     def network(self, model: Any) -> Any:
         return model.network if isinstance(model, paddle.Model) else model
+
+    def join(self, models: Mapping[str, Any]) -> Any:
+        joined = Models()
+        joined._sub_layers.update(models)
+        return joined
 
     def children(self, module: Any) -> Sequence[tuple[str, Any]]:
         return [(name, child) for name, child in module._sub_layers.items() if child is not None]
@@ -151,12 +163,18 @@ class Paddle(PaddleSubstitution, FrameworkBase):
     def compiled(self, module: Any) -> bool:
         return is_compiled(module)
 
+    def signature(self, module: Any) -> Hashable:
+        return *map(id, module._sub_layers.values()), is_compiled(module)
+
     def callable(self, module: Any) -> bool:
         return type(module).forward is not paddle.nn.Layer.forward or "forward" in vars(module)
 
     def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
         own = module._parameters.items()
         return [(n, t) for n, t in own if t is not None and not self._running_statistics(module, n, t)]
+
+    def internal_attributes(self) -> Collection[str]:
+        return vars(paddle.nn.Layer()).keys() - {"training"}
 
     def buffers(self, module: Any) -> Sequence[tuple[str, Any]]:
         own = module._parameters.items()
@@ -178,7 +196,13 @@ class Paddle(PaddleSubstitution, FrameworkBase):
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
-        return on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH))
+        removes = on_call(module, before, after, lambda: self._note(_BROKEN_GRAPH)), self._copies.hold()
+
+        def remove() -> None:
+            for each in removes:
+                each()
+
+        return remove
 
     def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         if tensor.stop_gradient:
@@ -199,9 +223,6 @@ class Paddle(PaddleSubstitution, FrameworkBase):
     def propagates_exceptions(self) -> bool:
         # The engine replaces what a hook raises by an error of its own, without the original.
         return not inside_backward()
-
-    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        return around_steps(optimizer, stepped, otherwise="; leave it out and call tap.step() after each step instead")
 
     def run_eagerly(self) -> Remove:
         return run_eagerly()
@@ -336,9 +357,26 @@ class Paddle(PaddleSubstitution, FrameworkBase):
 
         return PaddleLoading(self)
 
+    def discovery(self) -> Discovery:
+        from tensortap.frameworks.paddle.discovery import PaddleDiscovery
+
+        return PaddleDiscovery(self)
+
 
 if TYPE_CHECKING:
     _: type[CompleteFramework] = Paddle
+
+
+class Models(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
+    """Several models in one tap; see `Paddle.join`."""
+
+    @property
+    def training(self) -> bool:
+        return any(model.training for model in self._sub_layers.values())
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Leave the models as they are: paddle sets it when a layer is made."""
 
 
 def _name(tensor: Any) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tensortap.frameworks.torch.tracing import tracing
+
 __all__ = ["environment"]
 
 _FLAGS: dict[str, Callable[[], Any]] = {
@@ -39,7 +41,8 @@ def environment() -> dict[str, Any]:
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
         "flags": {name: _read(flag) for name, flag in _FLAGS.items()},
         "seed": torch.initial_seed(),
-        "random_states": {"torch": f"{zlib.crc32(torch.get_rng_state().numpy()):08x}"},
+        # Under fake tensors the generator's state has no bytes.
+        "random_states": {} if tracing() else {"torch": f"{zlib.crc32(torch.get_rng_state().numpy()):08x}"},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +15,26 @@ from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Remove
+from tensortap.frameworks.copies import plain_copies
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
-from tensortap.frameworks.hooks import CallHook, Detour, innermost_optimizer
+from tensortap.frameworks.hooks import CallHook, Detour
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
+from tensortap.frameworks.torch.changes import module_changes
+from tensortap.frameworks.torch.exact import TorchExactExecution
 from tensortap.frameworks.torch.graph import TorchGraph, base_of
+from tensortap.frameworks.torch.optimizers import TorchOptimizers
+from tensortap.frameworks.torch.random_states import random_states
 from tensortap.frameworks.torch.reading import TensorReading
 from tensortap.frameworks.torch.replacing import TorchSubstitution
-from tensortap.frameworks.torch.steps import after_step
 from tensortap.frameworks.torch.tensors import PLAIN, is_distributed
+from tensortap.frameworks.torch.tracing import tracing
 
 if TYPE_CHECKING:
     from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
@@ -48,13 +54,14 @@ _WRAPPERS = {
 _FUSED_INFERENCE = ("TransformerEncoderLayer", "TransformerEncoder", "MultiheadAttention")
 
 
-class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
+class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, TorchOptimizers, FrameworkBase):
     """torch.nn.Module, torch.Tensor and torch's autograd."""
 
     name = "torch"
 
     def __init__(self) -> None:
         super().__init__()
+        self._copies = plain_copies(torch.nn.Module)
         self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
         """The last few outputs that are views, their versions, and lists that record an in-place change."""
 
@@ -89,9 +96,17 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
     def openmp(self) -> str | None:
         return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
 
+    def random_states(self) -> Iterable[tuple[str, bytes]]:
+        return random_states()
+
     # --- modules -----------------------------------------------------------------------------------------------
     def is_module(self, value: Any) -> bool:
         return isinstance(value, torch.nn.Module)
+
+    def join(self, models: Mapping[str, torch.nn.Module]) -> torch.nn.Module:
+        joined = Models()
+        joined._modules.update(models)  # add_module would refuse names like "type"
+        return joined
 
     def children(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.nn.Module]]:
         return [(name, child) for name, child in module._modules.items() if child is not None]
@@ -117,6 +132,12 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
             or isinstance(module, torch.jit.ScriptModule)
         )
 
+    def signature(self, module: torch.nn.Module) -> Hashable:
+        return tuple(map(id, module._modules.values()))
+
+    def on_change(self, changed: Callable[[Any], None], wrapped: Callable[[Any], None]) -> Remove:
+        return module_changes.listen(changed, wrapped)
+
     def callable(self, module: torch.nn.Module) -> bool:
         if isinstance(module, torch.jit.ScriptModule):
             return True
@@ -135,6 +156,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
 
     def buffers(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+
+    def internal_attributes(self) -> Collection[str]:
+        return vars(torch.nn.Module()).keys() - {"training"}
 
     def remarks(self, module: torch.nn.Module) -> str:
         if isinstance(module, torch.jit.ScriptModule):
@@ -159,7 +183,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
         if isinstance(module, torch.jit.ScriptModule):
             return lambda: None  # it takes no hooks; `remarks` reports that
         if getattr(module, "_compiled_call_impl", None) is not None:
-            return _around_compiled(module, before, after)
+            return _around_compiled(module, before, after, self._copies.hold())
 
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # While a graph is compiled there are no values, and reading would break the graph.
@@ -178,10 +202,12 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
         last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
+        release = self._copies.hold()
 
         def remove() -> None:
             first.remove()
             last.remove()
+            release()
 
         return remove
 
@@ -245,15 +271,6 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
         hooks = handle.hooks_dict_ref()
         return hooks is not None and hooks is parameter._backward_hooks and next(reversed(hooks), None) == handle.id
 
-    def on_optimizer_step(self, optimizer: Any, stepped: Callable[[], None]) -> Remove:
-        optimizer = innermost_optimizer(optimizer)
-        if not hasattr(optimizer, "register_step_post_hook"):
-            raise UsageError(
-                f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}; "
-                "leave it out and call tap.step() after each step instead"
-            )
-        return after_step(optimizer, stepped)
-
     def run_eagerly(self) -> Remove:
         if not hasattr(torch.compiler, "set_stance"):
             raise UsageError(f'compiled="eager" needs torch 2.6 or newer, this is {torch.__version__}')
@@ -261,6 +278,14 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
         return lambda: stance.__exit__(None, None, None)
 
     # --- autograd ----------------------------------------------------------------------------------------------
+    def tracing(self) -> bool:
+        return tracing()
+
+    def is_fitting(self, model: torch.nn.Module) -> bool:
+        state = getattr(vars(model).get("_trainer"), "state", None)  # a LightningModule's; the property may raise
+        function = getattr(state, "fn", None)
+        return getattr(function, "value", function) == "fit"
+
     def recomputing(self) -> bool:
         return torch._C._current_graph_task_id() != -1
 
@@ -307,9 +332,26 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, FrameworkBase):
 
         return TorchLoading(self)
 
+    def discovery(self) -> Discovery:
+        from tensortap.frameworks.torch.discovery import TorchDiscovery
+
+        return TorchDiscovery(self)
+
 
 if TYPE_CHECKING:
     _: type[CompleteFramework] = Torch
+
+
+class Models(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so it has no types here
+    """Several models in one tap; see `Torch.join`."""
+
+    @property
+    def training(self) -> bool:
+        return any(model.training for model in self._modules.values() if model is not None)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Leave the models as they are: torch sets it when a module is made."""
 
 
 class _TensorHook(partial[None]):
@@ -319,7 +361,7 @@ class _TensorHook(partial[None]):
     __torch_unserializable__ = True
 
 
-def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall) -> Remove:
+def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall, release: Remove) -> Remove:
     """Hook a module that was compiled in place from outside, since its own hooks would be part of the graph."""
 
     def around(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -333,4 +375,10 @@ def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCa
         replaced = after(output)
         return output if replaced is None else replaced
 
-    return Detour(module, "_compiled_call_impl", around).remove
+    detour = Detour(module, "_compiled_call_impl", around)
+
+    def remove() -> None:
+        detour.remove()
+        release()
+
+    return remove

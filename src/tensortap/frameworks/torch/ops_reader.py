@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tensortap.core.dtypes import edge_of
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.memory import StorageHold, describe
-from tensortap.frameworks.torch.tensors import dense
+from tensortap.frameworks.torch.tensors import NAMES, dense
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
 
@@ -149,7 +150,7 @@ def _result(flat: torch.Tensor) -> torch.Tensor:
     bits = flat.view(_BITS[flat.element_size()]) if flat.dtype != torch.bool else flat.view(torch.uint8)
     about = _as_double(flat[:1])
     about = (
-        torch.where(torch.isfinite(about), about, 0.0).sum()
+        torch.where(about.abs() < edge_of(NAMES.get(flat.dtype, "")), about, 0.0).sum()
         if n
         else torch.zeros((), dtype=torch.float64, device=device)
     )
@@ -158,21 +159,23 @@ def _result(flat: torch.Tensor) -> torch.Tensor:
         torch.full((), torch.inf, dtype=torch.float64, device=device),
         torch.full((), -torch.inf, dtype=torch.float64, device=device),
     )
-    counts = torch.zeros(5, dtype=torch.int64, device=device)
+    counts = torch.zeros(6, dtype=torch.int64, device=device)
+    edge = edge_of(NAMES.get(flat.dtype, ""))
     slots = torch.zeros((_SLOTS, 8), dtype=torch.float64, device=device)
     for first in range(0, n, _ROWS * ROW):
         span = slice(first, min(n, first + _ROWS * ROW))
         x = _as_double(flat[span])
         finite = torch.isfinite(x)
-        value = torch.where(finite, x, 0.0)
-        apart = torch.where(finite, x - about, 0.0)
+        ordinary = finite & (x.abs() < edge)
+        value = torch.where(ordinary, x, 0.0)
+        apart = torch.where(ordinary, x - about, 0.0)
         sums += torch.stack([apart.sum(), apart.square().sum(), value.abs().sum()])
         low = torch.minimum(low, torch.where(finite, x, torch.inf).amin())
         high = torch.maximum(high, torch.where(finite, x, -torch.inf).amax())
         digest = _digest(bits[span], first // ROW)
         found = [digest, torch.isnan(x).sum(), (x == torch.inf).sum(), (x == -torch.inf).sum(), (x == 0).sum()]
-        counts += torch.stack(found)
-        slots += _slots(value, first // ROW)
+        counts += torch.stack([*found, (finite & ~ordinary).sum()])
+        slots += _slots(torch.where(x.abs() >= edge, x.sign(), value), first // ROW)
     # Bucket b gets element j of slot (b - 29 j) / 2: every second j.
     bucket, j = torch.arange(BUCKETS, device=device)[:, None], 2 * torch.arange(4, device=device)[None, :]
     j = j + bucket % 2

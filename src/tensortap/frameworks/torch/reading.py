@@ -16,6 +16,7 @@ from tensortap.core import statistics
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.frameworks.base import Identity
+from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
 from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_distributed
@@ -53,6 +54,14 @@ class TensorReading:
         own = tensor.layout is torch.strided and (plain or not is_distributed(tensor))
         return "its memory has been freed" if own and not tensor.data_ptr() and tensor.numel() else ""
 
+    def sampled(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a few elements of a tensor on its device; None if they are not plain numbers."""
+        if type(tensor) not in PLAIN or not tensor.is_floating_point():
+            return None
+        with torch.no_grad():
+            places = torch.linspace(0, tensor.numel() - 1, min(64, tensor.numel()), dtype=torch.float64)
+            return torch.take(tensor.detach(), places.long().to(tensor.device, non_blocking=True))
+
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         token = token_of(tensor)
         return None if token is None else Identity(token, StorageAlive(tensor.untyped_storage()))
@@ -78,6 +87,11 @@ class TensorReading:
         if kind not in self._device_readers:
             self._device_readers[kind] = _device_reader_for(kind, tensor.device)
         return self._device_readers[kind]
+
+    def device_mark(self, model: torch.nn.Module) -> DeviceMark | None:
+        from tensortap.frameworks.torch.cuda.timeline import cuda_mark
+
+        return cuda_mark(model)
 
     def pinning(self, model: torch.nn.Module) -> MemoryPinning | None:
         if not any(parameter.is_cuda for parameter in model.parameters()):

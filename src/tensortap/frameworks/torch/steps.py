@@ -22,12 +22,11 @@ _TORCH_FILE = torch.optim.Optimizer.__init__.__code__.co_filename
 """The file that defines the wrapper. Torch hides the module `torch.optim.optimizer` itself."""
 
 
-def before_step(optimizer: Any, action: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
-    """Call `action` with the arguments of each step before it begins."""
+def before_step(optimizer: Any, action: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Remove:
+    """Call `action` with the arguments of each step before it begins. It may return others, which the step gets."""
 
-    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _depth(optimizer) <= 1:
-            action(args, kwargs)
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return action(args, kwargs) if _depth(optimizer) <= 1 else None
 
     return optimizer.register_step_pre_hook(hook).remove  # type: ignore[no-any-return]
 

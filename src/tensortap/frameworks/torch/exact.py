@@ -1,0 +1,120 @@
+"""Runs torch modules in float64, whatever dtypes their code asks for."""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tensortap.frameworks.torch.tensors import is_distributed
+
+__all__ = ["TorchExactExecution"]
+
+_LOW = frozenset(
+    dtype
+    for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+    if (dtype := getattr(torch, name, None)) is not None
+)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_COMPUTING_HOOKS = "torch.nn.utils."
+"""Package of hooks that compute weights, as those of the older weight_norm do; others only observe."""
+
+
+class TorchExactExecution:
+    """The protocol `ExactExecution` of `frameworks.capabilities`."""
+
+    def exact_copy(self, module: torch.nn.Module) -> torch.nn.Module:
+        if any(is_distributed(parameter) for parameter in module.parameters()):
+            raise TypeError("its parameters are distributed over several ranks")
+        twin = copy.deepcopy(module).double()
+        for each in twin.modules():
+            if getattr(each, "_compiled_call_impl", None) is not None:
+                each._compiled_call_impl = None
+            _drop_hooks(each)
+        return twin
+
+    def exact_value(self, value: Any) -> Any:
+        def exact(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return leaf.detach().to(torch.float64) if leaf.is_floating_point() else leaf.detach().clone()
+            return copy.deepcopy(leaf)
+
+        return tree_map(exact, value)
+
+    @contextmanager
+    def exactly(self, drew: Callable[[], None]) -> Iterator[None]:
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        states = random.getstate(), np.random.get_state()
+        with ExitStack() as stack:
+            stack.callback(np.random.set_state, states[1])
+            stack.callback(random.setstate, states[0])
+            stack.enter_context(torch.random.fork_rng(devices))
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_Float64(drew))
+            yield
+
+
+class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to us
+    """Widens every operation: floating-point tensors, and dtypes among the arguments, become float64.
+
+    A module that upcasts to float32, or rounds to bfloat16 on its way, then rounds nowhere. An operation that changes a
+    tensor of a shorter dtype in place changes a copy, so that nothing outside is touched.
+    """
+
+    def __init__(self, drew: Callable[[], None]) -> None:
+        super().__init__()
+        self._drew = drew
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        wide_args, wide_kwargs = tree_map(_widened, args), tree_map(_widened, dict(kwargs or {}))
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags  # attention has the tag also without dropout
+        before = _random_states() if may_draw else []
+        made = func(*wide_args, **wide_kwargs)
+        if may_draw and any(not torch.equal(*each) for each in zip(before, _random_states(), strict=True)):
+            self._drew()
+        if not any(isinstance(leaf, torch.Tensor) and leaf.dtype in _LOW for leaf in tree_leaves(made)):
+            return made
+        if any(argument.name == "dtype" for argument in func._schema.arguments):
+            return func(*wide_args, **{**wide_kwargs, "dtype": torch.float64})  # the default dtype of a new tensor
+        return tree_map(_widened, made)
+
+
+def _random_states() -> list[torch.Tensor]:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(torch.float64) if leaf.dtype in _LOW else leaf
+    return torch.float64 if isinstance(leaf, torch.dtype) and leaf in _LOW else leaf
+
+
+def _drop_hooks(module: torch.nn.Module) -> None:
+    """Remove the hooks that a copy has inherited, but for those that compute its weights."""
+    for attribute in _HOOKS:
+        hooks = getattr(module, attribute, None) or {}
+        for number, hook in list(hooks.items()):
+            origin = getattr(hook, "__module__", None) or type(hook).__module__
+            if not str(origin).startswith(_COMPUTING_HOOKS):
+                del hooks[number]
