@@ -20,6 +20,7 @@ def summary(number: int = 0, elements: int = 4, **changes: Any) -> Summary:
         "posinf": 0,
         "neginf": 0,
         "zeros": 1,
+        "edge": 0,
         "min": -1.5,
         "max": 2.5,
         "mean": float(number),

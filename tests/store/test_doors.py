@@ -70,11 +70,12 @@ def test_deep_json(run: Path) -> None:
     (run / "run.json").write_text(DEEP)
     refused(run, r"run\.json is damaged: it is nested too deeply")
     (run / "run.json").write_text(text)
-    for name in ("rank.json", "coverage.json", "calls.jsonl"):
+    names = ("rank.json", "coverage.json", "calls.jsonl", "loop.jsonl")
+    for name in names:
         (run / "rank_0" / name).write_text(DEEP + "\n")
     notices = open_run(run).notices
-    assert len(notices) == 3
-    assert all(any(name in text for text in notices) for name in ("rank.json", "coverage.json", "calls.jsonl"))
+    assert len(notices) == len(names)
+    assert all(any(name in text for text in notices) for name in names)
 
 
 @pytest.mark.parametrize(

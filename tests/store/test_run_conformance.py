@@ -45,7 +45,17 @@ def values(rank: int = 0, kinds: tuple[str, ...] = ("input", "output", "grad_out
     return found
 
 
+LOOP = [
+    (0, "world", "", {"size": 2}),
+    (0, "group", "0.0", {"lr": 0.5, "betas": {"tuple": [0.9, 0.99]}}),
+    (1, "group", "0.0", {"lr": {"float": "inf"}, "betas": {"tuple": [0.9, 0.99]}}),
+]
+"""Loop facts of every run that can have any."""
+
+
 def fill(writer: Any, content: Values) -> None:
+    for fact in LOOP:
+        writer.loop_fact(*fact)
     for seq, ((rank, key), array) in enumerate(content.items()):
         where = writer.put(str(key), array, step=key.step)
         dtype = dtypes.name_of(array.dtype)
@@ -56,29 +66,29 @@ def recorded(folder: Path, ranks: int = 2) -> tuple[Path, Values]:
     content: Values = {}
     for rank in range(ranks):
         content |= values(rank)
-        with RunWriter(folder / "run", rank=rank, world=ranks, info={"framework": "torch"}) as writer:
+        with RunWriter(folder / "run", rank=rank, world=ranks, info={"framework": "torch"}, loop=True) as writer:
             fill(writer, values(rank))
     return folder / "run", content
 
 
 def own_run(folder: Path) -> Example:
     path, content = recorded(folder)
-    return Example(lambda: open_run(path), content, [0, 1])
+    return Example(lambda: open_run(path), content, [0, 1], has_loop_facts=True)
 
 
 def unfinished_run(folder: Path) -> Example:
     """A copy of a run whose writer is still open, and so its files are partial."""
-    with RunWriter(folder / "open", info={"framework": "torch"}) as writer:
+    with RunWriter(folder / "open", info={"framework": "torch"}, loop=True) as writer:
         fill(writer, values())
         writer.flush()
         shutil.copytree(folder / "open", folder / "run")
-    return Example(lambda: tt.open(folder / "run"), values())
+    return Example(lambda: tt.open(folder / "run"), values(), has_loop_facts=True)
 
 
 def memory_run(folder: Path) -> Example:
     with MemoryWriter(info={"framework": "torch"}) as writer:
         fill(writer, values())
-    return Example(writer.run, values())
+    return Example(writer.run, values(), has_loop_facts=True)
 
 
 def live_run(folder: Path) -> Example:

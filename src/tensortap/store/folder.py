@@ -17,7 +17,9 @@ from tensortap.store.format import (
     COVERAGE_JSON,
     FORMAT,
     INDEX,
+    LOOP,
     PARTIAL,
+    PROGRESS_JSON,
     RANK_FORMAT,
     RANK_JSON,
     RANK_NAME,
@@ -185,6 +187,6 @@ def _clear(folder: Path) -> None:
 
 
 def _is_our_file(name: str) -> bool:
-    if name in (RANK_JSON, COVERAGE_JSON, CALLS, INDEX) or TEMPORARY_NAME.fullmatch(name):
+    if name in (RANK_JSON, COVERAGE_JSON, PROGRESS_JSON, CALLS, LOOP, INDEX) or TEMPORARY_NAME.fullmatch(name):
         return True
     return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL)))

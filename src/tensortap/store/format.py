@@ -3,15 +3,19 @@
     runs/a/run.json                       format, version, world, started, and facts about the run
     runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
+    runs/a/rank_0/progress.json           for those who watch: step, recorded steps, seconds, cost in seconds
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
                                           step, micro, module, call, arguments (see `tensortap.core.arguments`)
+    runs/a/rank_0/loop.jsonl              loop facts, a line for each that changed: step, fact, of, value (see
+                                          `tensortap.store.loop`)
     runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
     runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
+    runs/a/rank_0/ring_000000.0.safetensors   tensors of a ring: a row whose ring file is gone has no tensor any more
 
 The index is only appended to, a whole batch at a time, after the bytes that the batch refers to. So any prefix of it is
 valid. `file` is always the finished name; until the file is finished, the same bytes are at the same offset under the
-`.partial` name. A call's line in calls.jsonl is written before any row of the call. A run without that file was written
-by a version that did not keep plain arguments.
+`.partial` name. A call's line in calls.jsonl is written before any row of the call, and a loop fact before every later
+row. A run without one of these files was written by a version that did not keep plain arguments or loop facts.
 
 run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
 process, and not necessarily by the same tensortap.
@@ -30,6 +34,7 @@ import pyarrow as pa
 
 from tensortap.core import statistics
 from tensortap.core.records import Key, Location, Record, Summary
+from tensortap.core.sketches import FULL, fold
 
 __all__ = [
     "CALLS",
@@ -37,11 +42,14 @@ __all__ = [
     "END_OF_STREAM",
     "FORMAT",
     "INDEX",
+    "LOOP",
     "OLDEST",
     "PARTIAL",
+    "PROGRESS_JSON",
     "RANK_FORMAT",
     "RANK_JSON",
     "RANK_NAME",
+    "RING_PREFIX",
     "RUN_FORMAT",
     "RUN_JSON",
     "SCHEMA",
@@ -56,14 +64,17 @@ __all__ = [
     "unknown_columns",
     "utf8",
     "with_known_columns",
+    "without_sketch",
 ]
 
-FORMAT = 2
+FORMAT = 4
 """History of the format:
 1: the first.
 2: digest and sketch are defined anew (version 2 of `kernels.summary.reference`).
+3: the batches of the index may be compressed, and sketches may be folded to fewer sums (`core.sketches`).
+4: elements at the edge of the range are counted apart, in the column `edge` (version 3 of the summary).
 """
-OLDEST = 2
+OLDEST = 4
 """Summaries of older runs cannot be compared with those of today."""
 
 RUN_FORMAT = "tensortap-run"
@@ -71,22 +82,35 @@ RANK_FORMAT = "tensortap-rank"
 RUN_JSON = "run.json"
 RANK_JSON = "rank.json"
 COVERAGE_JSON = "coverage.json"
+PROGRESS_JSON = "progress.json"
 CALLS = "calls.jsonl"
+LOOP = "loop.jsonl"
 INDEX = "index.arrows"
 PARTIAL = ".partial"
 
-SHARD_NAME = re.compile(r"step_[0-9]{6,19}\.[0-9]{1,9}\.safetensors")
+SHARD_NAME = re.compile(r"(step|ring)_[0-9]{6,19}\.[0-9]{1,9}\.safetensors")
+RING_PREFIX = "ring_"
 RANK_NAME = re.compile(r"rank_(0|[1-9][0-9]{0,8})")
-TEMPORARY_NAME = re.compile(r"\.(run|rank|coverage)\.json\.[0-9]+\.tmp")
+TEMPORARY_NAME = re.compile(r"\.(run|rank|coverage|progress)\.json\.[0-9]+\.tmp")
 
 # name, type, may be null, what it is. The last goes into the file as the field's metadata.
 _COLUMNS: tuple[tuple[str, Any, bool, str], ...] = (
     ("step", pa.int64(), False, "counts the optimizer steps of the run"),
-    ("micro", pa.int64(), False, "counts the root module's forwards within a step"),
-    ("phase", pa.string(), False, "forward | backward | state"),
+    (
+        "micro",
+        pa.int64(),
+        False,
+        "counts the root module's forwards within a step; those of an evaluation have a count of their own",
+    ),
+    (
+        "phase",
+        pa.string(),
+        False,
+        "forward | backward | state | eval: the forward of an evaluation between training steps",
+    ),
     ("module", pa.string(), False, "structural name of the module; the root is the empty string"),
     ("call", pa.int64(), False, "counts calls of the module within the micro step"),
-    ("kind", pa.string(), False, "input | output | grad_input | grad_output | param | param_grad | buffer"),
+    ("kind", pa.string(), False, "input | output | grad_input | grad_output | param | param_grad | step_grad | buffer"),
     (
         "path",
         pa.string(),
@@ -119,8 +143,8 @@ _SCALARS = tuple(each.name for each in statistics.STORED)
 _PLAIN = ("seq", "cls", "dtype", "shape", "tensor")
 
 
-def shard_name(step: int, number: int) -> str:
-    return f"step_{step:06d}.{number}.safetensors"
+def shard_name(step: int, number: int, ring: bool = False) -> str:
+    return f"{'ring' if ring else 'step'}_{step:06d}.{number}.safetensors"
 
 
 def rank_name(rank: int) -> str:
@@ -158,9 +182,15 @@ def unknown_columns(schema: Any) -> list[str] | None:
     return [field.name for field in more if known.get(field.name) != field.type]
 
 
-def with_known_columns(table: Any) -> Any:
-    """Return the rows of an index with the columns of `index_schema`: null where they lack one, without the unknown."""
+def without_sketch() -> Any:
+    """Return the columns of `index_schema` without the sketch, which most readers never need."""
     schema = index_schema()
+    return schema.remove(schema.get_field_index("sketch"))
+
+
+def with_known_columns(table: Any) -> Any:
+    """Return rows with the columns of `without_sketch`: null where they lack one, without the unknown."""
+    schema = without_sketch()
     if table.schema.equals(schema):
         return table
     types = {field.name: field.type for field in table.schema}
@@ -171,7 +201,7 @@ def with_known_columns(table: Any) -> Any:
     return pa.table(columns, schema=schema)
 
 
-def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None) -> Any:
+def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None, buckets: int = FULL) -> Any:
     """Return records as one Arrow batch. `first` marks the rows that have their sketch: the first of each tensor."""
     schema = index_schema() if schema is None else schema
     columns: dict[str, Any] = {}
@@ -186,16 +216,18 @@ def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None)
     columns["sketch"] = [record.summary.sketch for record in records]
     for name in schema.names[len(SCHEMA) :]:
         columns[name] = [record.summary.more.get(name) for record in records]
-    return encode_columns(columns, first, schema)
+    return encode_columns(columns, first, schema, buckets)
 
 
-def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: Any = None) -> Any:
+def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: Any = None, buckets: int = FULL) -> Any:
     """Return columns as one Arrow batch. There is a sketch for each row; those of `first` rows are used.
+
+    Sketches of more than `buckets` sums are folded to that many.
 
     An added statistic may be missing, as from a device whose kernel does not compute it; it is null then.
     """
     schema = index_schema() if schema is None else schema
-    sketches = _sketches(columns["sketch"], first)
+    sketches = _sketches(columns["sketch"], first, buckets)
     arrays = [sketches if field.name == "sketch" else _column(columns[field.name], field.type) for field in SCHEMA]
     for field in list(schema)[len(SCHEMA) :]:
         nothing = [None] * len(sketches)
@@ -239,14 +271,17 @@ def _column(values: Any, kind: Any) -> Any:
         return pa.array([value and utf8(value) for value in values], kind)
 
 
-def _sketches(sketches: Iterable[npt.NDArray[np.float32]], first: Sequence[bool]) -> Any:
+def _sketches(sketches: Iterable[npt.NDArray[np.float32]], first: Sequence[bool], buckets: int) -> Any:
     chosen = np.asarray(first, bool)
     offsets = np.zeros(len(chosen) + 1, np.int32)
     if isinstance(sketches, np.ndarray):
-        offsets[1:][chosen] = sketches.shape[1]
-        values = sketches[chosen].reshape(-1)
+        kept_rows = fold(sketches[chosen], min(buckets, sketches.shape[1]))
+        offsets[1:][chosen] = kept_rows.shape[1]
+        values = kept_rows.reshape(-1)
     else:
         kept = [*compress(sketches, first), _NO_SKETCH]
+        if buckets < FULL:
+            kept = [fold(each[None], min(buckets, each.size))[0] for each in kept]
         offsets[1:][chosen] = [sketch.size for sketch in kept[:-1]]
         values = np.concatenate(kept, dtype=np.float32, casting="same_kind")
     return pa.ListArray.from_arrays(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,19 @@ import pyarrow.compute as pc
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
-from tensortap.store.format import END_OF_STREAM, SCHEMA, decode, encode, unknown_columns, with_known_columns
+from tensortap.store.format import (
+    END_OF_STREAM,
+    SCHEMA,
+    decode,
+    encode,
+    unknown_columns,
+    with_known_columns,
+    without_sketch,
+)
 from tensortap.store.metadata import check_version
 from tensortap.store.source import Bytes
 
-__all__ = ["Index", "read_index"]
+__all__ = ["Index", "check_schema", "read_index"]
 
 _MOST_ELEMENTS = float(1 << 62)
 _MOST_AXES = 64
@@ -38,10 +46,18 @@ class Index:
         lost: int = 0,
         missing: bool = False,
         unknown: Sequence[str] = (),
+        sketches: Callable[[], Any] | None = None,
     ) -> None:
-        """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics."""
+        """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics.
+
+        `sketches` returns the column of sketches if `rows` does not have it.
+        """
         self.rank = rank
-        self.rows = _in_order(with_known_columns(rows))
+        self._read_sketches = sketches or partial(rows.column, "sketch")
+        known = with_known_columns(rows)
+        self._order = _order(known)
+        self.columns = known if self._order is None else known.take(pa.array(self._order))
+        """All columns but the sketch."""
         self.unknown = unknown
         """Columns of the file that this process does not know: statistics that are registered elsewhere."""
         self.complete = complete
@@ -50,6 +66,15 @@ class Index:
         """Bytes at the end of the file that are not a whole batch."""
         self.missing = missing
         """Whether the file is missing."""
+
+    def forget(self, lost: Sequence[bool]) -> None:
+        """Remove the locations of these rows: a ring has dropped their tensors."""
+        mask = pa.array(lost, pa.bool_())
+        for name in ("file", "offset", "nbytes"):
+            at = self.columns.schema.get_field_index(name)
+            field = self.columns.schema.field(at)
+            column = pc.if_else(mask, pa.scalar(None, field.type), self.columns.column(name))
+            self.columns = self.columns.set_column(at, field, column)
 
     @classmethod
     def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
@@ -64,12 +89,24 @@ class Index:
         return cls.of(batches, rank, complete)
 
     def __len__(self) -> int:
-        return int(self.rows.num_rows)
+        return int(self.columns.num_rows)
+
+    @cached_property
+    def sketch_column(self) -> Any:
+        """The sketch of each row, or null. It is most of an index, so it is read when it is first needed."""
+        column = self._read_sketches()
+        return column if self._order is None else column.take(pa.array(self._order))
+
+    @cached_property
+    def rows(self) -> Any:
+        """All columns."""
+        at = SCHEMA.get_field_index("sketch")
+        return self.columns.add_column(at, SCHEMA.field(at), self.sketch_column)
 
     def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
         """Return the records of these rows."""
-        rows = _taken(self.rows.drop_columns("sketch"), places)
-        sketches = self.rows.column("sketch")
+        rows = _taken(self.columns, places)
+        sketches = self.sketch_column
         sources = self.sketch_rows[places]
         found = [sketches[int(row)].values.to_numpy() if row >= 0 else _NO_SKETCH for row in sources]
         return decode(rows, self.rank, found)
@@ -79,8 +116,8 @@ class Index:
         """For each row, the row with the sketch of its tensor; -1 if there is none."""
         if not len(self):
             return np.empty(0, np.int64)
-        tensors = self.rows.column("tensor").to_numpy()
-        having = np.flatnonzero(self.rows.column("sketch").is_valid().to_numpy())
+        tensors = self.columns.column("tensor").to_numpy()
+        having = np.flatnonzero(self.sketch_column.is_valid().to_numpy())
         if not having.size:
             return np.full(len(self), -1)
         numbers, first = np.unique(tensors[having], return_index=True)
@@ -89,12 +126,18 @@ class Index:
 
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:
-        return np.asarray(self.rows.column("step").to_numpy())
+        return np.asarray(self.columns.column("step").to_numpy())
+
+    @property
+    def training_steps(self) -> npt.NDArray[np.int64]:
+        """The steps without rows of an evaluation."""
+        training = pc.not_equal(self.columns.column("phase"), "eval")
+        return np.asarray(self.columns.column("step").filter(training).to_numpy())
 
     def keys_of_step(self, step: int) -> dict[Key, int]:
         """Return the rows of a step by key; the first row if several have the same key."""
         places = np.flatnonzero(self.steps == step)
-        columns = self.rows.select(list(Key._fields)).take(pa.array(places)).to_pydict()
+        columns = self.columns.select(list(Key._fields)).take(pa.array(places)).to_pydict()
         keys = zip(*columns.values(), strict=True)
         result: dict[Key, int] = {}
         for key, place in zip(keys, places.tolist(), strict=True):
@@ -103,7 +146,10 @@ class Index:
 
 
 def read_index(source: Bytes, name: str, rank: int) -> Index:
-    """Read the index of a rank, batch by batch, up to the first that is not whole. It is mapped where possible."""
+    """Read the index of a rank, batch by batch, up to the first that is not whole. It is mapped where possible.
+
+    Sketches are read later: those of a compressed index would have to be unpacked for every reader.
+    """
     try:
         size = source.size(name)
     except FileNotFoundError:
@@ -111,14 +157,17 @@ def read_index(source: Bytes, name: str, rank: int) -> Index:
     if not size:
         return Index(rank, SCHEMA.empty_table(), complete=False)
     path = source.address(name)
-    stream = pa.BufferReader(pa.py_buffer(source.view(name, 0, size)))
+    buffer = pa.py_buffer(source.view(name, 0, size))
+    stream = pa.BufferReader(buffer)
     batches: list[Any] = []
     unknown: list[str] = []
     end, complete = 0, False
     try:
-        reader = pa.ipc.open_stream(stream)
-        unknown = _check_schema(reader.schema, path)
+        schema = pa.ipc.read_schema(stream)
+        unknown = check_schema(schema, path)
         end = stream.tell()
+        stream.seek(0)
+        reader = _open_columns(stream, [at for at, each in enumerate(schema.names) if each != "sketch"])
         while True:
             batch = reader.read_next_batch()
             batch.validate(full=True)  # Arrow follows the offsets of a damaged file out of its memory
@@ -130,13 +179,35 @@ def read_index(source: Bytes, name: str, rank: int) -> Index:
         end += len(END_OF_STREAM) if complete else 0
     except (OSError, pa.ArrowException):
         pass  # the rest is not a whole batch
-    rows = pa.Table.from_batches(batches, batches[0].schema if batches else SCHEMA)
+    rows = pa.Table.from_batches(batches, batches[0].schema if batches else without_sketch())
     if problem := _find_problem(rows):
         raise RunUnreadable(f"{path} is damaged: {problem}.")
-    return Index(rank, rows, complete=complete, lost=size - end, unknown=unknown)
+    sketches = partial(_read_sketches, buffer, len(batches), path)
+    return Index(rank, rows, complete=complete, lost=size - end, unknown=unknown, sketches=sketches)
 
 
-def _check_schema(schema: Any, path: str) -> list[str]:
+def _open_columns(stream: Any, fields: list[int]) -> Any:
+    """Open a stream for some of its columns. Threads that unpack them would compete with a training for the cores."""
+    return pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields))
+
+
+def _read_sketches(buffer: Any, count: int, path: str) -> Any:
+    """Return the column of sketches of the first `count` batches."""
+    at = SCHEMA.get_field_index("sketch")
+    chunks = []
+    try:
+        reader = _open_columns(pa.BufferReader(buffer), [at]) if count else None
+        for _ in range(count):
+            assert reader is not None
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+            chunks.append(batch.column(0))
+    except (OSError, StopIteration, pa.ArrowException) as error:
+        raise RunUnreadable(f"{path} is damaged: its sketches cannot be read.") from error
+    return pa.chunked_array(chunks, SCHEMA.field(at).type)
+
+
+def check_schema(schema: Any, path: str) -> list[str]:
     """Return the unknown columns. Check the version before the columns: a newer format may have other ones."""
     try:
         version = int((schema.metadata or {})[b"version"])
@@ -152,8 +223,8 @@ def _check_schema(schema: Any, path: str) -> list[str]:
 
 def _find_problem(rows: Any) -> str:
     """Return which values of the rows are invalid; an empty text if none is."""
-    for field in SCHEMA:
-        if not field.nullable and rows.column(field.name).null_count:
+    for field in rows.schema:
+        if field.name in SCHEMA.names and not SCHEMA.field(field.name).nullable and rows.column(field.name).null_count:
             return f"{field.name} is missing in some rows"
     unknown = [name for name in pc.unique(rows.column("dtype")).to_pylist() if name not in dtypes.NAMES]
     if unknown:
@@ -182,12 +253,10 @@ def _taken(table: Any, places: npt.NDArray[np.int64]) -> Any:
     return table.take(pa.array(places))
 
 
-def _in_order(table: Any) -> Any:
-    """Sort by `seq`. Rows are usually in that order, and then nothing is copied."""
+def _order(table: Any) -> npt.NDArray[np.int64] | None:
+    """Return the order of rows by `seq`. They usually are in that order; None then, and nothing is copied."""
     seq = table.column("seq").to_numpy()
-    if np.all(seq[1:] >= seq[:-1]):
-        return table
-    return table.take(pa.array(np.argsort(seq, kind="stable")))
+    return None if np.all(seq[1:] >= seq[:-1]) else np.argsort(seq, kind="stable")
 
 
 _NO_SKETCH = np.empty(0, np.float32)

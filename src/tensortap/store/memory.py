@@ -29,9 +29,11 @@ from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.machine import memory, neighbours
 from tensortap.core.records import Coverage, Location, Record
+from tensortap.core.sketches import FULL
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.store.calls import CallEntry, Calls
 from tensortap.store.index import Index
+from tensortap.store.loop import LoopFact, LoopFacts
 from tensortap.store.metadata import CoverageFile, RankStatus
 from tensortap.store.run import Run, RunSource
 from tensortap.store.source import kept_location
@@ -49,7 +51,7 @@ RECORD_BYTES = 1536
 """A row with its sketch takes about 1.3 KiB."""
 _CALL_BYTES = 512
 _FILE = "memory"
-"""The file name of tensors in memory. The offset is the tensor's place in the list."""
+"""The file name of tensors in memory. The offset is the number of the tensor."""
 _numbers = count(1)
 
 
@@ -86,7 +88,13 @@ class MemoryWriter(RankWriter):
     """
 
     def __init__(
-        self, *, info: Mapping[str, Any], rank: int = 0, world: int = 1, max_memory: int | None = None
+        self,
+        *,
+        info: Mapping[str, Any],
+        rank: int = 0,
+        world: int = 1,
+        max_memory: int | None = None,
+        buckets: int = FULL,
     ) -> None:
         if max_memory is not None and (not isinstance(max_memory, int) or max_memory < 1):
             raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 1 or more")
@@ -99,35 +107,49 @@ class MemoryWriter(RankWriter):
         self._used = 0
         self._tensors_fit = True
         self._notices: list[str] = []
-        self._tensors: list[ByteArray] = []
+        self._tensors: dict[int, ByteArray] = {}
+        self._next = count()
+        self._rings: dict[int, list[int]] = {}
+        """Tensors of a ring, by step."""
+        self._ring_fits = True
+        self._uses_ring = False
         self._coming: list[Callable[[], None]] = []
         """One call for each part of a tensor that a device is still sending; it waits until the part has arrived."""
         self._pending = threading.Lock()
         self._calls = Calls()
+        self._loop = LoopFacts()
         self._coverage = CoverageFile()
         self._status = RankStatus("running")
         self._batches = _Batches(self.path)
         _writers.add(self)
-        self._index = IndexWriter(self._batches, self._barrier, self._state)
+        self._index = IndexWriter(self._batches, self._barrier, self._state, buckets)
 
-    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location | None:
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location | None:
         self._check_open()
         array = np.asarray(array)
         storable_dtype(name, array)
-        if not self._has_room(name, step, array.nbytes):
+        if not self._has_room(name, step, array.nbytes, ring):
             return None
         little = np.array(array, dtype=array.dtype.newbyteorder("<"), order="C")  # always a copy
-        return self._add(little.reshape(-1).view(np.uint8))
+        return self._add(little.reshape(-1).view(np.uint8), step if ring else None)
 
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        parts: Iterable[DeviceBytes],
+        *,
+        step: int,
+        ring: bool = False,
     ) -> Location | None:
         self._check_open()
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
-        if not self._has_room(name, step, nbytes):
+        if not self._has_room(name, step, nbytes, ring):
             return None
         target = np.empty(nbytes, np.uint8)
-        location = self._add(target)  # first: a device may write into it even if a later part fails
+        # First, because a device may write into it even if a later part fails.
+        location = self._add(target, step if ring else None)
         at = 0
         for part in parts:
             arrived = part.copy(target[at : at + part.size], 0)
@@ -135,6 +157,15 @@ class MemoryWriter(RankWriter):
             with self._lock:
                 self._coming.append(arrived)
         return location
+
+    def release(self, step: int) -> None:
+        self._check_open()
+        if step not in self._rings:
+            return
+        self._barrier()  # a device may still write into them
+        with self._lock:
+            for number in self._rings.pop(step):
+                self._used -= self._tensors.pop(number).nbytes
 
     def append(self, record: Record) -> None:
         self._charge(RECORD_BYTES)
@@ -148,6 +179,11 @@ class MemoryWriter(RankWriter):
         self._check_open()
         self._charge(_CALL_BYTES + 2 * len(json.dumps(arguments)))
         self._calls.add(CallEntry(step, micro, module, call, arguments))
+
+    def loop_fact(self, step: int, fact: str, of: str, value: Mapping[str, Any]) -> None:
+        self._check_open()
+        self._charge(_CALL_BYTES + 2 * len(json.dumps(value)))
+        self._loop.add(LoopFact(step, fact, of, value))
 
     def end_step(self, step: int) -> None:
         self._check_open()
@@ -165,7 +201,7 @@ class MemoryWriter(RankWriter):
 
     def stats(self) -> dict[str, Any]:
         return {
-            "bytes": sum(tensor.nbytes for tensor in list(self._tensors)) + self._batches.nbytes,
+            "bytes": sum(tensor.nbytes for tensor in list(self._tensors.values())) + self._batches.nbytes,
             "records": self._index.written - self._index.missing,
             "files": 0,
             "stalled_seconds": self._state.stalled,
@@ -189,9 +225,12 @@ class MemoryWriter(RankWriter):
     def run(self) -> MemoryRun:
         """Return a run of all that is stored so far: call `flush` first, or `close`."""
         index = Index.of(list(self._batches.found), self.rank, self._batches.complete)
-        tensors = list(self._tensors)
-        source = _MemorySource(self.path, self._info, index, tensors, self._calls, self._status, self._coverage)
-        return MemoryRun(source)
+        with self._lock:
+            tensors = dict(self._tensors)
+        if self._uses_ring:
+            index.forget([at is not None and at not in tensors for at in index.columns.column("offset").to_pylist()])
+        beside = _Beside(self._calls, self._loop, self._status, self._coverage)
+        return MemoryRun(_MemorySource(self.path, self._info, index, tensors, beside))
 
     def _barrier(self) -> bool:
         with self._pending:
@@ -201,14 +240,21 @@ class MemoryWriter(RankWriter):
                 wait()
         return True
 
-    def _add(self, tensor: ByteArray) -> Location:
+    def _add(self, tensor: ByteArray, ring_step: int | None) -> Location:
         with self._lock:
-            self._tensors.append(tensor)
-            return Location(_FILE, len(self._tensors) - 1, tensor.nbytes)
+            number = next(self._next)
+            self._tensors[number] = tensor
+            if ring_step is not None:
+                self._uses_ring = True
+                self._rings.setdefault(ring_step, []).append(number)
+            return Location(_FILE, number, tensor.nbytes)
 
-    def _has_room(self, name: str, step: int, nbytes: int) -> bool:
-        """Reserve room for a tensor. After one that does not fit, none does, so that a notice can name one step."""
+    def _has_room(self, name: str, step: int, nbytes: int, ring: bool) -> bool:
+        """Reserve room for a tensor. After one that does not fit, none does, so that a notice can name one step. A ring
+        gets room again when it moves on."""
         with self._lock:
+            if ring:
+                return self._has_room_in_ring(name, step, nbytes)
             if self._tensors_fit and self._used + nbytes > self._bound * TENSOR_SHARE:
                 self._tensors_fit = False
                 self._notices.append(
@@ -218,6 +264,18 @@ class MemoryWriter(RankWriter):
             if self._tensors_fit:
                 self._used += nbytes
             return self._tensors_fit
+
+    def _has_room_in_ring(self, name: str, step: int, nbytes: int) -> bool:
+        fits = self._used + nbytes <= self._bound * TENSOR_SHARE
+        if fits:
+            self._used += nbytes
+        elif self._ring_fits:
+            self._ring_fits = False
+            self._notices.append(
+                f"{self._limit()} has no room for all tensors of the ring, first in step {step} for {name}. Raise "
+                "max_memory, choose fewer modules or steps for the ring, or give capture() a path."
+            )
+        return fits
 
     def _charge(self, nbytes: int) -> None:
         with self._lock:
@@ -235,8 +293,18 @@ class MemoryWriter(RankWriter):
 _writers: WeakSet[MemoryWriter] = WeakSet()
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What a rank has beside its records and tensors."""
+
+    calls: Calls
+    loop: LoopFacts
+    status: RankStatus
+    coverage: CoverageFile
+
+
 class _MemorySource(RunSource):
-    """One rank that a MemoryWriter holds. A location's offset is the place of the tensor in the list."""
+    """One rank that a MemoryWriter holds. A location's offset is the number of the tensor."""
 
     in_memory = True
 
@@ -245,17 +313,14 @@ class _MemorySource(RunSource):
         path: Path,
         info: dict[str, Any],
         index: Index,
-        tensors: Sequence[ByteArray],
-        calls: Calls,
-        status: RankStatus,
-        coverage: CoverageFile,
+        tensors: Mapping[int, ByteArray],
+        beside: _Beside,
     ) -> None:
         super().__init__(path, info, [index.rank])
         self.tensors = tensors
         self._index = index
-        self._calls = calls
-        self._status = status
-        self._coverage = coverage
+        self._beside = beside
+        self._status, self._coverage = beside.status, beside.coverage
 
     def read_index(self, rank: int) -> Index:
         return self._index
@@ -273,7 +338,10 @@ class _MemorySource(RunSource):
         return (self._status.reason or "no reason was given") if self._status.status == "failed" else ""
 
     def calls(self, rank: int) -> Calls:
-        return self._calls
+        return self._beside.calls
+
+    def loop(self, rank: int) -> LoopFacts:
+        return self._beside.loop
 
     def coverage(self) -> dict[int, list[Coverage]]:
         return {self._index.rank: self._coverage.modules}
@@ -302,7 +370,7 @@ class MemoryRun(Run):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that its tensors and records take."""
-        return sum(tensor.nbytes for tensor in self.source.tensors) + int(self.index(self.ranks[0]).nbytes)
+        return sum(tensor.nbytes for tensor in self.source.tensors.values()) + int(self.index(self.ranks[0]).nbytes)
 
     def __repr__(self) -> str:
         counts = (len(self.steps), "step"), (len(self), "record"), (len(self.source.tensors), "tensor")

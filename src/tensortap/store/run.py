@@ -27,6 +27,7 @@ from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
 from tensortap.store.calls import Calls
 from tensortap.store.index import Index
+from tensortap.store.loop import LoopFacts
 from tensortap.store.query import Filter
 from tensortap.store.source import as_array
 from tensortap.store.verification import Verification, check_digest, verify_run
@@ -107,6 +108,10 @@ class RunSource(ABC):
 
     def calls(self, rank: int) -> Calls | None:
         """Return the plain arguments of all calls of a rank; None if they were not recorded."""
+        return None
+
+    def loop(self, rank: int) -> LoopFacts | None:
+        """Return the loop facts of a rank; None if they were not recorded."""
         return None
 
     def steps(self) -> list[int] | None:
@@ -190,12 +195,22 @@ class Run:
 
     @cached_property
     def steps(self) -> list[int]:
-        """The steps that any rank has records of."""
+        """The steps that any rank has records of; evaluation alone makes no step, unless there is nothing else."""
+        return self._steps(training=True) or self._steps(training=False)
+
+    @property
+    def recorded_steps(self) -> list[int]:
+        """The steps that any rank has records of, also of an evaluation alone, as after the last step."""
+        return self._steps(training=False)
+
+    def _steps(self, training: bool) -> list[int]:
         with reading(self.path):
             known = self.source.steps()
         if known is not None:
             return known
-        found = [np.unique(self._index(rank).steps) for rank in self.ranks]
+        found = [
+            np.unique(self._index(rank).training_steps if training else self._index(rank).steps) for rank in self.ranks
+        ]
         return [int(step) for step in np.unique(np.concatenate(found))] if found else []
 
     def __len__(self) -> int:
@@ -227,13 +242,14 @@ class Run:
     def arguments(self, record: Record) -> dict[str, Any] | None:
         """Return the plain arguments of the record's call by path, with an `OpaqueValue` for each that was not kept.
 
-        Return None if the record belongs to no call, as a parameter, or if arguments were not recorded.
+        Return None if the record belongs to no call, as a parameter, or if arguments were not recorded, as those of an
+        evaluation.
 
         >>> run.arguments(record)                                              # doctest: +SKIP
         {'is_causal': True, 'scale': 0.125}
         """
         calls, key = self.calls(record.rank), record.key
-        if calls is None or key.kind in STATE_KINDS:
+        if calls is None or key.kind in STATE_KINDS or key.phase == "eval":
             return None
         return read(calls.of(key.step, key.micro, key.module, key.call))
 
@@ -241,6 +257,22 @@ class Run:
         """Return the plain arguments of all calls of a rank; None if they were not recorded, or cannot be read."""
         with reading(self.path):
             return self.source.calls(rank)
+
+    def loop(self, rank: int | None = None) -> LoopFacts:
+        """Return what the training loop did beside tensors, as a rank saw it; without `rank`, the first one.
+
+        The result is empty, and false, if nothing is known: no run of tensortap's own, or one of an older version.
+
+        >>> run.loop().value("group", 3, "0.0")                                # doctest: +SKIP
+        {'lr': 0.0003, 'betas': (0.9, 0.999), 'eps': 1e-08, 'weight_decay': 0.01}
+        """
+        if rank is None:
+            rank = next(iter(self.ranks), None)
+        elif rank not in self.ranks:
+            raise RunNotFound(f"{self.path} has no rank {rank}; it has {first_few(self.ranks)}.")
+        with reading(self.path):
+            found = None if rank is None else self.source.loop(rank)
+        return LoopFacts() if found is None else found
 
     def at(self, rank: int, row: int) -> Record:
         """Return the record in a row of `index(rank)`."""
@@ -295,7 +327,7 @@ class Run:
         """Yield records and their values in the order of the files: one tensor in memory at a time."""
         chosen = self._filter({**filters, "kept": True})
         for each in self._chosen_ranks(rank):
-            rows = self._index(each).rows
+            rows = self._index(each).columns
             last, array = None, np.empty(0)
             for record in self._at(each, _in_file_order(rows, chosen.rows(rows))):
                 if record.location != last:
@@ -308,10 +340,14 @@ class Run:
         """Return the columns of one rank as a pyarrow.Table, in execution order; see store/format.py."""
         return self._index(rank).rows
 
+    def columns(self, rank: int) -> Any:
+        """Return the columns of one rank as `index` does, but without sketches, which take most of the memory."""
+        return self._index(rank).columns
+
     def sketches(self, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return all sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
         index = self._index(rank)
-        column = index.rows.column("sketch")
+        column = index.sketch_column
         having = np.unique(index.sketch_rows[index.sketch_rows >= 0])
         if not having.size:
             return np.empty((0, 0), np.float32), index.sketch_rows
@@ -360,7 +396,7 @@ class Run:
 
     def _records(self, chosen: Filter, ranks: Sequence[int]) -> Iterator[Record]:
         for rank in ranks:
-            yield from self._at(rank, chosen.rows(self._index(rank).rows))
+            yield from self._at(rank, chosen.rows(self._index(rank).columns))
 
     def _at(self, rank: int, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
         index = self._index(rank)

@@ -9,11 +9,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tensortap.core.records import Coverage, Record
 from tensortap.errors import RunNotFound, RunUnreadable, TensortapError
 from tensortap.store.calls import Calls, read_calls
-from tensortap.store.format import CALLS, COVERAGE_JSON, INDEX, RANK_JSON, RANK_NAME, RUN_JSON, SHARD_NAME, rank_name
+from tensortap.store.format import (
+    CALLS,
+    COVERAGE_JSON,
+    INDEX,
+    LOOP,
+    PARTIAL,
+    RANK_JSON,
+    RANK_NAME,
+    RING_PREFIX,
+    RUN_JSON,
+    SHARD_NAME,
+    rank_name,
+)
 from tensortap.store.index import Index, read_index
+from tensortap.store.loop import LoopFacts, read_loop
 from tensortap.store.metadata import CoverageFile, RankStatus, check_run_info, parse_coverage, parse_rank_status
 from tensortap.store.run import Run, RunSource, first_few, reading
 from tensortap.store.source import LocalFiles, kept_location, read_json
@@ -66,11 +82,19 @@ class RunFolder(RunSource):
         super().__init__(path, info, ranks)
         self._files = LocalFiles(path)
         self._calls: dict[int, Calls | None] = {}
+        self._loops: dict[int, LoopFacts | None] = {}
         self._status = {rank: self._read_status(rank) for rank in self.ranks}
         self._coverage = {rank: self._read_coverage(rank) for rank in self.ranks}
 
     def read_index(self, rank: int) -> Index:
-        return read_index(self._files, f"{rank_name(rank)}/{INDEX}", rank)
+        index = read_index(self._files, f"{rank_name(rank)}/{INDEX}", rank)
+        files = index.columns.column("file")
+        named = [name for name in pc.unique(files).to_pylist() if name is not None and name.startswith(RING_PREFIX)]
+        if named:
+            folder = self.path / rank_name(rank)
+            gone = [name for name in named if not any((folder / f"{name}{end}").exists() for end in ("", PARTIAL))]
+            index.forget(pc.is_in(files, pa.array(gone, pa.string())).to_pylist())
+        return index
 
     def view(self, record: Record) -> memoryview:
         location = kept_location(record)
@@ -101,6 +125,14 @@ class RunFolder(RunSource):
                 self._calls[rank] = None
         return self._calls[rank]
 
+    def loop(self, rank: int) -> LoopFacts | None:
+        if rank not in self._loops:
+            try:
+                self._loops[rank] = read_loop(self._files, f"{rank_name(rank)}/{LOOP}")
+            except (OSError, ValueError):  # the notices report it
+                self._loops[rank] = None
+        return self._loops[rank]
+
     def notices(self) -> list[str]:
         return self._notices
 
@@ -108,6 +140,7 @@ class RunFolder(RunSource):
         super().close()
         self._files.close()
         self._calls.clear()
+        self._loops.clear()
 
     @cached_property
     def _notices(self) -> list[str]:
@@ -122,7 +155,8 @@ class RunFolder(RunSource):
                 self._notice_of_status(rank),
                 self._notice_of_index(rank),
                 self._notice_of_columns(rank),
-                self._notice_of_calls(rank),
+                self._notice_of_lines(rank, CALLS, self.calls(rank), "plain arguments are not known"),
+                self._notice_of_lines(rank, LOOP, self.loop(rank), "what the loop did is not known"),
                 "" if known else f"{COVERAGE_JSON} is damaged: what was seen of each module is not known",
                 *(known.notices if known else ()),
             ]
@@ -164,9 +198,9 @@ class RunFolder(RunSource):
             return ""
         return f"the index has statistics that are not registered here and are left out: {first_few(unknown)}"
 
-    def _notice_of_calls(self, rank: int) -> str:
-        if self.calls(rank) is None and (self.path / rank_name(rank) / CALLS).exists():
-            return f"{CALLS} cannot be read: plain arguments are not known"
+    def _notice_of_lines(self, rank: int, name: str, found: object, unknown: str) -> str:
+        if found is None and (self.path / rank_name(rank) / name).exists():
+            return f"{name} cannot be read: {unknown}"
         return ""
 
     def _shard(self, rank: int, file: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from tensortap.core.records import Record
-from tensortap.errors import RunExists, StoreWriteError, TensortapError, UsageError
+from tensortap.errors import RunExists, StoreWriteError, TensortapError, UsageError, shorten
 from tensortap.store.exports.manifest import MANIFEST, is_manifest
 from tensortap.store.exports.writers import WRITERS
 from tensortap.store.query import Filter
@@ -91,15 +93,15 @@ def export(
 def _steps(run: Run, filters: Mapping[str, Any]) -> list[int]:
     wanted = filters.get("step")
     if wanted is None:
-        return run.steps
-    return [step for step in run.steps if (step == wanted if isinstance(wanted, int) else step in wanted)]
+        return run.recorded_steps
+    return [step for step in run.recorded_steps if (step == wanted if isinstance(wanted, int) else step in wanted)]
 
 
 def _counted(run: Run, ranks: Sequence[int], filters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the numbers of records with tensors, of all records, and of the tensors' bytes."""
     kept = total = nbytes = 0
     for rank in ranks:
-        index = run.index(rank)
+        index = run.columns(rank)
         total += len(Filter(**filters).rows(index))
         rows = Filter(**{**filters, "kept": True}).rows(index)
         kept += len(rows)
@@ -118,6 +120,14 @@ def _check_room(target: Path, overwrite: bool) -> None:
         raise RunExists(f"{target} exists already: choose another path, or pass --overwrite (overwrite=True).")
     if target.is_dir() and not is_manifest(target / MANIFEST):
         raise RunExists(f"{target} is a folder that is not an export, so it is not replaced: choose another path.")
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    """Return why a write failed. The HDF5 library puts the number of the system's error into a text of its own."""
+    found = re.search(r"errno = (\d+)", str(error))
+    if found is not None:
+        return os.strerror(int(found[1]))
+    return getattr(error, "strerror", None) or shorten(" ".join(str(error).split()))
 
 
 @contextmanager
@@ -141,8 +151,8 @@ def _staged(target: Path, to: str) -> Iterator[Path]:
             manifest.replace(_manifest_of(target))
     except TensortapError:
         raise
-    except OSError as error:
-        raise StoreWriteError(f"{target} could not be written: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:
+        raise StoreWriteError(f"{target} could not be written: {_reason(error)}") from error
     finally:
         with suppress(OSError):
             manifest.unlink(missing_ok=True)

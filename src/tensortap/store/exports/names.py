@@ -8,7 +8,7 @@ from urllib.parse import quote
 from tensortap.core.records import Key, Record, display_name
 from tensortap.store.format import rank_name, utf8
 
-__all__ = ["Unique", "encoded", "folder_of", "leaf_of", "title_of"]
+__all__ = ["Unique", "encoded", "folder_of", "leaf_of", "pass_of", "title_of"]
 
 _LONGEST = 160
 _PLAIN = "()[],=+@~ "
@@ -36,7 +36,12 @@ def folder_of(record: Record) -> tuple[str, str, str]:
 
 def leaf_of(key: Key) -> str:
     """Return the file of a tensor within its module and step, without its ending."""
-    return encoded(f"micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}")
+    return encoded(f"{pass_of(key)}.call_{key.call}.{key.kind}.{key.path}")
+
+
+def pass_of(key: Key) -> str:
+    """Return the micro step as a part of a name; evaluation has numbers of its own."""
+    return f"{'eval' if key.phase == 'eval' else 'micro'}_{key.micro}"
 
 
 def title_of(key: Key) -> str:
@@ -44,7 +49,7 @@ def title_of(key: Key) -> str:
     if key.phase == "state":
         name = f"{key.module}.{key.path}" if key.module else key.path
         return utf8(f"{name}/after" if key.call else name)
-    return utf8(f"{display_name(key.module)}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}")
+    return utf8(f"{display_name(key.module)}/{key.kind}/{key.path}/{pass_of(key)}/call_{key.call}")
 
 
 class Unique:

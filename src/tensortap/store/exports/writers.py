@@ -13,7 +13,7 @@ from tensortap.core import dtypes
 from tensortap.core.records import Record, display_name
 from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_attributes
 from tensortap.store.exports.manifest import ABOUT, MANIFEST, Manifest, about
-from tensortap.store.exports.names import Unique, folder_of, leaf_of, title_of
+from tensortap.store.exports.names import Unique, folder_of, leaf_of, pass_of, title_of
 from tensortap.store.exports.npz_file import NpzWriter
 from tensortap.store.exports.plain import widen
 from tensortap.store.format import rank_name
@@ -125,7 +125,7 @@ class Hdf5Export:
             module = link_name(display_name(key.module))
             group = self._file.require_group(module)
             unique = self._unique.setdefault(module, Unique())
-            name = f"step_{key.step:06d}.micro_{key.micro}.call_{key.call}.{key.kind}.{key.path}"
+            name = f"step_{key.step:06d}.{pass_of(key)}.call_{key.call}.{key.kind}.{key.path}"
             if self._several:
                 name = f"{rank_name(record.rank)}.{name}"
             attributes = {**key._asdict(), "class": record.cls, "rank": record.rank, "seq": record.seq}

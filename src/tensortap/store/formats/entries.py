@@ -201,7 +201,7 @@ def unique_key(key: Key, used: set[Key]) -> Key:
 
 def phase_of(kind: str) -> str:
     """Return the phase of a record, for formats that name only its kind."""
-    if kind in ("param", "buffer"):
+    if kind in ("param", "buffer", "step_grad"):
         return "state"
     return "backward" if "grad" in kind else "forward"
 

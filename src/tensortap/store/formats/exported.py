@@ -30,11 +30,11 @@ __all__ = ["export_info", "key_of", "listed_tensors", "named_tensors", "open_sou
 
 _NAME = re.compile(
     r"rank_(?P<rank>[0-9]{1,9})/step_(?P<step>[0-9]{6,18})/(?P<module>[^/]+)/"
-    rf"micro_(?P<micro>[0-9]{{1,18}})\.call_(?P<call>[0-9]{{1,18}})\.(?P<kind>{'|'.join(KINDS)})\.(?P<path>[^/]*)",
+    rf"(?P<mode>micro|eval)_(?P<micro>[0-9]{{1,18}})\.call_(?P<call>[0-9]{{1,18}})\.(?P<kind>{'|'.join(KINDS)})\.(?P<path>[^/]*)",
     re.DOTALL,
 )
-_FILES = "rank_*/step_*/*/micro_*.npy"
-_PHASES = {"state": 0, "forward": 1, "backward": 2}
+_FILES = "rank_*/step_*/*/[em]*_*.call_*.npy"
+_PHASES = {"eval": 0, "state": 1, "forward": 2, "backward": 3}
 _LOST = "its manifest is missing: names come from the files, and bfloat16 and fp8 count as float32, as they are stored"
 
 _UNORDERED = "modules are in the order of their names: the order in which they ran is lost with the manifest"
@@ -92,7 +92,8 @@ def key_of(name: str) -> tuple[int, Key] | None:
     module, path, kind = unquote(match["module"]), unquote(match["path"]), match["kind"]
     module = "" if module == display_name("") else module
     numbers = {field: int(match[field]) for field in ("step", "micro", "call")}
-    key = Key(phase=phase_of(kind), module=module, kind=kind, path=path, **numbers)
+    phase = "eval" if match["mode"] == "eval" else phase_of(kind)
+    key = Key(phase=phase, module=module, kind=kind, path=path, **numbers)
     return int(match["rank"]), key
 
 

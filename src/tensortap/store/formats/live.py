@@ -11,6 +11,7 @@ from tensortap.errors import UsageError
 from tensortap.store.calls import CallEntry, Calls
 from tensortap.store.format import encode
 from tensortap.store.index import Index
+from tensortap.store.loop import LoopFact, LoopFacts
 from tensortap.store.run import Run, RunSource
 from tensortap.store.source import kept_location
 
@@ -28,6 +29,7 @@ class _LiveSource(RunSource):
         super().__init__(Path(name), info, [rank])
         self.count = 0
         self.arguments = Calls()
+        self.facts = LoopFacts()
         self._waiting: list[Record] = []
         self._batches: list[object] = []
         self._notices: list[str] = []
@@ -69,6 +71,9 @@ class _LiveSource(RunSource):
     def calls(self, rank: int) -> Calls:
         return self.arguments
 
+    def loop(self, rank: int) -> LoopFacts:
+        return self.facts
+
     def _encode(self) -> None:
         if self._waiting:
             self._batches.append(encode(self._waiting, [record.summary.sketch.size > 0 for record in self._waiting]))
@@ -98,6 +103,10 @@ class LiveRun(Run):
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Add the plain arguments of a call; see `RunWriter.called`."""
         self.source.arguments.add(CallEntry(step, micro, module, call, arguments))
+
+    def loop_fact(self, step: int, fact: str, of: str, value: Mapping[str, Any]) -> None:
+        """Add a loop fact; see `RankWriter.loop_fact`."""
+        self.source.facts.add(LoopFact(step, fact, of, value))
 
     def close_with(self, status: str, reason: str, notices: Sequence[str]) -> None:
         """End the run, with notices of what could not be seen. A second call does nothing."""

@@ -47,20 +47,41 @@ class RankWriter(ABC):
         self._closed = False
 
     @abstractmethod
-    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location | None:
-        """Keep an array's bytes; the array may change once this returns. Return None if there is no room for them."""
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location | None:
+        """Keep an array's bytes; the array may change once this returns. Return None if there is no room for them.
+
+        Bytes of a ring are kept until `release` drops those of their step.
+        """
 
     @abstractmethod
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        parts: Iterable[DeviceBytes],
+        *,
+        step: int,
+        ring: bool = False,
     ) -> Location | None:
         """Keep bytes in C order that a device sends. They may still be in transit when this returns."""
+
+    @abstractmethod
+    def release(self, step: int) -> None:
+        """Drop the bytes that a ring holds of a step. Readers see its records without tensors."""
 
     @abstractmethod
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Keep the plain arguments of a call, as `tensortap.core.arguments` writes them.
 
         The caller reports them before the call's records, and only if they differ from the module's previous call.
+        """
+
+    @abstractmethod
+    def loop_fact(self, step: int, fact: str, of: str, value: Mapping[str, Any]) -> None:
+        """Keep a loop fact; `tensortap.store.loop` lists them, and the form of their values.
+
+        The caller reports it before later records, and only if it differs from the last with the same `fact` and `of`.
         """
 
     @abstractmethod
@@ -96,6 +117,19 @@ class RankWriter(ABC):
         """Queue many rows whose values are not known yet. The index reads their columns when they go out."""
         self._check_open()
         self._index.append_rows(rows)
+
+    def progress(self, value: Mapping[str, Any]) -> None:
+        """Show how far the run is to those who watch it. A run in memory shows nothing."""
+        return
+
+    @property
+    def appended(self) -> int:
+        """Number of rows so far."""
+        return self._index.appended
+
+    def wait_for_rows(self, count: int) -> None:
+        """Wait until so many rows are written. The end of a later step must have sent them out."""
+        self._index.wait_for(count)
 
     def flush(self) -> None:
         """Wait until all that was put and appended so far is stored."""

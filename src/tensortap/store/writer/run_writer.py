@@ -11,6 +11,8 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 from tensortap.core.machine import cores, memory, neighbours
 from tensortap.core.records import Coverage, Location
+from tensortap.core.sketches import FULL
 from tensortap.errors import TensortapError, UsageError
 from tensortap.store.calls import CallEntry, CallsWriter
 from tensortap.store.folder import claim, overwrite_json, write_json
@@ -30,10 +33,14 @@ from tensortap.store.format import (
     COVERAGE_JSON,
     FORMAT,
     INDEX,
+    LOOP,
+    PROGRESS_JSON,
     RANK_FORMAT,
     RANK_JSON,
     shard_name,
 )
+from tensortap.store.lines import LinesWriter
+from tensortap.store.loop import LoopFact, LoopWriter
 from tensortap.store.writer.index import IndexFile, IndexWriter
 from tensortap.store.writer.pieces import pieces
 from tensortap.store.writer.pool import SlabPool
@@ -61,7 +68,8 @@ class RunWriter(RankWriter):
     `info` becomes part of run.json. `max_buffer` bounds the bytes that wait for the disk; `writers` is how
     many threads write tensors, each to a file of its own. `crowded`: the run itself needs every core of the
     machine. `pinning` is for tensors that come from a device. `calls` says that plain arguments are kept, even if no
-    call has any.
+    call has any, and `loop` that loop facts are. `buckets` is the size of the sketches in the index. `ring` says
+    that some tensors go into a ring, which has writers of its own.
     """
 
     def __init__(
@@ -77,6 +85,9 @@ class RunWriter(RankWriter):
         crowded: bool = False,
         pinning: MemoryPinning | None = None,
         calls: bool = False,
+        loop: bool = False,
+        buckets: int = FULL,
+        ring: bool = False,
     ) -> None:
         count = _default_writers(pinning is not None) if writers is None else writers
         buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
@@ -90,37 +101,66 @@ class RunWriter(RankWriter):
             raise
         except OSError as error:
             raise write_error(error, self.path, begun=False) from error
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[tuple[int, bool], int] = {}
         self._numbers_lock = threading.Lock()
         past = supports_direct_io(self._folder)
         # If the run needs every core, a thread that occupies one costs more than it saves.
         threaded = past or not crowded
         route = Route(past, favour=8 if crowded else 2) if threaded else None
-        self._pool = SlabPool(buffer, count, self._state, pinning)
-        self._shards = [
-            Shard(self._folder, self._new_name, self._pool.share(), self._state, route) for _ in range(count)
-        ]
-        self._calls = CallsWriter(self._folder / CALLS, self._state) if calls else None
+        self._pool = SlabPool(buffer, count * (2 if ring else 1), self._state, pinning)
+        self._lasting, self._rotating = (
+            [
+                Shard(self._folder, partial(self._new_name, rotates), self._pool.share(), self._state, route, rotates)
+                for _ in range(count if ring or not rotates else 0)
+            ]
+            for rotates in (False, True)
+        )
+        self._shards = self._lasting + self._rotating
+        self._lines: list[LinesWriter] = []
+        """Files whose lines are written before the index's rows."""
+        self._calls: CallsWriter | None = None
+        self._loop: LoopWriter | None = None
         try:
-            self._index = IndexWriter(IndexFile(self._folder / INDEX), self._barrier, self._state)
+            if calls:
+                self._calls = CallsWriter(self._folder / CALLS, self._state)
+                self._lines.append(self._calls)
+            if loop:
+                self._loop = LoopWriter(self._folder / LOOP, self._state)
+                self._lines.append(self._loop)
+            self._index = IndexWriter(IndexFile(self._folder / INDEX), self._barrier, self._state, buckets)
         except BaseException:
-            if self._calls is not None:
-                self._calls.close()
+            for lines in self._lines:
+                lines.close()
             raise
 
-    def put(self, name: str, array: npt.NDArray[Any], *, step: int) -> Location:
+    def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location:
         """Keep an array's bytes; it may change once this returns. `name` is its name in the file's header."""
         array = np.asarray(array)
         dtype = storable_dtype(name, array)
         parts = pieces(array, self._pool.slab_bytes)
-        return self._pick(step).put(step, name, dtype, array.shape, array.nbytes, parts)
+        return self._pick(step, ring).put(step, name, dtype, array.shape, array.nbytes, parts)
 
     def put_incoming(
-        self, name: str, dtype: str, shape: Sequence[int], parts: Iterable[DeviceBytes], *, step: int
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        parts: Iterable[DeviceBytes],
+        *,
+        step: int,
+        ring: bool = False,
     ) -> Location:
         """Keep bytes in C order that a device sends. They may still be in transit when this returns."""
         nbytes = prod(shape) * dtypes.numpy_dtype(dtype).itemsize
-        return self._pick(step).put(step, name, dtype, shape, nbytes, parts)
+        return self._pick(step, ring).put(step, name, dtype, shape, nbytes, parts)
+
+    def release(self, step: int) -> None:
+        """Delete the files of a ring that hold this step, once they are written."""
+        self._check_open()
+        for shard in self._rotating:
+            shard.discard(step)
+        with self._numbers_lock:
+            self._numbers = {(at, ring): number for (at, ring), number in self._numbers.items() if at > step}
 
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Keep the plain arguments of a call, as `core.arguments` writes them.
@@ -130,6 +170,11 @@ class RunWriter(RankWriter):
         self._check_open()
         assert self._calls is not None, "calls=True says that plain arguments are kept"
         self._calls.add(CallEntry(step, micro, module, call, arguments))
+
+    def loop_fact(self, step: int, fact: str, of: str, value: Mapping[str, Any]) -> None:
+        self._check_open()
+        assert self._loop is not None, "loop=True says that loop facts are kept"
+        self._loop.add(LoopFact(step, fact, of, value))
 
     def end_step(self, step: int) -> None:
         """Complete the step's files and send its rows out, without waiting for the disk."""
@@ -148,10 +193,15 @@ class RunWriter(RankWriter):
         except OSError as error:
             raise write_error(error, self._folder / COVERAGE_JSON) from error
 
+    def progress(self, value: Mapping[str, Any]) -> None:
+        """Show how far the run is, in place of what was there before. A failure to do so has no consequence."""
+        with suppress(OSError):
+            write_json(self._folder / PROGRESS_JSON, value)
+
     def stats(self) -> dict[str, Any]:
         """Return what was written so far, and how long the caller waited for it."""
         return {
-            "bytes": sum(shard.written for shard in self._shards) + self._index.nbytes,
+            "bytes": sum(shard.written - shard.discarded for shard in self._shards) + self._index.nbytes,
             "records": self._index.written - self._index.missing,
             "files": sum(shard.files for shard in self._shards),
             "stalled_seconds": self._state.stalled,
@@ -175,8 +225,8 @@ class RunWriter(RankWriter):
                 shard.stop()
             for shard in self._shards:
                 shard.join()
-            if self._calls is not None:
-                self._calls.close()
+            for lines in self._lines:
+                lines.close()
             self._pool.release()
         failure = self._state.failure
         try:
@@ -186,24 +236,24 @@ class RunWriter(RankWriter):
         if not self._state.reported:
             self._state.check()
 
-    def _pick(self, step: int) -> Shard:
+    def _pick(self, step: int, ring: bool) -> Shard:
         self._check_open()
         if step < 0:
             raise UsageError(f"step must not be negative: {step}")
-        return min(self._shards, key=lambda shard: shard.pending)
+        return min(self._rotating if ring else self._lasting, key=lambda shard: shard.pending)
 
     def _barrier(self) -> bool:
-        if self._calls is not None and not self._calls.write():
+        if not all(lines.write() for lines in self._lines):
             return False
         tickets = [(shard, shard.seal()) for shard in self._shards]
         with self._state.changed:
             return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))
 
-    def _new_name(self, step: int) -> str:
+    def _new_name(self, ring: bool, step: int) -> str:
         with self._numbers_lock:
-            number = self._numbers.get(step, 0)
-            self._numbers[step] = number + 1
-        return shard_name(step, number)
+            number = self._numbers.get((step, ring), 0)
+            self._numbers[step, ring] = number + 1
+        return shard_name(step, number, ring)
 
     def _write_status(self, status: str, reason: str) -> None:
         running = status == "running"

@@ -67,6 +67,7 @@ class Shard:
         slabs: SlabShare,
         state: WriterState,
         route: Route | None,
+        rotates: bool = False,
     ) -> None:
         self._threaded = route is not None
         self._route = route or Route(possible=False, favour=1)
@@ -83,6 +84,9 @@ class Shard:
         self._left_over = 0
         self._coming: list[Callable[[], None]] = []
         """Functions that wait until the slab's bytes have arrived."""
+        self._rotates = rotates
+        self._rotating: dict[int, list[_File]] = {}
+        """Files of a ring by step, which `discard` may delete."""
         self._region = FIRST_REGION
         self._needed = 0  # header bytes of this step so far, over all its files
         # Shared with the thread, under the state's lock:
@@ -95,6 +99,8 @@ class Shard:
         self.pending = 0
         """Bytes in transit to the disk."""
         self.written = 0
+        self.discarded = 0
+        """Bytes of files that were deleted again."""
         self.files = 0
         # The thread's own:
         self._fd = self._direct = -1
@@ -154,6 +160,14 @@ class Shard:
             if self._file is not None and step in (None, self._file.step):
                 self._finish()
 
+    def discard(self, step: int) -> None:
+        """Delete the files of a step, after what waits to be written into them."""
+        with self._entry:
+            if self._file is not None and self._file.step == step:
+                self._finish()
+            if files := self._rotating.pop(step, []):
+                self._submit(_Job(partial(self._do_discard, files)))
+
     def stop(self) -> None:
         """End the thread after its last job."""
         with self._due:
@@ -171,6 +185,8 @@ class Shard:
         if self._file is not None:
             self._complete(self._file)
         self._file = _File(self._new_name(step), step, max(self._region, least))
+        if self._rotates:
+            self._rotating.setdefault(step, []).append(self._file)
         self._left_over = 0
         self._submit(_Job(partial(self._do_open, self._file.name)))
         return self._file
@@ -333,6 +349,12 @@ class Shard:
         self._close()
         self._path.rename(self._folder / name)
         self.files += 1
+
+    def _do_discard(self, files: Sequence[_File]) -> None:
+        for file in files:
+            (self._folder / file.name).unlink()
+            self.discarded += file.data
+            self.files -= 1
 
     def _write_all(self, view: memoryview, offset: int) -> None:
         while view:

@@ -136,7 +136,7 @@ class NpyTree(RunSource):
         for rank in self.ranks:
             index = self.index(rank)
             calls: dict[tuple[str, str], int] = defaultdict(int)
-            for record in index.records(Filter(kind="output", path="0").rows(index.rows)):
+            for record in index.records(Filter(kind="output", path="0").rows(index.columns)):
                 calls[record.key.module, record.cls] += 1
             found[rank] = [Coverage(module, cls, "seen", count) for (module, cls), count in calls.items()]
         return found

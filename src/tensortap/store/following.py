@@ -1,0 +1,234 @@
+"""Follows a run while it is written: what is new since the last look, without reading anything twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.core.arguments import read
+from tensortap.core.records import Key
+from tensortap.errors import RunNotFound, RunUnreadable
+from tensortap.store.format import INDEX, LOOP, PROGRESS_JSON, RANK_JSON, RANK_NAME, RUN_JSON
+from tensortap.store.index import check_schema
+from tensortap.store.metadata import check_run_info
+from tensortap.store.source import LocalFiles, read_json
+
+__all__ = ["FollowedRank", "FollowedRun", "FollowedStep"]
+
+_STEPS = 8
+"""The newest recorded steps that are shown."""
+
+
+@dataclass
+class FollowedStep:
+    """A recorded step."""
+
+    step: int
+    records: int = 0
+    nonfinite: int = 0
+    squares: dict[int, float] = field(default_factory=dict)
+    """Sum of squares of all parameter gradients, by micro step."""
+    loss: float | None = None
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Norm of the parameter gradients of the last micro step; None without any."""
+        return float(np.sqrt(self.squares[max(self.squares)])) if self.squares else None
+
+
+class FollowedRank:
+    """One rank. `look` reads what is new."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self._folder = folder
+        self._index = _IndexTail(folder / INDEX)
+        self._loop = _LinesTail(folder / LOOP)
+        self.status, self.reason = "starting", ""
+        self.progress: dict[str, Any] = {}
+        """Step in progress, recorded steps, seconds since the tap was opened, seconds that it took."""
+        self.rate = 0.0
+        """Steps a second since the look before the last."""
+        self.records = self.nonfinite = 0
+        self.first_nonfinite: Key | None = None
+        self._steps: dict[int, FollowedStep] = {}
+
+    def look(self) -> None:
+        """Read what is new. The status comes first, so that nothing of an ended rank is missed."""
+        self._read_status()
+        self._read_progress()
+        for batch in self._index.read():
+            self._add(batch)
+        for line in self._loop.read():
+            if line.get("fact") == "loss" and isinstance(line.get("value"), dict):
+                value = read(line["value"]).get("value")
+                self._step(int(line.get("step", 0))).loss = value if isinstance(value, float) else None
+
+        for step in sorted(self._steps)[:-_STEPS]:
+            del self._steps[step]
+
+    @property
+    def steps(self) -> list[FollowedStep]:
+        """The newest recorded steps, in order."""
+        return [self._steps[step] for step in sorted(self._steps)]
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("starting", "running")
+
+    def _read_status(self) -> None:
+        value = _json(self._folder, RANK_JSON)
+        if isinstance(value.get("status"), str):
+            self.status, self.reason = value["status"], str(value.get("reason") or "")
+        here = value.get("host") == socket.gethostname()
+        if self.status == "running" and here and type(value.get("pid")) is int and not _alive(value["pid"]):
+            self.status, self.reason = "killed", "its process is gone"
+
+    def _read_progress(self) -> None:
+        before, found = self.progress, _json(self._folder, PROGRESS_JSON)
+        if not all(isinstance(found.get(name), (int, float)) for name in ("step", "recorded", "seconds", "cost")):
+            return
+        self.progress = found
+        seconds, steps = found["seconds"] - before.get("seconds", 0), found["step"] - before.get("step", 0)
+        if self.ended and found["seconds"] > 0:
+            self.rate = found["step"] / found["seconds"]
+        elif seconds > 0:
+            self.rate = steps / seconds
+
+    def _add(self, batch: Any) -> None:
+        columns = {name: np.asarray(batch.column(name)) for name in ("step", "micro", "nan", "posinf", "neginf", "l2")}
+        kinds = np.asarray(batch.column("kind").to_pylist())
+        bad = (columns["nan"] > 0) | (columns["posinf"] > 0) | ((columns["neginf"] > 0) & ~np.isin(kinds, _ACTIVATIONS))
+        gradients = kinds == "param_grad"
+        self.records += len(kinds)
+        self.nonfinite += int(bad.sum())
+        if bad.any() and self.first_nonfinite is None:
+            row = int(np.flatnonzero(bad)[0])
+            self.first_nonfinite = Key(*(batch.column(name)[row].as_py() for name in Key._fields))
+        for number in np.unique(columns["step"]).tolist():
+            step, own = self._step(number), columns["step"] == number
+            step.records += int(own.sum())
+            step.nonfinite += int(bad[own].sum())
+            for micro in np.unique(columns["micro"][own & gradients]).tolist():
+                norms = columns["l2"][own & gradients & (columns["micro"] == micro)]
+                step.squares[micro] = step.squares.get(micro, 0.0) + float(np.square(norms).sum())
+
+    def _step(self, number: int) -> FollowedStep:
+        return self._steps.setdefault(number, FollowedStep(number))
+
+
+class FollowedRun:
+    """A run and all its ranks. Ranks may join later."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise RunNotFound(f"{path} does not exist: there is no run to watch. --wait waits for it.")
+        if not (path / RUN_JSON).exists():
+            raise RunUnreadable(f"{path} is not a run: it has no {RUN_JSON}.")
+        self.path = path
+        self.info = check_run_info(_json(path, RUN_JSON), str(path / RUN_JSON))
+        self.ranks: dict[int, FollowedRank] = {}
+
+    def look(self) -> None:
+        """Read what is new in every rank."""
+        for entry in self.path.iterdir():
+            if (match := RANK_NAME.fullmatch(entry.name)) and int(match[1]) not in self.ranks:
+                self.ranks[int(match[1])] = FollowedRank(entry, int(match[1]))
+        for rank in self.ranks.values():
+            rank.look()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all ranks that have begun have ended, and none is missing that was to begin."""
+        chosen = (self.info.get("config") or {}).get("ranks") is not None
+        expected = 1 if chosen else self.info["world"]
+        return len(self.ranks) >= expected and all(rank.ended for rank in self.ranks.values())
+
+
+class _IndexTail:
+    """The batches that were appended to an index since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._schema: Any = None
+        self._end = 0
+
+    def read(self) -> list[Any]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                stream = pa.BufferReader(file.read())
+        except FileNotFoundError:
+            return []
+        found: list[Any] = []
+        begin, end = self._end, 0
+        try:
+            if self._schema is None:
+                schema = pa.ipc.read_schema(stream)
+                check_schema(schema, str(self._path))
+                self._schema, end = schema, stream.tell()
+            while (message := pa.ipc.read_message(stream)) is not None:
+                batch = pa.ipc.read_record_batch(message, self._schema)
+                batch.validate(full=True)
+                found.append(batch)
+                end = stream.tell()
+        except (EOFError, OSError, pa.ArrowException):
+            pass  # the rest is not a whole batch yet
+        self._end = begin + end
+        return found
+
+
+class _LinesTail:
+    """The lines that were appended to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._end += len(whole)
+        found = []
+        for line in whole.splitlines():
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        return found
+
+
+_ACTIVATIONS = ("input", "output")
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """Return a file's object; an empty one if it is missing or damaged, or has just been replaced."""
+    try:
+        value = read_json(LocalFiles(folder), name)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
