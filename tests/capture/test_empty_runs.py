@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,18 +28,30 @@ def test_a_model_that_is_never_called(run_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("by", ["torch.compile", "Module.compile"])
-def test_a_model_that_is_compiled_after_the_tap(run_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+def test_a_compiled_function_that_calls_the_model(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    function = torch.compile(lambda x: model(x).sum(), backend="aot_eager")
     with tt.capture(model, run_path):
-        called: Any = model
-        if by == "torch.compile":
-            called = torch.compile(model, backend="aot_eager")
-        else:
-            model.compile(backend="aot_eager")
-        called(torch.ones(1, 2)).sum().backward()
+        function(torch.ones(1, 2)).backward()
     assert "compiled" in reason_on_stderr(capsys, run_path)
+
+
+def test_a_model_that_was_replaced(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with tt.capture(model, run_path):
+        model = copy.deepcopy(model)
+        model(torch.ones(1, 2)).sum().backward()
+    assert "if it was replaced, tap the one that is called" in reason_on_stderr(capsys, run_path)
+
+
+def test_a_model_that_was_replaced_after_some_steps(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    with tt.capture(model, run_path) as tap:
+        for called in (model, nn.Linear(2, 2), nn.Linear(2, 2)):
+            called(torch.ones(1, 2)).sum().backward()
+            tap.step()
+    assert "no module ran in 2 of 3 recorded steps" in capsys.readouterr().err
 
 
 def test_steps_of_which_none_has_run(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,19 +77,6 @@ def test_nothing_but_evaluation(run_path: Path, capsys: pytest.CaptureFixture[st
     assert "leave optimizer= out" in reason_on_stderr(capsys, run_path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_trained_compiled_and_evaluated_uncompiled(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch._dynamo.reset()
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with tt.capture(model, run_path, optimizer=optimizer):
-        torch.compile(model, backend="aot_eager")(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        with torch.no_grad():
-            model(torch.ones(1, 2))
-    assert "compiled" in reason_on_stderr(capsys, run_path)
-
-
 def test_a_run_with_records_prints_nothing(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with tt.capture(model, run_path):
@@ -89,3 +88,11 @@ def test_an_exception_of_the_user_is_reason_enough(run_path: Path, capsys: pytes
     with pytest.raises(ZeroDivisionError), tt.capture(nn.Linear(2, 2), run_path):
         raise ZeroDivisionError
     assert not capsys.readouterr().err
+
+
+def test_an_empty_index_is_whole(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tt.capture(nn.Linear(2, 2), run_path):
+        pass
+    capsys.readouterr()
+    run = tt.open(run_path)
+    assert len(run) == 0 and len(run.notices) == 1 and "nothing was recorded" in run.notices[0]

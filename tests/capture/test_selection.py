@@ -190,6 +190,8 @@ def test_hostile_names_stay_inside_the_index(run_path: Path) -> None:
     assert {p.name.split("_")[0] for p in (run_path / "rank_0").iterdir()} <= {
         "index.arrows",
         "calls.jsonl",
+        "loop.jsonl",
+        "progress.json",
         "rank.json",
         "coverage.json",
         "step",

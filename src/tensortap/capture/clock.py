@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tensortap.frameworks.base import Identity
 from tensortap.frameworks.capabilities import Edge
@@ -27,6 +28,10 @@ class ModuleCall:
     """Identities of its input tensors, to recognise them in a recomputation."""
     recomputed: bool = False
     """Whether this is itself a recomputation."""
+    repeats: ModuleCall | None = None
+    """The call that this recomputation repeats, where only one can be meant."""
+    samples: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    """A few elements of its inputs and outputs, by kind and path."""
     was_recomputed: bool = False
     """Whether a later call has recomputed it."""
     inputs: Mapping[int, int] = field(default_factory=dict)
@@ -37,6 +42,10 @@ class ModuleCall:
     """The point in the growth of the autograd graph at which the call began."""
     autograd: bool = True
     """Whether autograd was on."""
+    opens: bool = False
+    """Whether it opened a micro step."""
+    reached: bool = False
+    """Whether autograd reaches one of its inputs."""
 
 
 @dataclass(slots=True)
@@ -50,6 +59,10 @@ class Clock:
     _past: dict[str, list[ModuleCall]] = field(default_factory=dict)
     _cursor: int = -1
     _open: list[ModuleCall] = field(default_factory=list)
+    _rooted: bool = False
+    """Whether the root was called in the newest micro step."""
+    backward_ran: bool = False
+    """Whether a gradient came since the newest micro step began."""
     backward_micro: int | None = None
     """The micro step of the last gradient, if one came since the last forward."""
     reentrant: bool = False
@@ -78,29 +91,43 @@ class Clock:
         self._open.clear()
         self._cursor = -1
         self.backward_micro = None
-        self.reentrant = False
+        self.reentrant = self._rooted = self.backward_ran = False
 
     def calls_of(self, module: str) -> int:
         """Return how often the module was called in the newest micro step."""
         return self._numbers.get(module, 0)
 
-    def enter(self, module: str, inputs: Sequence[Identity]) -> ModuleCall:
-        """Count a call that begins. A forward of the root opens a micro step, unless the root calls itself."""
-        if module == "" and not any(call.module == "" for call in self._open):
-            self._forwards += 1
-            self._numbers.clear()
-            if self._forwards % _MOST_MICRO_STEPS == 0:
-                self._drop_old_calls()
-            self.backward_micro = None
+    def enter(self, module: str, inputs: Sequence[Identity], recomputing: bool = False) -> ModuleCall:
+        """Count a call that begins.
+
+        A micro step begins with the first call of a step, with each further forward of the root (unless the root calls
+        itself), and with the first call from outside after a backward. The last covers programs that call parts of a
+        model, never its root.
+        """
+        root = module == "" and not any(call.module == "" for call in self._open)
+        opens = False
+        if root or not self._open:
+            opens = not self._forwards or (root and self._rooted) or (self.backward_ran and not recomputing)
+            if opens:
+                self._open_micro_step()
+            self._rooted = self._rooted or root
         number = self._numbers.get(module, 0)
         self._numbers[module] = number + 1
-        call = ModuleCall(module, max(0, self._forwards - 1), number, self._order, inputs)
+        call = ModuleCall(module, self._forwards - 1, number, self._order, inputs, opens=opens)
         self._order += 1
         if (past := self._past.get(module)) is None:
             past = self._past[module] = []
         past.append(call)
         self._open.append(call)
         return call
+
+    def _open_micro_step(self) -> None:
+        self._forwards += 1
+        self._numbers.clear()
+        if self._forwards % _MOST_MICRO_STEPS == 0:
+            self._drop_old_calls()
+        self.backward_micro = None
+        self._rooted = self.backward_ran = False
 
     def _drop_old_calls(self) -> None:
         """Drop calls of early micro steps, so that a loop that never ends its step does not grow for ever."""
@@ -116,21 +143,37 @@ class Clock:
         """
         past = self._past.get(module)
         if not past:
-            return self.enter(module, inputs)
+            return self.enter(module, inputs, recomputing=True)
         known = [call for call in past if inputs and list(call.started_from) == list(inputs)]
         later = [call for call in past if call.order > self._cursor]
+        waiting = sum(not call.was_recomputed for call in past)
         first = next((c for c in known if not c.was_recomputed), None) or next(iter(known), None)
         first = first or next((c for c in later if not c.was_recomputed), None) or next(iter(later), None) or past[-1]
+        certain = first if waiting == 1 and not first.was_recomputed else None
         first.was_recomputed = True
         self.reentrant = self.reentrant or not first.autograd
         self._cursor = first.order
-        call = ModuleCall(module, first.micro, first.number, first.order, recomputed=True)
+        call = ModuleCall(module, first.micro, first.number, first.order, recomputed=True, repeats=certain)
         self._open.append(call)
         return call
 
+    @property
+    def innermost(self) -> ModuleCall | None:
+        """The call that was entered last and has not returned."""
+        return self._open[-1] if self._open else None
+
+    @property
+    def calling(self) -> ModuleCall | None:
+        """The call whose code made the innermost one; None if that came from outside."""
+        return self._open[-2] if len(self._open) > 1 else None
+
+    def copy(self) -> Clock:
+        """Return a clock that numbers the calls that come next as this one will."""
+        return Clock(self.step, self._forwards, self._order, dict(self._numbers))
+
     def caller(self) -> str | None:
         """Return the module that called the one that was entered last; None if it was called from outside."""
-        return self._open[-2].module if len(self._open) > 1 else None
+        return None if self.calling is None else self.calling.module
 
     def leave(self, module: str) -> ModuleCall | None:
         """End a module's call, together with inner calls whose hooks an exception skipped."""

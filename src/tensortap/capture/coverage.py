@@ -17,6 +17,7 @@ class _ModuleCoverage:
     calls: int = 0
     gradients: int = 0
     without_autograd: int = 0
+    evaluations: int = 0
     alias: bool = False
     remarks: dict[str, None] = field(default_factory=dict)
 
@@ -39,6 +40,16 @@ class CoverageBook:
         self.changed = True
         self.captured_steps = 0
 
+    def follow(self, site: Site, text: str) -> None:
+        """Take over a module that was added, replaced or compiled, with a remark on that."""
+        entry = self._entries.setdefault(site.name, _ModuleCoverage(site))
+        entry.site = site
+        self.remark(site.name, text)
+
+    def set_aliases(self, aliases: Sequence[ModuleAlias]) -> None:
+        self.changed = self.changed or list(aliases) != self._aliases
+        self._aliases = list(aliases)
+
     def called(self, name: str, autograd: bool) -> None:
         entry = self._entries.get(name)
         if entry is None:
@@ -47,6 +58,12 @@ class CoverageBook:
         entry.calls += 1
         entry.without_autograd += not autograd
 
+    def evaluated(self, name: str) -> None:
+        """Take note of a call in an evaluation that is recorded."""
+        if (entry := self._entries.get(name)) is not None:
+            self.changed = self.changed or entry.evaluations == 0
+            entry.evaluations += 1
+
     def gradient(self, name: str) -> None:
         if (entry := self._entries.get(name)) is not None:
             self.changed = self.changed or entry.gradients == 0
@@ -54,7 +71,7 @@ class CoverageBook:
 
     @property
     def any_call(self) -> bool:
-        return any(entry.calls for entry in self._entries.values())
+        return any(entry.calls or entry.evaluations for entry in self._entries.values())
 
     @property
     def any_gradient(self) -> bool:
@@ -104,6 +121,8 @@ class CoverageBook:
     def _judge(self, entry: _ModuleCoverage) -> tuple[Status, str]:
         site = entry.site
         if entry.calls == 0:
+            if entry.evaluations:
+                return "seen", "in evaluation alone"
             if not site.callable:
                 return "skipped", "it only holds other modules"
             if site.inside is not None:

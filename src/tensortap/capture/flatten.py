@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from tensortap.core.interrupts import raise_interrupt
+
 __all__ = ["Opened", "open_arguments", "open_value", "parts_within"]
 
 _DEEPEST = 32
@@ -58,11 +60,21 @@ class _Opener:
         return Opened(self._tensors, self._closed, self._plain)
 
     def open(self, value: Any, path: str, depth: int) -> None:
+        try:
+            self._open_parts(value, path, depth)
+        except Exception as error:  # the value's own code runs here: properties, `items()`, `__class__`
+            raise_interrupt(error)
+            self._open.discard(id(value))
+            self._closed.append(f"{type(value).__qualname__} (reading it raised {type(error).__name__})")
+
+    def _open_parts(self, value: Any, path: str, depth: int) -> None:
         if self._is_tensor(value):
             self._tensors.append((self._unique(path or "0"), value))
             return
         if (parts := parts_within(value, depth, self._open)) is None:
-            if not isinstance(value, _PLAIN):
+            if isinstance(value, _Unreadable):
+                self._closed.append(str(value))
+            elif not isinstance(value, _PLAIN):
                 itself = "" if _keyed_parts(value) is None else " (nested in itself)"
                 self._closed.append(f"{type(value).__qualname__}{itself}")
             self._plain.append((path, value))
@@ -108,5 +120,19 @@ def _keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
     if isinstance(value, (list, tuple)):
         return iter(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+        return ((field.name, _attribute(value, field.name)) for field in dataclasses.fields(value))
     return None
+
+
+class _Unreadable(str):
+    """Stands for an attribute that raises when it is read, and says so."""
+
+    __slots__ = ()
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception as error:
+        raise_interrupt(error)
+        return _Unreadable(f"{type(value).__qualname__}.{name} (reading it raised {type(error).__name__})")

@@ -20,8 +20,10 @@ from typing import Any, Protocol, TypeVar
 from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.evaluation import Evaluation
+from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.messages import say
+from tensortap.capture.model_changes import ModelChanges
+from tensortap.capture.modes import Modes
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
@@ -62,8 +64,10 @@ class Sink(Protocol):
 class Observer:
     """Observes a model for a sink. Use it as a context manager, or call `close()` when done."""
 
-    _ignores_evaluation = False
-    """Whether forwards of an evaluation between training steps are neither recorded nor counted."""
+    _separates_evaluation = False
+    """Whether forwards of an evaluation between training steps are told from those of training."""
+    _records_evaluation = False
+    """Whether they are recorded, too, in a phase of their own."""
 
     def __init__(
         self,
@@ -99,6 +103,8 @@ class Observer:
         self._reported = False
         self._listening = False
         self._closed = False
+        self._optimizers: Optimizers | None = None
+        self._model = model
         self._tree = Tree(self._framework, model, bool(eager))
         chosen = [s for s in self._tree.sites if selection.wants_module(s.name, s.cls, s.owner)]
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
@@ -120,15 +126,32 @@ class Observer:
 
     def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
         self._watcher = self._new_watcher(sink, chosen)
-        if self._ignores_evaluation:
-            root = self._tree.sites[0].owner
-            self._watcher.evaluation = Evaluation(self._framework, root, trains=optimizer is not None)
+        self._watcher.modes = Modes(
+            self._framework,
+            self._tree.sites[0].owner,
+            trains=optimizer is not None,
+            separate=self._separates_evaluation,
+            recorded=self._records_evaluation,
+        )
         if self._eager:
             undo.callback(self._require(EagerExecution).run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
         self._watcher.place(self._guard, undo)
+        changes = ModelChanges(
+            self._framework,
+            self._model,
+            self._selection,
+            self._tree,
+            self._clock,
+            self._book,
+            self._watcher,
+            self._handle,
+        )
+        changes.compiled = self._note_compiled
+        changes.place(undo)
         if optimizer is not None:
-            undo.callback(self._require(OptimizerSteps).on_optimizer_step(optimizer, self.step))
+            self._optimizers = self._new_optimizers(optimizer)
+            self._optimizers.place(self._guard, undo)
         closer = partial(_close_at_exit, weakref.ref(self))
         atexit.register(closer)
         undo.callback(atexit.unregister, closer)
@@ -148,6 +171,9 @@ class Observer:
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         return Watcher(self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record)
+
+    def _new_optimizers(self, optimizer: Any) -> Optimizers:
+        return Optimizers(self._require(OptimizerSteps), optimizer, self._count_step)
 
     def _frozen(self, sites: list[Site]) -> list[str]:
         """Return the names of modules whose own parameters are all frozen."""
@@ -171,23 +197,37 @@ class Observer:
             steps = self._idle_steps + self._book.captured_steps
             self._book.notice(
                 f"no module ran in {self._idle_steps} of {steps} recorded steps: if a compiled function calls the "
-                'model (torch.compile, paddle.jit.to_static), pass compiled="eager"'
+                'model (torch.compile, paddle.jit.to_static), pass compiled="eager"; if the model was replaced, tap '
+                "the one that is called"
             )
 
     # --- public interface --------------------------------------------------------------------------------------
     def step(self) -> None:
-        """Mark the end of an optimizer step. An error that stopped the recording is reported here, not in a hook."""
+        """Mark the end of an optimizer step. An error that stopped the recording is reported here, not in a hook.
+
+        If the optimizers given as `optimizer=` have just ended the step, this does nothing; from then on, only this
+        method ends steps.
+        """
         if self._closed:
             raise UsageError("step() after close(): this recording is finished; start a new one")
-        if self._sink is None:
-            return
+        if self._sink is not None and (self._optimizers is None or self._optimizers.steps.called()):
+            self._count_step()
+
+    def _count_step(self) -> None:
         with self._lock:
+            if self._optimizers is not None:
+                self._optimizers.step_ends()
             self._idle_steps += self._listening and not self._watcher.armed
+            ran = self._watcher.armed and self._clock.idle
             self._end_step()
             self._clock.next_step()
             self._begin_step()
-            if not self._listening:
+            if self._listening:
+                self._try(self._watcher.attach)
+            else:
                 self._try(self._watcher.drop)
+                if ran:  # else a compiled function may contain the modules, and would be compiled again
+                    self._try(self._watcher.detach)
         self._report_error()
         self._deliver_interrupt()
 
@@ -241,7 +281,10 @@ class Observer:
 
     # --- steps -------------------------------------------------------------------------------------------------
     def _begin_step(self) -> None:
-        self._listening = self._error is None and self._selection.wants_step(self._clock.step)
+        self._listening = self._error is None and self._wants_step(self._clock.step)
+
+    def _wants_step(self, step: int) -> bool:
+        return self._selection.wants_step(step)
 
     def _end_step(self) -> None:
         if self._interrupt is not None:
@@ -260,8 +303,9 @@ class Observer:
         self._note_idle_steps()
         for text in self._framework.notices():
             self._book.notice(text)
-        if self._sink is not None and self._watcher.evaluation is not None:
-            self._book.notice(self._watcher.evaluation.notice())
+        if self._sink is not None and self._watcher.modes is not None:
+            for text in self._watcher.modes.notices():
+                self._book.notice(text)
 
     # --- errors ------------------------------------------------------------------------------------------------
     def _guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
 from tensortap.capture.selection import Keep
@@ -22,6 +23,7 @@ from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
+from tensortap.store.format import RING_PREFIX
 from tensortap.store.writer.rank_writer import RankWriter
 
 __all__ = ["Recorder"]
@@ -80,6 +82,8 @@ class Recorder:
         self._writer = writer
         self._rank = rank
         self._known: dict[Any, _SeenTensor] = {}
+        self._gradients: dict[tuple[str, str], list[Any]] = {}
+        """The param_grad of each parameter since its optimizer's last step: one entry, or two if there were more."""
         self._keys = UniqueKeys()
         self._most_known = _MOST_KNOWN
         self._pending: PendingRows | None = None
@@ -92,8 +96,15 @@ class Recorder:
         self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
+        self.alarm: Alarm | None = None
+        """Looks at every summary for NaN, Inf and the loss."""
         self.changed_unseen: set[str] = set()
         """Modules with a tensor that changed without its framework knowing, so that its new bytes were not kept."""
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether summaries come from a device, later than their tensors."""
+        return bool(self._device_readers)
 
     @property
     def records(self) -> int:
@@ -125,6 +136,43 @@ class Recorder:
             slot, when = decided or self._decide(tensor, key, keep)
             self._record_there(device_reader, key, site, keep, tensor, slot if when == "twice" else None)
 
+    def record_step_gradient(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        """Record a gradient as the optimizer sees it, unless it is equal to the parameter's only param_grad.
+
+        A tensor that was seen before is recognised without reading it. Others are read, and dropped if their digest is
+        that of the param_grad.
+        """
+        for device in self._device_readers:
+            device.run_deferred()
+        gradients = self._gradients.pop((key.module, key.path), [])
+        only = gradients[0] if len(gradients) == 1 else None
+        if (device_reader := self._framework.device_reader(tensor)) is None:
+            self._record_gradient_here(tensor, key, site, keep, only if isinstance(only, _SeenTensor) else None)
+        else:
+            row = only[1] if isinstance(only, tuple) and only[0] is self._pending else None
+            self._record_there(device_reader, key, site, keep, tensor, repeats=row)
+
+    def _record_gradient_here(
+        self, tensor: Any, key: Key, site: Site, keep: Keep, gradient: _SeenTensor | None
+    ) -> None:
+        array = self._framework.host(tensor)
+        if gradient is None:
+            self._write_record(array, _SeenTensor(None, b"", next(self._numbers), summarize(array)), key, site, keep)
+            return
+        identity = self._framework.identity(tensor)
+        same = identity is not None and gradient.identity == identity and gradient.alive()
+        if same and gradient.probe == probe(array):
+            return
+        summary = summarize(array)
+        if summary.digest != gradient.summary.digest or summary.elements != gradient.summary.elements:
+            self._write_record(array, _SeenTensor(None, b"", next(self._numbers), summary), key, site, keep)
+
+    def _note_gradient(self, key: Key, seen: Any) -> None:
+        """Take note of a param_grad, to recognise it in the optimizer's step."""
+        gradients = self._gradients.setdefault((key.module, key.path.partition("~")[0]), [])
+        if len(gradients) < 2:
+            gradients.append(seen)
+
     def _read_deferred(
         self, device_reader: DeviceReader, key: Key, site: Site, keep: Keep, slot: ReadSlot, tensor: Any
     ) -> None:
@@ -146,6 +194,7 @@ class Recorder:
         """Finish the step, and drop what is known of its tensors: those that outlive it may change unseen."""
         self.flush_reads()
         self._keys.clear()
+        self._gradients.clear()
         self._most_known = _MOST_KNOWN
         self.send()
 
@@ -184,8 +233,13 @@ class Recorder:
         if known is None or known.probe != seen:
             known = _SeenTensor(identity, seen, next(self._numbers), summarize(array))
             self._remember(known)
-        if keep == "tensors" and known.location is None:
-            known.location = self._writer.put(_name_in_file(key), array, step=key.step)
+        if key.kind == "param_grad":
+            self._note_gradient(key, known)
+        self._write_record(array, known, key, site, keep)
+
+    def _write_record(self, array: Any, known: _SeenTensor, key: Key, site: Site, keep: Keep) -> None:
+        if keep != "summary" and _must_put(known.location, keep):
+            known.location = self._writer.put(_name_in_file(key), array, step=key.step, ring=keep == "ring")
         self._writer.append(
             Record(
                 key=Key(*self._keys.unique(key)),
@@ -196,9 +250,11 @@ class Recorder:
                 shape=array.shape,
                 tensor=known.number,
                 summary=known.summary,
-                location=known.location if keep == "tensors" else None,
+                location=known.location if keep != "summary" else None,
             )
         )
+        if self.alarm is not None:
+            self.alarm.saw(key, self._seq, site.cls, array.dtype.name, known.summary)
         self._seq += 1
 
     def _record_there(
@@ -209,30 +265,40 @@ class Recorder:
         keep: Keep,
         tensor: Any,
         trial: ReadSlot | None = None,
+        repeats: int | None = None,
     ) -> None:
-        """Record a tensor on its device. `trial` is the slot of one that is also read again later."""
+        """Record a tensor on its device. `trial` is the slot of one that is also read again later.
+
+        `repeats` is the row of a tensor of which this one may be a copy: it is then dropped.
+        """
         # This runs on the thread that launches the step, which must stay ahead of its device: keep calls few.
         pending = self._pending
         if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
             pending = self._new_pending(device_reader)
         token, dtype, shape, flat = device_reader.describe(tensor)
-        if key.phase == "state":  # read every time, as in `_record_here`
+        if key.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
         before = pending.known.get(token)
-        if keep == "tensors" and before is not None and pending.location(before) is None:
+        if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
             device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
         ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat)
         if trial is not None and token is not None:
             device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)))
         location, newly = None, False
-        if keep == "tensors":
+        if keep != "summary":
             location = pending.location(before)
-            if newly := location is None:
+            if newly := _must_put(location, keep):
                 parts = device_reader.parts(tensor)
-                location = self._writer.put_incoming(_name_in_file(key), dtype, shape, parts, step=key.step)
+                location = self._writer.put_incoming(
+                    _name_in_file(key), dtype, shape, parts, step=key.step, ring=keep == "ring"
+                )
         pending.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
         if location is not None:
             pending.keep(location, borrowed=not newly)
+        if repeats is not None:
+            pending.drop_if_equal(repeats)
+        elif key.kind == "param_grad":
+            self._note_gradient(key, (pending, len(pending) - 1))
         if token is not None and (before is None or newly):
             pending.remember(tensor, token)
         self._seq += 1
@@ -244,7 +310,7 @@ class Recorder:
             device_reader.lock = self._lock
         if self._pending is not None:
             self.send()
-        self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen)
+        self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen, self.alarm)
         return self._pending
 
     def _seen_before(self, identity: Identity | None) -> _SeenTensor | None:
@@ -260,6 +326,12 @@ class Recorder:
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
 
 
+def _must_put(location: Location | None, keep: Keep) -> bool:
+    """Return whether a tensor that may be stored already must be stored: a ring's copy does not last."""
+    return location is None or (keep == "tensors" and location.file.startswith(RING_PREFIX))
+
+
 def _name_in_file(key: Key) -> str:
     """Return the tensor's name in its safetensors file, for readers other than tensortap."""
-    return f"{key.module or '(root)'}/{key.kind}/{key.path}/micro_{key.micro}/call_{key.call}"
+    mode = "eval" if key.phase == "eval" else "micro"
+    return f"{key.module or '(root)'}/{key.kind}/{key.path}/{mode}_{key.micro}/call_{key.call}"

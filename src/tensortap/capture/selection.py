@@ -7,17 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from tensortap.core.records import KINDS, display_name
 from tensortap.errors import UsageError
 
-__all__ = ["DEFAULT_KINDS", "Keep", "Selection"]
+__all__ = ["DEFAULT_KINDS", "OPTIMIZER_KINDS", "Keep", "Selection"]
 
-Keep = Literal["summary", "tensors"]
+Keep = Literal["summary", "tensors", "ring"]
 Predicate = Callable[[str, Any], bool]
 
 DEFAULT_KINDS = ("input", "output", "grad_output", "param_grad")
+OPTIMIZER_KINDS = (*DEFAULT_KINDS, "step_grad", "param")
+"""The default with `optimizer=`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Selection:
     classes: str | Collection[str] | None = None
     steps: Collection[int] | None = None
     ranks: Collection[int] | None = None
+    params_after_alone: bool = False
+    """Whether parameters before a step are left out if they were recorded after the step before."""
     _rules: tuple[tuple[str, str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -42,8 +46,8 @@ class Selection:
             raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(KINDS)}")
         rules = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
         for pattern, kept in rules.items():
-            if kept not in ("summary", "tensors"):
-                raise UsageError(f'keep: {kept!r} for {pattern!r} is neither "summary" nor "tensors"')
+            if kept not in get_args(Keep):
+                raise UsageError(f'keep: {kept!r} for {pattern!r} is neither "summary" nor "tensors" nor "ring"')
         object.__setattr__(self, "_rules", tuple(rules.items()))
         for name in ("steps", "ranks"):
             if isinstance(value := getattr(self, name), int):
@@ -73,7 +77,7 @@ class Selection:
         """Return what to keep: the first matching pattern decides, and without one a summary is kept."""
         for pattern, kept in self._rules:
             if _matches(name, pattern):
-                return "tensors" if kept == "tensors" else "summary"
+                return cast(Keep, kept)
         return "summary"
 
     def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> None:
@@ -114,7 +118,7 @@ class Selection:
             else sorted({self.classes} if isinstance(self.classes, str) else self.classes),
             "steps": None if self.steps is None else repr(self.steps),
             "ranks": None if self.ranks is None else repr(self.ranks),
-        }
+        } | ({"params_after_alone": True} if self.params_after_alone else {})
 
 
 def _holds_ints(value: Any) -> bool:

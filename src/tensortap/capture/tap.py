@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tensortap import kernels
+from tensortap.capture.budget import Budget, check_share
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
 from tensortap.capture.environment import describe_environment
+from tensortap.capture.incidents import IncidentOptions, Incidents
+from tensortap.capture.loop.book import LoopBook
+from tensortap.capture.loop.detached import DetachedValues
+from tensortap.capture.loop.optimizers import Optimizers
+from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
@@ -24,10 +31,13 @@ from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
 from tensortap.core.machine import cores
 from tensortap.core.presentation import reports
-from tensortap.core.records import display_name
+from tensortap.core.records import GRADIENT_KINDS, display_name
+from tensortap.core.sketches import FULL, check_size
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
+from tensortap.frameworks.capabilities import DeviceMark
+from tensortap.kernels import summarize
 from tensortap.store.memory import MemoryWriter
 from tensortap.store.run import Run
 from tensortap.store.run_folder import open_run
@@ -47,10 +57,22 @@ class TapOptions:
     max_buffer: int | None = None
     gather: bool = True
     max_memory: int | None = None
+    sketch: int = FULL
+    evaluation: bool = False
+    budget: float | None = None
+    incidents: IncidentOptions = field(default_factory=IncidentOptions)
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
             raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+        check_size(self.sketch)
+        if self.budget is not None:
+            check_share(self.budget)
+
+    def described(self) -> dict[str, Any]:
+        """Return the options that decide what a run holds, for run.json."""
+        own = {name: getattr(self, name) for name in ("compiled", "gather", "evaluation", "budget", "sketch")}
+        return own | asdict(self.incidents)
 
 
 class RunSink:
@@ -71,13 +93,19 @@ class RunSink:
             "framework": framework.name,
             "model": tree.sites[0].cls,
             "modules": len(tree.sites),
-            "config": selection.described() | {"compiled": options.compiled, "gather": options.gather},
+            "config": selection.described() | options.described(),
             "environment": describe_environment(framework.environment()),
         }
         self.where = "memory" if path is None else str(path)
         self.writer: RankWriter
         if path is None:
-            self.writer = MemoryWriter(rank=rank, world=framework.world(), info=info, max_memory=options.max_memory)
+            self.writer = MemoryWriter(
+                rank=rank,
+                world=framework.world(),
+                info=info,
+                max_memory=options.max_memory,
+                buckets=options.sketch,
+            )
         else:
             self.writer = RunWriter(
                 path,
@@ -89,11 +117,17 @@ class RunSink:
                 crowded=threads >= cores(),
                 pinning=framework.pinning(tree.sites[0].owner),
                 calls=True,
+                loop=True,
+                buckets=options.sketch,
+                ring=options.incidents.ring_size is not None,
             )
+        self.writer.loop_fact(0, "world", "", {"size": framework.world()})
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
-        self.record = self._recorder.record
+        self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))
+        self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
+        self.record, self.record_gradient = self._recorder.record, self._recorder.record_step_gradient
         self.defer, self.flush_reads = self._recorder.defer, self._recorder.flush_reads
         self.discard_deferred = self._recorder.discard_deferred
 
@@ -109,6 +143,17 @@ class RunSink:
             book.changed = False
             self.writer.coverage(book.rows(), book.notices)
         self.writer.end_step(step)
+        self.incidents.end_step(step, self._recorder.uses_device)
+        self._write_notices(book)
+
+    def _write_notices(self, book: CoverageBook) -> None:
+        """Write notices about incidents at once: the process may not live much longer."""
+        notices = self.incidents.take_notices()
+        for text in notices:
+            book.notice(text)
+        if notices:
+            book.changed = False
+            self.writer.coverage(book.rows(), book.notices)
 
     def flush(self) -> None:
         self._recorder.send()
@@ -122,6 +167,9 @@ class RunSink:
         try:
             failures += _failures_of(self._recorder.send)
             failures += _failures_of(self.writer.flush)
+            ended = reason or ("the recording failed" if status != "finished" else "")
+            failures += _failures_of(partial(self.incidents.close, ended))
+            failures += _failures_of(partial(self._write_notices, book))
         finally:  # before the writer frees memory that a device may still write into
             failures += _failures_of(self._recorder.close)
         failures += _failures_of(partial(self._write_coverage, status, book))
@@ -153,7 +201,7 @@ class RunSink:
 class Tap(Observer):
     """The result of `tensortap.capture`. Use it as a context manager, or call `close()` when done."""
 
-    _ignores_evaluation = True
+    _separates_evaluation = True
 
     def __init__(
         self, model: Any, path: str | Path | None, selection: Selection, options: TapOptions, optimizer: Any = None
@@ -164,8 +212,18 @@ class Tap(Observer):
         self._run: RunSink | None = None
         self._reader: Run | None = None
         self._uncounted: UncountedSteps | None = None
+        self._loop: LoopBook | None = None
         self._recorded_steps = 0
         self._options = options
+        self._records_evaluation = options.evaluation
+        started = time.perf_counter()
+        self._opened = started
+        self._next_progress = 0.0
+        self._step_seconds = 0.0
+        """Time at the ends of steps, and to open the run."""
+        self._budget: Budget | None = None
+        if options.budget is not None and selection.steps is None and selection.wants_rank(self.rank):
+            self._budget = Budget(options.budget, self._device_marks(network_of(model)))
         super().__init__(
             model,
             selection,
@@ -174,6 +232,9 @@ class Tap(Observer):
             eager=options.compiled == "eager",
             optimizer=optimizer,
         )
+        if options.budget is not None and selection.steps is not None:
+            self._book.notice(f"budget={options.budget:g} is not applied: steps= selects the steps")
+        self._step_seconds += time.perf_counter() - started
         if self._run is not None and _on_device(self._framework, self._tree):
             garbage.throttle(this := object())
             resume = weakref.finalize(self, garbage.resume, this)  # once, also without close()
@@ -193,12 +254,32 @@ class Tap(Observer):
             watcher.defer = self._run.defer
             watcher.forward_ended = self._run.flush_reads
             watcher.called_with = self._run.writer.called
+            watcher.record_gradient = self._run.record_gradient
+            loop_fact = self._run.writer.loop_fact
+            self._loop = LoopBook(self._framework, self._tree, self._clock, loop_fact, [*kinds])
+            watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
+            if not set(GRADIENT_KINDS).isdisjoint(kinds):
+                watcher.detached = DetachedValues(self._framework, loop_fact)
+                watcher.recomputations = Recomputations(self._framework, self._clock, loop_fact)
         return watcher
+
+    def _new_optimizers(self, optimizer: Any) -> Optimizers:
+        optimizers = super()._new_optimizers(optimizer)
+        if optimizers.several and self._uncounted is not None:  # one of them steps before the step ends
+            self._watcher.forward_begins = lambda: None
+            self._uncounted = None
+        if self._loop is not None:
+            optimizers.before = partial(self._loop.optimizer_begins, self._watcher)
+            optimizers.after, optimizers.ends = self._loop.optimizer_ended, self._loop.step_ends
+        return optimizers
 
     def _note_outcome(self, status: str) -> None:
         super()._note_outcome(status)
         if self._run is None:
             return
+        self._show_progress()
+        if self._budget is not None:
+            self._book.notice(self._budget.notice())
         if self._uncounted is not None:
             self._book.notice(self._uncounted.notice())
             self._uncounted.release()
@@ -210,11 +291,13 @@ class Tap(Observer):
     def _why_empty(self) -> str:
         if self._book.any_call:
             return f"modules were called, but no tensor of kinds={', '.join(self._selection.kinds)} came up"
-        if not self._clock.step and self._watcher.evaluation is not None and self._watcher.evaluation.notice():
+        if not self._clock.step and self._watcher.modes is not None and self._watcher.modes.evaluations:
             return (
                 "every forward was an evaluation (autograd off, or the model in eval mode); "
-                "leave optimizer= out to record a run that does not train"
+                "leave optimizer= out to record a run that does not train, or pass evaluation=True"
             )
+        if self._watcher.modes is not None and self._watcher.modes.traces:
+            return "every forward ran without values (torch.jit.trace, fake tensors)"
         if not self._recorded_steps:
             return f"none of the steps 0 to {self._clock.step} is one that steps= selects"
         return (
@@ -224,11 +307,79 @@ class Tap(Observer):
 
     def _note_idle_steps(self) -> None:
         if self._run is None or self._run.records:  # otherwise the reason for an empty run says more
+            known = self._book.notices
             super()._note_idle_steps()
+            for text in self._book.notices[len(known) :]:
+                say(text)
+
+    def _count_step(self) -> None:
+        started = time.perf_counter()
+        self._step_began = started
+        try:
+            super()._count_step()
+        finally:
+            self._step_seconds += time.perf_counter() - started
+        if started >= self._next_progress:
+            self._show_progress()
+        self._stop_training()
+
+    def _show_progress(self) -> None:
+        """Show how far the run is, once a second, or less often if that takes long."""
+        if self._run is None:
+            return
+        now = time.perf_counter()
+        value = {
+            "step": self._clock.step,
+            "recorded": self._book.captured_steps,
+            "seconds": now - self._opened,
+            "cost": self._seconds + self._step_seconds if self._budget is None else self._budget.spent,
+        }
+        with suppress_errors():
+            self._run.writer.progress(value)
+        took = time.perf_counter() - now
+        self._step_seconds += took
+        self._next_progress = now + max(1.0, min(30.0, 100 * took))
+
+    def _stop_training(self) -> None:
+        """Raise the error of a NaN that was born, after the run is written."""
+        if self._run is not None and (stop := self._run.incidents.take_stop()) is not None:
+            self.flush()
+            raise stop
+
+    def keep(self) -> None:
+        """Keep the tensors that the ring holds, with those of the step in progress. Needs `ring=`."""
+        if self._closed:
+            raise UsageError("keep() after close(): this recording is finished")
+        if self._run is not None:
+            with self._lock:
+                self._run.incidents.keep(self._clock.step, "tap.keep() was called")
+
+    def loss(self, value: Any) -> None:
+        """Tell the tap the loss of this step: a number, or a tensor with one element, which is read now.
+
+        It is part of the run, `tensortap watch` shows it, and a spike keeps the ring's tensors.
+        """
+        if self._run is not None and self._listening:
+            value = value.detach() if hasattr(value, "detach") else value
+            self._run.incidents.alarm.add_loss(self._clock.step, float(value))
 
     def _begin_step(self) -> None:
+        if self._budget is not None and self._clock.step:
+            so_far = self._seconds + self._step_seconds + time.perf_counter() - self._step_began
+            self._budget.end_step(self._listening, so_far)
         super()._begin_step()
         self._recorded_steps += self._listening
+
+    def _wants_step(self, step: int) -> bool:
+        return super()._wants_step(step) if self._budget is None else self._budget.wants(step)
+
+    @staticmethod
+    def _device_marks(model: Any) -> Callable[[], DeviceMark | None] | None:
+        """Return what marks points on the timeline of the model's device; None if it computes on the host."""
+        framework = framework_of(model)
+        if framework.pinning(model) is None or not hasattr(framework, "device_mark"):
+            return None
+        return partial(framework.device_mark, model)
 
     def _report_error(self) -> None:
         # The run ends here, so that its reader sees the reason even if the process is killed later.
@@ -253,6 +404,18 @@ class Tap(Observer):
             raise_interrupt(error)
             self._stop(error)
         self._report_error()
+
+    def note(self, text: str) -> None:
+        """Add a line to the notices of the run, such as what it was resumed from."""
+        with self._lock:
+            self._book.notice(text)
+
+    def add_optimizer(self, optimizer: Any, instead_of: Sequence[Any] = ()) -> None:
+        """Count the steps of another optimizer, such as that of a second phase, which replaces the one of the first."""
+        if self._optimizers is None:
+            raise UsageError("this tap counts no steps of optimizers: pass optimizer= to capture")
+        with self._lock:
+            self._optimizers.add(optimizer, instead_of)
 
     @property
     def run(self) -> Run:
@@ -284,7 +447,24 @@ class Tap(Observer):
     def stats(self) -> dict[str, Any]:
         """Return what the tap has cost and written so far."""
         written = self._run.writer.stats() if self._run is not None else {}
-        return {"steps": self._clock.step, "seconds_in_hooks": self._seconds} | written
+        own = {
+            "steps": self._clock.step,
+            "recorded_steps": self._recorded_steps,
+            "seconds_in_hooks": self._seconds,
+            "seconds_at_step_ends": self._step_seconds,
+        }
+        return own | written
+
+
+def _broken(framework: Framework, tree: Tree, modules: set[str]) -> bool:
+    """Return whether a parameter of one of the modules has a NaN or Inf."""
+    for site in tree.sites:
+        if site.name in modules:
+            for _, parameter in framework.parameters(site.owner):
+                found = summarize(framework.host(parameter))
+                if found.nan or found.posinf or found.neginf:
+                    return True
+    return False
 
 
 def _failures_of(task: Callable[[], None]) -> list[Exception]:

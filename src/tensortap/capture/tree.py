@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Site:
     """The framework's own class that its class inherits from; "" if it is that class, or purely user-defined."""
     callable: bool
     """Whether it computes anything itself; a list of modules does not."""
+    compiled: bool = False
+    """Whether calling it runs a compiled graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,21 @@ class ModuleAlias:
 class Tree:
     """All sites of a model in definition order, and their aliases."""
 
-    def __init__(self, framework: Framework, model: Any, eager: bool = False) -> None:
+    def __init__(self, framework: Framework, model: Any, eager: bool = False, compiled: Collection[int] = ()) -> None:
+        """Walk the model. `compiled`: ids of modules that run compiled, through a wrapper outside of the model."""
+        self.eager = eager
         self.sites: list[Site] = []
         self.aliases: list[ModuleAlias] = []
         self.wrappers: list[Any] = []
         self._framework = framework
-        self._eager = eager
+        self._compiled = compiled
         self._known: dict[int, str] = {}
         self._walk(model, "", None)
+
+    @property
+    def modules(self) -> Collection[int]:
+        """The ids of all modules, wrappers included."""
+        return self._known
 
     def _walk(self, module: Any, name: str, inside: str | None) -> None:
         if (first := self._known.get(id(module))) is not None:
@@ -56,7 +66,7 @@ class Tree:
         outermost, compiled = module, False
         while True:
             self._known[id(module)] = name
-            compiled = compiled or (not self._eager and self._framework.compiled(module))
+            compiled = compiled or (not self.eager and self._framework.compiled(module)) or id(module) in self._compiled
             attribute = self._framework.wrapped(module)
             children = self._framework.children(module)
             inner = next((child for key, child in children if key == attribute), None)
@@ -74,6 +84,7 @@ class Tree:
             inside=inside,
             base=base if (base := self._framework.own_class(module)) != type(module).__name__ else "",
             callable=self._framework.callable(module),
+            compiled=compiled,
         )
         self.sites.append(site)
         below = inside if inside is not None else (name if compiled else None)

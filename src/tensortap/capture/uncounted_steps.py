@@ -8,6 +8,7 @@ from typing import Any
 
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.messages import say
 from tensortap.capture.tree import Tree
 from tensortap.core.interrupts import suppress_errors
 from tensortap.core.records import GRADIENT_KINDS
@@ -23,8 +24,9 @@ _PARAMETERS = 4
 class UncountedSteps:
     """Copies of a few small parameters from the start of the first and of the last forward.
 
-    Values are compared, since fused optimizers and paddle's do not count versions. The copies stay on their device and
-    are read only at the end, so that nothing waits. Only a tap's first step is watched: a second one proves counting.
+    Values are compared, since fused optimizers and paddle's do not count versions. The copies stay on their device.
+    Comparing them makes the device wait, so it happens at the second forward, the fourth, the eighth and so on, and at
+    the end. Only a tap's first step is watched: a second one proves counting.
     """
 
     def __init__(
@@ -40,15 +42,25 @@ class UncountedSteps:
         self._last: Sequence[Any] = ()
         self._forwards = 0
         self._backward = False
+        self._told = False
 
     def forward_begins(self) -> None:
-        """Take note of a forward of the root that is not a recomputation."""
+        """Take note of a micro step that begins."""
         if self._clock.step:
             self.release()
         elif self._framework.records_gradients():
             self._forwards += 1
+            if self._told:
+                return
             with suppress_errors():  # a tensor that cannot be copied must not stop the tap
                 self._copy()
+            if self._forwards >= 2 and not self._forwards & (self._forwards - 1) and self._uncounted():
+                self._told = True
+                self.release()
+                say(
+                    "the parameters changed, but no step was counted: all forwards are recorded as one step; "
+                    "pass optimizer= to capture, or call tap.step() after each step"
+                )
 
     def _copy(self) -> None:
         if self._forwards == 1:
@@ -75,15 +87,18 @@ class UncountedSteps:
 
     def notice(self) -> str:
         """Return the notice for a closing tap; "" if the parameters stayed, as in gradient accumulation."""
-        if self._clock.step or not self._changed():
-            return ""
-        # If no gradient is recorded, backward is not seen, and a single change may have been a load.
-        if not self._backward if self._sees_gradients else self._forwards < 3:
+        if self._clock.step or not (self._told or self._uncounted()):
             return ""
         return (
             f"the parameters changed between the {self._forwards} forwards that were recorded as one step, as if each "
             "were a training step: pass optimizer= to capture, or call tap.step() after each step"
         )
+
+    def _uncounted(self) -> bool:
+        # If no gradient is recorded, backward is not seen, and a single change may have been a load.
+        if not self._backward if self._sees_gradients else self._forwards < 3:
+            return False
+        return self._changed()
 
     def _changed(self) -> bool:
         with suppress_errors():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, cast
 
 from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.evaluation import Evaluation
 from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.gradients.shares import InputGradients, WatchedInput
+from tensortap.capture.loop.detached import DetachedValues
+from tensortap.capture.loop.recomputed import Recomputations
+from tensortap.capture.modes import Modes
+from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
@@ -22,6 +25,8 @@ from tensortap.frameworks.capabilities import Edge, GradientGraph
 __all__ = ["Watcher"]
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrappers = Mapping[int, Sequence[tuple[Any, Callable[[], None]]]]
+"""By the id of a module: compiled wrappers outside of the model, each with what to call before its calls."""
 
 
 class Watcher:
@@ -39,30 +44,49 @@ class Watcher:
     ) -> None:
         self._framework = framework
         self._tree = tree
-        self._sites = {site.name: site for site in tree.sites if site.name in chosen}
-        self._chosen_sites = list(self._sites.values())
-        self._owners = [site.owner for site in self._chosen_sites]
+        self._selection = selection
+        self._keep: dict[str, Keep] = {}
+        self._set_sites([site for site in tree.sites if site.name in chosen])
         self._modes: dict[str, Any] = {}
         """Training mode of each module when its remarks were last collected."""
         self._kinds = frozenset(selection.kinds)
-        self._keep = {name: selection.keep_of(name) for name in self._sites}
         self._clock = clock
         self._book = book
         self._record_now = record
         self.defer: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
         """Called first for every tensor; returns whether it is recorded later instead of now."""
         self.forward_begins: Callable[[], None] = lambda: None
-        """Called before the root runs, except for a recomputation."""
+        """Called before the first call of a micro step runs."""
         self.forward_ended: Callable[[], None] = lambda: None
         """Called after the root has run."""
+        self.step_begins: Callable[[], None] = lambda: None
+        """Called before the first call of a step."""
+        self.step_seen: Callable[[Sequence[Site]], None] = lambda _: None
+        """Called with the watched sites after the step's first outermost call."""
+        self.record_gradient: Callable[[Any, Key, Site, Keep], None] = record
+        """Records a step_grad, unless it is the parameter's param_grad."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
         """Called for every call whose plain arguments differ from those of the call before; see `RunWriter.called`."""
-        self.evaluation: Evaluation | None = None
-        """Decides which calls belong to an evaluation and are ignored. None records every call."""
+        self.recomputations: Recomputations | None = None
+        """Compares recomputations with the calls that they repeat."""
+        self.detached: DetachedValues | None = None
+        """Notes which values autograd does not reach, where that is kept."""
+        self.modes: Modes | None = None
+        """Decides which calls belong to training. None takes every call for training."""
+        self._evaluation_clock = Clock()
+        """Counts the forwards and calls of an evaluation, where it is recorded."""
         self._arguments: dict[str, str] = {}
         """Plain arguments of each module's last call, as text. A module that never had any is absent."""
         self._graph = cast(GradientGraph, framework)  # the observer has checked it, if grad_input is recorded
         self._shares = InputGradients(framework, self._graph)
+        self._module_hooks = ModuleHooks(framework)
+        self._wrappers: Wrappers = {}
+        self.stale = False
+        """Whether the model may have changed since its modules were last listed."""
+        self.refresh: Callable[[], None] = lambda: None
+        """Lists the modules again; called before an outermost call if `stale`."""
+        self.check_model: Callable[[], None] = lambda: None
+        """Sets `stale` if the model has changed unnoticed; called after each recorded step."""
         self._step_hooks: list[Remove] = []
         """Hooks on tensors and graph nodes, which belong to the step."""
         self._parameter_hooks: dict[tuple[str, str], Remove] = {}
@@ -71,6 +95,13 @@ class Watcher:
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self.armed = False
         """Whether a module has run in this step."""
+        self._seen_step = False
+        """Whether the step's first outermost call has ended."""
+        self._only_after = selection.params_after_alone
+        self._snapshot_of: int | None = None
+        """The last step whose parameters were recorded after it."""
+        self._uninitialised = False
+        """Whether a parameter took no hook, because it has no values before the first forward."""
         self._feeds = False
         """Whether modules receive other tensors than their own."""
         self._parameter_callbacks: dict[tuple[str, str], GradientCallback] = {}
@@ -81,28 +112,78 @@ class Watcher:
         # Guarded once, not for every tensor: the step waits for every object that is made per gradient.
         self._on_gradient = guard(self._gradient)
         self._on_parameter_gradient = guard(self._parameter_gradient)
+        self._on_backward = guard(self._backward)
         self._parameter_callbacks.clear()
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
         """Place hooks on the chosen modules, and on the root, whose forwards count the micro steps."""
         self._use(guard)
         undo.callback(self.drop)
+        undo.callback(self._module_hooks.remove)
+        self._module_hooks.update(self._hooked_modules())
+
+    def attach(self) -> None:
+        """Place the hooks on modules, if they are not there."""
+        self._module_hooks.attach()
+
+    def detach(self) -> None:
+        """Remove the hooks on all modules but the root."""
+        self._module_hooks.detach()
+
+    def _hooked_modules(self) -> Iterator[HookedModule]:
         for site in self._tree.sites:
-            if (site.name in self._sites and site.inside is None) or site.name == "":
-                before, after = partial(guard(self._begin_call), site), partial(guard(self._end_call), site)
-                if site.name == "" and self.evaluation is not None:
-                    before = partial(_observed, self.evaluation, before)
-                undo.callback(self._framework.on_call(site.module, before, after))
+            if (site.name not in self._sites or site.inside is not None) and site.name != "":
+                continue
+            before: BeforeCall = partial(self._guard(self._begin_call), site)
+            after = partial(self._guard(self._end_call), site)
+            if site.name == "" and self.modes is not None:
+                before = partial(_observed, self.modes, before)
+            wrappers = self._wrappers.get(id(site.owner), ())
+            if not (site.compiled and wrappers and site.module is site.owner):  # else only its wrappers are called
+                yield HookedModule(site.name, site.module, before, after)
+            for wrapper, first in wrappers:
+                if wrapper is not site.module:
+                    yield HookedModule(site.name, wrapper, partial(_through, first, before), after)
+
+    def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
+        """Watch the modules of a model that has changed. `fresh` are those that were not watched before."""
+        self._tree, self._wrappers = tree, wrappers
+        self._set_sites(chosen)
+        self._module_hooks.update(self._hooked_modules())
+        self._parameter_callbacks.clear()
+        if self.armed:
+            self._snapshot(call=0, only=[site.name for site in fresh])
+            if "param_grad" in self._kinds:
+                self._hook_parameters()
+
+    def follow_wrappers(self, wrappers: Wrappers) -> None:
+        """Hook compiled wrappers around modules that are watched."""
+        self._wrappers = wrappers
+        self._module_hooks.update(self._hooked_modules())
+
+    def _set_sites(self, chosen: Sequence[Site]) -> None:
+        self._sites = {site.name: site for site in chosen}
+        self._chosen_sites = list(chosen)
+        self._owners = [site.owner for site in chosen]
+        for name in self._sites:
+            if name not in self._keep:
+                self._keep[name] = self._selection.keep_of(name)
 
     def end_step(self) -> None:
         """Finish what belongs to the step, and remove its hooks."""
         self._shares.finish()
         self._record_pieces()
-        if self.evaluation is not None:
-            self._book.notice(self.evaluation.end_step())
+        if self.detached is not None:
+            self.detached.end_step(self._clock.step)
+        if self.recomputations is not None:
+            self.recomputations.end_step(self._clock.step)
+        if self.modes is not None:
+            self._book.notice(self.modes.end_step())
+        self._evaluation_clock.next_step()
         if self.armed:
             self._book.captured_steps += 1
             self._snapshot(call=1)
+            self.check_model()
         self._drop_step_hooks()
 
     def drop(self) -> None:
@@ -120,20 +201,41 @@ class Watcher:
             remove()
         self._step_hooks.clear()
         self._pieces.clear()
-        self.armed = False
+        self.armed = self._seen_step = False
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _begin_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self.evaluation is not None and self.evaluation.enter(site.name, self._clock.idle):
+        if self.stale and self._clock.idle:
+            self.refresh()
+        if self.modes is not None and (mode := self.modes.enter(site.name, self._clock.idle)) != "train":
+            if mode == "eval" and self.modes.recorded:
+                self._begin_evaluation(site, args, kwargs)
             return None
         return self._before(site, args, kwargs)
 
     def _end_call(self, site: Site, output: Any) -> Any:
-        if self.evaluation is not None and self.evaluation.leave(site.name):
+        if self.modes is not None and (mode := self.modes.leave(site.name)) != "train":
+            if mode == "eval" and self.modes.recorded:
+                self._end_evaluation(site, output)
             if site.name == "":
                 self._collect_remarks()  # hooks may change how a module runs in eval mode
             return None
         return self._after(site, output)
+
+    def _begin_evaluation(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Record the inputs of a call in an evaluation, which leaves the training's own counts alone."""
+        call = self._evaluation_clock.enter(site.name, ())
+        if site.name in self._sites:
+            self._book.evaluated(site.name)
+            if "input" in self._kinds:
+                self._record_all(site, call, "input", open_arguments(args, kwargs, self._framework.is_tensor), "eval")
+
+    def _end_evaluation(self, site: Site, output: Any) -> None:
+        call = self._evaluation_clock.leave(site.name)
+        if call is not None and site.name in self._sites and "output" in self._kinds:
+            self._record_all(site, call, "output", open_value(output, self._framework.is_tensor), "eval")
+        if self._evaluation_clock.idle:
+            self.forward_ended()
 
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
@@ -154,11 +256,13 @@ class Watcher:
             started_from = [i for _, t in opened.tensors if (i := framework.identity(t)) is not None]
         call = (self._clock.enter_recomputation if recomputing else self._clock.enter)(site.name, started_from)
         call.autograd = autograd
-        if site.name == "" and not recomputing:
+        if call.opens:
             self._record_pieces()
             self.forward_begins()
         if site.name not in self._sites:
             return call
+        if self.recomputations is not None:
+            self.recomputations.seen(site, call, "input", opened)
         if "grad_output" in self._kinds:
             call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
         if "grad_input" in self._kinds and autograd:
@@ -169,6 +273,8 @@ class Watcher:
         self._book.called(site.name, autograd)
         if opened.plain or site.name in self._arguments:
             self._note_arguments(call, opened)
+        if self.detached is not None:
+            self.detached.entered(site, call, opened)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
         return call
@@ -186,25 +292,37 @@ class Watcher:
         call = self._clock.leave(site.name)
         if call is not None and site.name in self._sites:
             self._leave(site, call, open_value(output, self._framework.is_tensor))
+        if not self._seen_step and self._clock.idle:
+            self._seen_step = True
+            self.step_seen(self._chosen_sites)
         if site.name == "":
             self._collect_remarks()
             self.forward_ended()
+        if self._uninitialised and self._clock.idle:  # a lazy module has its parameters, and its final class, by now
+            self._hook_parameters()
+            self.stale = True
 
     def _leave(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         """Record the outputs of a call that ends, and watch for their gradients."""
+        if self.detached is not None:
+            self.detached.left(site, call, opened)
+        if self.recomputations is not None:
+            self.recomputations.seen(site, call, "output", opened)
         if "output" in self._kinds and not call.recomputed:
             self._record_all(site, call, "output", opened)
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
+        elif self._clock.idle and call.autograd:
+            self._watch_backward(opened)
         if call.edges:
             seen, skipped = partial(self._gradient, site, call, "grad_input"), partial(self._skip_share, site)
             inputs = [WatchedInput(edge, partial(seen, path), partial(skipped, path)) for path, edge in call.edges]
             self._step_hooks += self._shares.watch(inputs, [tensor for _, tensor in opened.tensors], call.mark)
         call.inputs, call.edges = {}, ()  # the call is kept for the step, but must not keep the graph alive
 
-    def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> None:
+    def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str = "forward") -> None:
         for path, tensor in opened.tensors:
-            key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
+            key = Key(self._clock.step, call.micro, phase, site.name, call.number, kind, path)
             self._record(tensor, key, site)
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
@@ -220,6 +338,15 @@ class Watcher:
             seen = partial(self._on_gradient, site, call, "grad_output", path)
             if (remove := self._framework.on_gradient(tensor, seen)) is not None:
                 self._step_hooks.append(remove)
+
+    def _watch_backward(self, opened: Opened) -> None:
+        """Notice a backward from a call's outputs, because it ends the micro step, where no gradient is recorded."""
+        for _, tensor in opened.tensors:
+            if (remove := self._framework.on_gradient(tensor, self._on_backward)) is not None:
+                self._step_hooks.append(remove)
+
+    def _backward(self, gradient: Any | None) -> None:
+        self._clock.backward_ran = True
 
     def _edges(self, site: Site, opened: Opened) -> list[tuple[str, Edge]]:
         found: dict[tuple[int, int], str] = {}
@@ -241,8 +368,9 @@ class Watcher:
         if gradient is None:
             self._book.remark(site.name, f"{kind} {path}: no gradient came; the loss may not use this output")
             return
-        if self.evaluation is not None:
-            self.evaluation.gradient_came()
+        if self.modes is not None:
+            self.modes.gradient_came()
+        self._clock.backward_ran = True
         self._clock.backward_micro = call.micro
         self._book.gradient(site.name)
         key = Key(self._clock.step, call.micro, "backward", site.name, call.number, kind, path)
@@ -254,8 +382,9 @@ class Watcher:
         if gradient is None:
             self._book.remark(site.name, f"param_grad {name}: no gradient came, though backward reached the parameter")
             return
-        if self.evaluation is not None:
-            self.evaluation.gradient_came()
+        if self.modes is not None:
+            self.modes.gradient_came()
+        self._clock.backward_ran = True
         self._book.gradient(site.name)
         key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
         if not self._clock.reentrant or self._clock.calls_of(site.name) < 2:
@@ -276,11 +405,13 @@ class Watcher:
     def arm(self) -> None:
         """Record and hook the parameters at the step's first call, since they may have been replaced."""
         self.armed = True
+        self.step_begins()
         self._snapshot(call=0)
         if "param_grad" in self._kinds:
             self._hook_parameters()
 
     def _hook_parameters(self) -> None:
+        self._uninitialised = False
         placed, gone = self._parameter_hooks, set(self._parameter_hooks)  # an interrupt must not lose one
         for site, name, parameter in self._own("param"):
             owner = site.name, name
@@ -294,6 +425,8 @@ class Watcher:
                 seen = self._parameter_callbacks[owner] = partial(self._on_parameter_gradient, site, name)
             if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
                 placed[owner] = remove
+            elif self._framework.requires_gradient(parameter):
+                self._uninitialised = True
         for owner in gone:
             placed.pop(owner)()
 
@@ -309,11 +442,28 @@ class Watcher:
                 self._modes[site.name] = mode
                 self._book.remark(site.name, self._framework.remarks(site.owner))
 
-    def _snapshot(self, call: int) -> None:
+    def own_parameters(self) -> Sequence[tuple[Site, str, Any]]:
+        """Return the parameters of the chosen modules, a shared one under its first name."""
+        return self._own("param")
+
+    def record_step_gradient(self, site: Site, name: str, gradient: Any) -> None:
+        """Record a gradient as the optimizer sees it."""
+        key = Key(self._clock.step, 0, "state", site.name, 0, "step_grad", name)
+        if reason := self._framework.unreadable(gradient):
+            self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
+        else:
+            self.record_gradient(gradient, key, site, self._keep[site.name])
+
+    def _snapshot(self, call: int, only: Collection[str] | None = None) -> None:
+        """Record parameters and buffers; `only` names modules that the step has added."""
+        known = self._only_after and self._snapshot_of == self._clock.step - 1 and only is None
+        if call:
+            self._snapshot_of = self._clock.step
         for kind in ("param", "buffer"):
-            if kind in self._kinds:
+            if kind in self._kinds and not (kind == "param" and known and not call):
                 for site, name, tensor in self._own(kind):
-                    self._record(tensor, Key(self._clock.step, 0, "state", site.name, call, kind, name), site)
+                    if only is None or site.name in only:
+                        self._record(tensor, Key(self._clock.step, 0, "state", site.name, call, kind, name), site)
 
     def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
         """Return all parameters or buffers of the chosen modules, a shared one under its first name."""
@@ -343,8 +493,14 @@ class Watcher:
         self._record_now(tensor, key, site, keep)
 
 
-def _observed(evaluation: Evaluation, before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Show the root's forwards to the evaluation, also in steps that are not recorded."""
+def _through(first: Callable[[], None], before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Prepare for the call of a compiled wrapper, also in steps that are not recorded."""
+    first()
+    return before(args, kwargs)
+
+
+def _observed(modes: Modes, before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Show the root's forwards to the modes, also in steps that are not recorded."""
     with suppress(Exception):  # no guard surrounds it; in a recorded step the same error occurs inside a guard
-        evaluation.observe()
+        modes.observe()
     return before(args, kwargs)

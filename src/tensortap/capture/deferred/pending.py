@@ -7,10 +7,11 @@ then soon traverses everything that the program holds. So there are columns of n
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from itertools import compress, repeat
 from typing import Any
 
+from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.read_order import ReadSlot
 from tensortap.core.records import Key, Location
 from tensortap.frameworks.device_reader import DeviceReader
@@ -24,7 +25,14 @@ _NOWHERE = (None,) * len(Location._fields)
 class PendingRows:
     """Rows of one device, in the order in which the tensors came."""
 
-    def __init__(self, device_reader: DeviceReader, numbers: Iterator[int], changed_unseen: set[str]) -> None:
+    def __init__(
+        self,
+        device_reader: DeviceReader,
+        numbers: Iterator[int],
+        changed_unseen: set[str],
+        alarm: Alarm | None = None,
+    ) -> None:
+        self._alarm = alarm
         self.device_reader = device_reader
         self._numbers = numbers
         self._changed_unseen = changed_unseen
@@ -42,6 +50,8 @@ class PendingRows:
         self._held = device_reader.hold_tokens()
         self._second_reads: dict[int, tuple[ReadSlot, Any]] = {}
         """Ticket of the second read, for rows that were read twice."""
+        self._repeats: dict[int, int] = {}
+        """Rows that are dropped if their digest is that of another row."""
         self._sealed = False
         """Whether the rows were passed on, so that nothing is added any more."""
 
@@ -64,6 +74,10 @@ class PendingRows:
         self._locations[row] = location
         if borrowed:
             self._borrowed.add(row)
+
+    def drop_if_equal(self, row: int) -> None:
+        """Drop the newest row later, if it has the digest of this one."""
+        self._repeats[len(self._rows) - 1] = row
 
     def remember(self, tensor: Any, token: Hashable) -> None:
         """Let later sightings of the tensor refer to the newest row."""
@@ -95,6 +109,7 @@ class PendingRows:
         """Wait for the device, and return the complete rows by column."""
         found, unchanged, missed = self.device_reader.collect(self.tickets)
         self._compare_second_reads(found["digest"])
+        missed = {*missed, *self._equal_rows(found["digest"], missed)}
         columns: dict[str, Any] = dict(found)
         columns |= zip(_KNOWN_FIELDS, zip(*self._rows, strict=True), strict=True)
         columns["shape"] = self._shapes
@@ -110,7 +125,15 @@ class PendingRows:
         if missed:
             kept = [row not in missed for row in range(len(self._rows))]
             columns = {name: list(compress(column, kept)) for name, column in columns.items()}
+        if self._alarm is not None:
+            self._alarm.saw_columns(columns)
         return columns
+
+    def _equal_rows(self, digests: Any, missed: Collection[int]) -> Iterator[int]:
+        for row, other in self._repeats.items():
+            same_kind = self._shapes[row] == self._shapes[other] and self._rows[row][-1] == self._rows[other][-1]
+            if same_kind and digests[row] == digests[other] and other not in missed:
+                yield row
 
     def _compare_second_reads(self, digests: Any) -> None:
         """Learn for later steps which reads can be deferred."""

@@ -1,0 +1,61 @@
+"""Notes which inputs and outputs autograd does not reach: a gradient that never comes was cut off before or after.
+
+The notes become the loop fact `detached` of a module, at the end of each step in which it differs from the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensortap.capture.clock import ModuleCall
+from tensortap.capture.flatten import Opened
+from tensortap.capture.tree import Site
+from tensortap.frameworks.base import Framework
+
+__all__ = ["DetachedValues"]
+
+WriteFact = Callable[[int, str, str, Mapping[str, Any]], None]
+"""See `RankWriter.loop_fact`."""
+
+
+class DetachedValues:
+    """Collects these values by module, over the calls of a step."""
+
+    def __init__(self, framework: Framework, write: WriteFact) -> None:
+        self._framework = framework
+        self._write = write
+        self._found: dict[str, dict[str, dict[str, None]]] = {}
+        """By module and list: paths in the order in which they came. Modules without any have an empty entry."""
+        self._written: dict[str, str] = {}
+
+    def entered(self, site: Site, call: ModuleCall, opened: Opened) -> None:
+        """Note the inputs of a call that begins."""
+        if not call.autograd or call.recomputed:
+            return
+        found = self._found.setdefault(site.name, {})
+        reaches = self._framework.requires_gradient
+        detached = [path for path, tensor in opened.tensors if not reaches(tensor)]
+        call.reached = len(detached) < len(opened.tensors)
+        if detached:
+            found.setdefault("inputs", {}).update(dict.fromkeys(detached))
+
+    def left(self, site: Site, call: ModuleCall, opened: Opened) -> None:
+        """Note the outputs of a call that ends."""
+        if not call.autograd or call.recomputed:
+            return
+        reaches = self._framework.requires_gradient
+        detached = [path for path, tensor in opened.tensors if not reaches(tensor)]
+        if detached:
+            inside = call.reached or any(reaches(own) for _, own in self._framework.parameters(site.owner))
+            name = "outputs" if inside else "outputs_of_detached"
+            self._found.setdefault(site.name, {}).setdefault(name, {}).update(dict.fromkeys(detached))
+
+    def end_step(self, step: int) -> None:
+        """Write what differs from the step before."""
+        for module, found in self._found.items():
+            text = repr(found)
+            if self._written.get(module, "{}") != text:
+                self._written[module] = text
+                self._write(step, "detached", module, {name: list(paths) for name, paths in found.items()})
+        self._found.clear()

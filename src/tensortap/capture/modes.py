@@ -1,0 +1,135 @@
+"""Separates forwards of training from those of an evaluation, and from traces that compute no values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tensortap.frameworks.base import Framework
+
+__all__ = ["Mode", "Modes"]
+
+Mode = Literal["train", "eval", "trace"]
+
+
+class Modes:
+    """Decides the mode of each outermost call of a model; the calls inside it have the same one.
+
+    A call belongs to evaluation if autograd is off, or if the model is in eval mode although it was trained in training
+    mode before. Nothing belongs to evaluation until the run is known to train, so an inference-only run is recorded
+    whole. A call is a trace if its tensors have no values: `torch.jit.trace`, fake tensors.
+    """
+
+    def __init__(
+        self, framework: Framework, root: Any, *, trains: bool = False, separate: bool = True, recorded: bool = False
+    ) -> None:
+        self._framework = framework
+        self._root = root
+        self._separate = separate
+        """Whether evaluation is told from training; otherwise only traces are."""
+        self.recorded = recorded
+        """Whether evaluation is recorded."""
+        self._trains = trains
+        """Whether the run is known to train: it has an optimizer, a gradient came, or a training forward ran."""
+        self._uses_modes = False
+        """Whether a forward in training mode has run. Some models are trained in eval mode all the time."""
+        self._open: list[str] = []
+        """The modules of an evaluation or trace that is in progress."""
+        self._mode: Mode = "train"
+        self._forwards = {"eval": 0, "trace": 0}
+        self._training_calls = 0
+        self._eval_mode_calls = 0
+        """Outermost calls of this step that count as evaluation only because the model was in eval mode."""
+
+    def observe(self) -> None:
+        """Take note of a forward that is not recorded: it may show that the run trains."""
+        self._is_training_forward()
+
+    def gradient_came(self) -> None:
+        """Take note of a gradient: the run trains."""
+        self._trains = True
+
+    def enter(self, module: str, outermost: bool) -> Mode:
+        """Return the mode of the call that begins. `outermost`: no training call is in progress."""
+        if not self._open and not outermost:
+            return "train"
+        mode = self._classify()
+        if mode == "train":
+            self._open.clear()  # an evaluation that was interrupted never left its modules
+            self._training_calls += 1
+            return mode
+        if not self._open:
+            self._forwards[mode] += 1
+            self._mode = mode
+        self._open.append(module)
+        return self._mode
+
+    def leave(self, module: str) -> Mode:
+        """Return the mode of the call that ends."""
+        if module not in self._open:
+            return "train"
+        while self._open.pop() != module:
+            pass  # a call that an exception ended without its hook
+        return self._mode
+
+    def end_step(self) -> str:
+        """Return what to report about the step: usually nothing."""
+        trained_in_eval_mode = self._eval_mode_calls > 0 and not self._training_calls
+        self._eval_mode_calls = self._training_calls = 0
+        if not trained_in_eval_mode:
+            return ""
+        self._uses_modes = False
+        return (
+            f"a step ended after forwards in eval mode alone, which were treated as an evaluation"
+            f"{'' if self.recorded else ' and not recorded'}; from then on forwards in eval mode count as training"
+        )
+
+    @property
+    def evaluations(self) -> int:
+        """Number of forwards of an evaluation so far."""
+        return self._forwards["eval"]
+
+    @property
+    def traces(self) -> int:
+        """Number of forwards without values so far."""
+        return self._forwards["trace"]
+
+    def notices(self) -> list[str]:
+        """Return what to report about the run."""
+        found = []
+        if self._forwards["eval"] and not self.recorded:
+            found.append(
+                f"{_forwards(self._forwards['eval'])} of an evaluation (autograd off, or the model in eval mode) not "
+                "recorded"
+            )
+        if self._forwards["trace"]:
+            found.append(
+                f"{_forwards(self._forwards['trace'])} without values (torch.jit.trace, fake tensors) not recorded"
+            )
+        return found
+
+    def _is_training_forward(self) -> bool:
+        if getattr(self._root, "training", True) and self._framework.records_gradients():
+            self._trains = self._uses_modes = True
+            return True
+        return False
+
+    def _classify(self) -> Mode:
+        if self._framework.tracing():
+            return "trace"
+        return "eval" if self._separate and self._is_evaluation() else "train"
+
+    def _is_evaluation(self) -> bool:
+        if self._is_training_forward():
+            return False
+        if self._framework.records_gradients():
+            if not self._uses_modes or self._framework.recomputing():
+                return False
+            self._eval_mode_calls += not self._open
+            return True
+        self._trains = self._trains or self._framework.is_fitting(self._root)
+        # A reentrant checkpoint runs its first forward without autograd, inside an autograd function.
+        return self._trains and not self._framework.recomputing() and not self._framework.inside_function()
+
+
+def _forwards(count: int) -> str:
+    return "1 forward" if count == 1 else f"{count} forwards"

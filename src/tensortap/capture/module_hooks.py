@@ -1,0 +1,66 @@
+"""The hooks on modules: placed, removed for a while, and kept up to date while the model changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tensortap.frameworks.base import AfterCall, BeforeCall, Framework, Remove
+
+__all__ = ["HookedModule", "ModuleHooks"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HookedModule:
+    """A module that is hooked, and what its hooks call."""
+
+    name: str
+    """Its structural name; the root is the empty string."""
+    module: Any
+    before: BeforeCall
+    after: AfterCall
+
+
+class ModuleHooks:
+    """The hooks of one observer on modules. Those on the root stay to the end: they show that a run trains."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._wanted: dict[tuple[str, int], HookedModule] = {}
+        self._placed: dict[tuple[str, int], tuple[bool, Remove]] = {}
+        """For each module: whether it was compiled when its hooks were placed, and what removes them."""
+        self._attached = True
+
+    def update(self, wanted: Iterable[HookedModule]) -> None:
+        """Place missing hooks, and remove those that are no longer wanted. A module that was compiled in place needs
+        other hooks than before."""
+        self._wanted = {(each.name, id(each.module)): each for each in wanted}
+        for key, (compiled, _) in list(self._placed.items()):
+            if key not in self._wanted or self._framework.compiled(self._wanted[key].module) != compiled:
+                self._placed.pop(key)[1]()
+        self._place()
+
+    def attach(self) -> None:
+        """Place the hooks that are not there."""
+        if not self._attached:
+            self._attached = True
+            self._place()
+
+    def detach(self) -> None:
+        """Remove the hooks on all modules but the root: even a hook that does nothing takes microseconds."""
+        self._attached = False
+        for key in [key for key in self._placed if key[0] != ""]:
+            self._placed.pop(key)[1]()
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        self._wanted = {}
+        while self._placed:
+            self._placed.popitem()[1][1]()
+
+    def _place(self) -> None:
+        for key, each in self._wanted.items():
+            if key not in self._placed and (self._attached or each.name == ""):
+                compiled = self._framework.compiled(each.module)
+                self._placed[key] = compiled, self._framework.on_call(each.module, each.before, each.after)

@@ -1,0 +1,51 @@
+"""The last steps whose tensors are kept for now, until something happens or they are released."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Ring"]
+
+_NEWS = 1
+"""Steps by which the news of a device may be late."""
+
+
+class Ring:
+    """Holds the newest `size` steps, the step in progress, and one more, because a device reports with a delay."""
+
+    def __init__(self, size: int, release: Callable[[int], None]) -> None:
+        self._size = size
+        self._release = release
+        self._live: deque[int] = deque()
+        self._ended: deque[int] = deque(maxlen=size + 1 + _NEWS)
+        """The last steps, kept or not."""
+        self._wanted: set[int] = set()
+        """Steps in progress that are kept when they end."""
+
+    def end_step(self, step: int) -> None:
+        """Add a step, and release the oldest."""
+        self._ended.append(step)
+        if step in self._wanted:
+            self._wanted.remove(step)
+            return
+        self._live.append(step)
+        while len(self._live) > self._size + 1 + _NEWS:
+            self._release(self._live.popleft())
+
+    def keep(self, step: int, in_progress: bool = False) -> list[int]:
+        """Keep a step and those before it for good, and return which these are."""
+        before = self._size if in_progress else self._size + 1
+        window = [each for each in self._ended if each <= step][-before:] if before else []
+        chosen = [each for each in window if each in self._live]
+        for each in chosen:
+            self._live.remove(each)
+        if in_progress:
+            self._wanted.add(step)
+            chosen.append(step)
+        return chosen
+
+    def release_all(self) -> None:
+        """Release everything that was not kept."""
+        while self._live:
+            self._release(self._live.popleft())

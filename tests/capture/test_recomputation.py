@@ -1,0 +1,76 @@
+"""A recomputation that makes other values than the first forward is found, in its module and in its step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tensortap as tt
+from tensortap.core.causes import Cause
+from tensortap.report.terminal.health import build, render
+
+
+class Block(nn.Module):
+    def __init__(self, in_own_code: bool) -> None:
+        super().__init__()
+        self.fc, self.drop, self.out = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)
+        self.in_own_code = in_own_code
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(x)
+        x = nn.functional.dropout(x, 0.5, self.training) if self.in_own_code else self.drop(x)
+        return self.out(self.out(x))
+
+
+class Net(nn.Module):
+    """Two checkpointed regions; the state of random numbers is kept for them, or lost."""
+
+    def __init__(self, kept: bool, reentrant: bool, in_own_code: bool) -> None:
+        super().__init__()
+        self.first, self.second = Block(in_own_code), Block(in_own_code)
+        self.kept, self.reentrant = kept, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (self.first, self.second):
+            x = checkpoint(block, x, use_reentrant=self.reentrant, preserve_rng_state=self.kept)
+        return x
+
+
+def run(path: Path, kept: bool, reentrant: bool, in_own_code: bool) -> Path:
+    torch.manual_seed(0)
+    model = Net(kept, reentrant, in_own_code)
+    with tt.capture(model, path, kinds=("input", "output", "grad_output", "param_grad")) as tap:
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.randn(64, 8, requires_grad=True)).sum().backward()
+            tap.step()
+    return path
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("in_own_code", [False, True])
+def test_a_lost_random_state_is_found_where_it_is(reentrant: bool, in_own_code: bool, tmp_path: Path) -> None:
+    right, lost = (run(tmp_path / str(kept), kept, reentrant, in_own_code) for kept in (True, False))
+    assert "recomputation" not in tt.open(right).loop().names()
+    result = tt.compare(right, lost)
+    expected = "second" if in_own_code else "second.drop"
+    assert result.first is not None and result.verdict == "diverged"
+    assert (result.first.module, result.first.cause, result.first.key.step) == (expected, Cause.RECOMPUTATION, 0)
+    value = "input 0 of second.out" if in_own_code else "output 0"
+    assert f"the recomputation in {expected}" in result.sentence and f"makes another {value} than" in result.sentence
+    alone = tt.health(lost)
+    assert alone.verdict == "suspicious" and alone.sentence.startswith("A recomputation differs")
+    assert alone.births[0].key.module == ("second.out" if in_own_code else "second.drop")
+    assert "recomputed" in "\n".join(line.plain for line in render(build(alone), 100))
+    assert tt.health(right).verdict == "healthy"
+
+
+def test_both_runs_may_have_it(tmp_path: Path) -> None:
+    lost = run(tmp_path / "lost", False, False, False)
+    result = tt.compare(lost, lost)
+    assert result.verdict == "match"
+    assert any("recomputation in second.drop makes other values" in note for note in result.notes)
