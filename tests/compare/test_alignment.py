@@ -354,7 +354,9 @@ def test_kinds(tmp_path: Path) -> None:
 
 
 def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
-    result = compared(tmp_path, chain(), chain(), modules="nobody")
+    with pytest.raises(UsageError, match="no module of either run is called 'nobody'"):
+        compared(tmp_path / "nobody", chain(), chain(), modules="nobody")
+    result = compared(tmp_path / "root", chain(), chain(), modules="(root)")  # every model has one, recorded or not
     assert result.verdict == "incomparable"
     assert "has no records that take part" in str(result)
 

@@ -166,3 +166,34 @@ def test_a_cancelled_sum_is_allowed_the_rounding_of_its_terms(
     options = {"given": dtype, "known": known}
     result = compared(tmp_path, linear(reference, **options), linear(candidate, **options))
     assert result.verdict == verdict, result.sentence
+
+
+def sums_of_one_sign(off: float) -> list[Seen]:
+    """A norm whose bias sums 1,024 bfloat16 numbers, most of one sign; its gradient is off by a share."""
+    given = (values(1, (1024, 8)) + np.float32(0.4)).astype(ml_dtypes.bfloat16)
+    bias = given.astype(np.float32).sum(0)
+    apart = values(2, (8,))
+    apart *= np.float32(off * np.linalg.norm(bias) / np.linalg.norm(apart))
+    return [Seen("norm", given, "grad_output"), Seen("norm", bias + apart, "param_grad", path="bias")]
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.28, "unjudged"), (0.5, "diverged")])
+def test_a_sum_of_short_numbers_that_a_naive_kernel_rounds_is_unjudged(tmp_path: Path, off: float, status: str) -> None:
+    result = compared(tmp_path, sums_of_one_sign(0.0), sums_of_one_sign(off))
+    assert [row["status"] for row in result.rows if row["kind"] == "param_grad"] == [status], result.sentence
+    assert any("rounded after each" in note for note in result.notes) == (status == "unjudged")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_sum_that_does_not_cancel_out_is_not_allowed_its_terms(tmp_path: Path, dtype: Any) -> None:
+    """A quarter of them is missing."""
+    bias = values(3, (256, 8)).sum(0)
+    result = compared(tmp_path, linear(bias, given=dtype), linear(bias * np.float32(0.65), given=dtype))
+    assert result.first is not None and result.first.key.path == "bias", result.sentence
+
+
+def test_a_gradient_alone_is_not_known_to_cancel_out(tmp_path: Path) -> None:
+    """Neither its terms nor the weight's gradient show how small it is."""
+    runs = [linear(values(seed, (8,)) * np.float32(1e-7))[2:] for seed in (5, 6)]
+    assert compared(tmp_path, *runs).verdict == "match"
+    assert compared(tmp_path / "alone", *(run[-1:] for run in runs)).verdict == "diverged"

@@ -35,8 +35,10 @@ class Attending(nn.Module):
 
 
 def trained(path: Path, model: nn.Module, steps: int = 1, betas: tuple[float, float] = (0.9, 0.999)) -> Path:
+    """Train with a tap that does not record parameters."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas)
-    with tt.capture(model, path, keep="tensors", optimizer=optimizer):
+    kinds = ("input", "output", "grad_output", "param_grad")
+    with tt.capture(model, path, keep="tensors", optimizer=optimizer, kinds=kinds):
         for step in range(steps):
             optimizer.zero_grad()
             model(torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()

@@ -69,6 +69,21 @@ def test_a_divergence_among_the_compared_ranks_stays_one(
     assert exit_code(a, b) == 1
 
 
+def test_another_number_of_ranks_is_said(tmp_path: Path) -> None:
+    """Only rank 0 was recorded on both sides: what the others did is not known."""
+    a, b = run(tmp_path / "a", (0,), world=1), run(tmp_path / "b", (0,), world=2)
+    result = tt.compare(a, b)
+    worlds = "the reference ran on 1 rank and the candidate on 2"
+    assert (result.verdict, exit_code(a, b)) == ("incomparable", 3)
+    assert f"{worlds}, and 1 of the candidate left no record" in result.sentence
+    chosen = tt.compare(a, b, ranks=[0])
+    assert chosen.verdict == "match" and any(note.startswith(worlds) for note in chosen.notes)
+    wrong = tt.compare(a, run(tmp_path / "c", (0,), off={0: 0.5}, world=2))
+    assert wrong.verdict == "diverged" and worlds in wrong.notes[0]
+    same = tt.compare(b, run(tmp_path / "d", (0,), world=2))
+    assert same.verdict == "match" and not any("ran on" in note for note in same.notes)
+
+
 def test_few_common_ranks_do_not_hide_a_divergence(tmp_path: Path) -> None:
     a, b = run(tmp_path / "a", range(12), world=23), run(tmp_path / "b", range(11, 23), {11: 0.5}, world=23)
     result = tt.compare(a, b)
@@ -176,6 +191,7 @@ def test_a_check_names_the_unchecked_ranks(tmp_path: Path, monkeypatch: pytest.M
         with tt.check(model, reference) as check:
             model(torch.ones(2, 4)).sum().backward()
         alone = world == 1
-        assert check.result.verdict == "match"
+        assert check.result.verdict == ("incomparable" if alone else "match")
+        assert check.result.sentence.startswith("Cannot tell whether all ranks match. ") is alone
         assert check.result.sentence.endswith(" Rank 1 of the reference was not checked.") is alone
         assert any(note.startswith("rank 1 of the reference was not checked") for note in check.result.notes) is alone

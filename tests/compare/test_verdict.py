@@ -100,7 +100,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
     "optimizer": (
         {"rate": 0.11},
         *("embed", "param", 0),
-        "The runs part in the optimizer: after step 0, embed.weight is off",
+        "The runs part in the update of parameters: after step 0, embed.weight is off",
     ),
     "parameters": (
         {"change": started_elsewhere},

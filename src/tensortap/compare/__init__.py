@@ -36,6 +36,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
+    truth: str | os.PathLike[str] | Run | None = None,
     until_first: bool = False,
     workers: int | None = None,
     device: str = "cpu",
@@ -54,6 +55,8 @@ def compare(
     rtol, atol: a tolerance for all records alike, instead of the one from dtypes and incoming error.
     noise: a further run of the reference, a file that `tensortap.noise` wrote, or a sequence of these. Differences as
         large as this noise are allowed.
+    truth: a run of the reference's model in float32 or float64, on the same batch. The verdict then says which side is
+        further from it, and names modules that round more than the reference's; see docs/truth.md.
     until_first: stop measuring at the first birth.
     workers: number of processes that measure; None chooses.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
@@ -84,6 +87,7 @@ def compare(
             rtol=rtol,
             atol=atol,
             noise=noise_sources(noise),
+            truth=truth,
             until_first=until_first,
             workers=workers,
             device=device,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import unpaired_ranks
 from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadable_tensors
+from tensortap.compare.judge.attribution import attribute
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.one_sided import (
@@ -18,17 +21,21 @@ from tensortap.compare.judge.one_sided import (
     find_uncertain_modules,
 )
 from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values, judge_free
+from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, device_of, match, pairs_of, reference_movement
 from tensortap.compare.measure.noise import as_one, noise_of
+from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.sources import Source, open_source
 from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
-from tensortap.core.records import KINDS, Comparison
+from tensortap.core.records import KINDS, Comparison, display_name
 from tensortap.errors import UsageError
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.rules_file import read_rules
@@ -65,6 +72,7 @@ def open_comparison(
     rules = None if options.mapping is None else read_rules(options.mapping)
     device = device_of(options)
     reference, candidate = open_source(reference_source, opened), open_source(candidate_source, opened)
+    _check_modules(reference, candidate, options, renames)
     names = None if rules is None or frameworks_differ(reference, candidate) else exact_names(rules)
     if names is not None:
         rules, renames = None, Renames.of(options.rename, names)
@@ -95,16 +103,47 @@ def open_comparison(
     )
     builder = matched.finding_builder(judgement, structure)
     missing = find_missing_gradients(matched, structure, judgement.affected_calls)
-    extra = find_extra_gradients(matched, structure)
+    extra = {**find_recomputations(matched), **find_extra_gradients(matched, structure)}
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
+    if born and not (missing or extra):
+        unread = find_unread(judgement, pairs, structure, born)
+        judgement, born = unread.without(judgement), [] if unread.rows else born
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = unpaired_ranks(matched, options.ranks)
-    comparison = conclude(matched, judgement, born, policy, renames, missing, extra, unpaired, doubts=doubts)
-    in_memory = any(isinstance(s, Run) and s.in_memory for s in (reference_source, candidate_source, *options.noise))
+    precision = NO_PRECISION
+    others = calls_with_other_values(matched, structure, renames)
+    if (truth := truth_of(matched, options, others, opened, device)) is not None:
+        elements = matched.measures.sides["reference"]["elements"]
+        precision = judge_free(
+            builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])
+        )
+    comparison = conclude(
+        matched, judgement, born, policy, renames, missing, extra, unpaired, doubts=doubts, precision=precision
+    )
+    sources = (reference_source, candidate_source, *options.noise, options.truth)
+    in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)
     comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))
     if options.details and len(comparison):
         chosen = choose_pairs(judgement.born, pairs.error, judgement.tolerance, options.details)
         details = list(inspector.details(chosen, options.details, options.progress))
         comparison = replace(comparison, details=details, notes=[*comparison.notes, *unreadable_tensors(details)])
     return comparison, inspector
+
+
+def _check_modules(reference: Run, candidate: Run, options: ComparisonOptions, rename: Renames) -> None:
+    """Raise UsageError if no module of either run has a name that `modules` asks for, and suggest some that exist."""
+    if options.modules is None:
+        return
+    patterns = [options.modules] if isinstance(options.modules, str) else list(options.modules)
+    columns = (run.columns(rank).column("module") for run in (reference, candidate) for rank in run.ranks)
+    names = {name for column in columns for name in column.unique().to_pylist()}
+    known = sorted(map(display_name, names | {rename(name) for name in names}))
+    known_or_root = {*known, display_name("")}  # every model has a root, recorded or not
+    wanted = [pattern or display_name("") for pattern in patterns]
+    if not known or any(fnmatchcase(name, pattern) for pattern in wanted for name in known_or_root):
+        return
+    close = get_close_matches(wanted[0].replace("*", ""), known, 3, 0.5) if wanted else []
+    hint = f"did you mean {', '.join(close)}? " if close else ""
+    some = ", ".join(known[:4]) + ", ..." * (len(known) > 4)
+    raise UsageError(f"modules: no module of either run is called {wanted[0]!r}; {hint}They are called {some}")

@@ -12,15 +12,29 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.calls import CallDifferences
-from tensortap.compare.align.side import Bools, Scope, Side
+from tensortap.compare.align.settings import SettingDifferences
+from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation
+from tensortap.compare.align.splits import OtherSplits, without_other_splits
+from tensortap.compare.align.step_gradients import complete_step_gradients
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.lost_masks import find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.measure.choices import ChoiceReader
+from tensortap.compare.measure.kinks import kinks_between
+from tensortap.compare.measure.masks import (
+    boolean_pairs,
+    has_edges,
+    mask_difference,
+    mask_pairs,
+    pattern_differences,
+    without_edges,
+)
 from tensortap.compare.measure.measures import Measures, estimate, prepare
-from tensortap.compare.measure.range_ends import at_range_ends, without_range_ends
+from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
@@ -38,7 +52,7 @@ from tensortap.kernels.pairs.device import PairDevice
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.store import Run
 
-__all__ = ["Matched", "device_of", "errors_of", "match", "pairs_of", "reference_movement"]
+__all__ = ["Matched", "device_of", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
 
@@ -57,6 +71,8 @@ class Matched:
     """Pairs that differ in shape only, because one side repeats a value that the other broadcasts."""
     fusions: Fusions = field(default_factory=Fusions)
     """Modules of one side that include what the other side has in separate modules."""
+    splits: OtherSplits = field(default_factory=lambda: OtherSplits({}))
+    """Steps that the sides split into other numbers of micro batches."""
 
     @cached_property
     def allowances(self) -> dict[int, Allowance]:
@@ -66,9 +82,9 @@ class Matched:
         return find_allowances(self.reference, self.candidate, self.alignment, self.plan)
 
     @cached_property
-    def at_range_ends(self) -> Bools:
-        """Whether elements of each pair are at the ends of two ranges; see `range_ends`."""
-        return at_range_ends(self.reference, self.candidate, self.alignment)
+    def has_edges(self) -> Bools:
+        """Whether elements of each pair are at the edge of their dtype's range; see `masks`."""
+        return has_edges(self.reference, self.candidate, self.alignment)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -80,6 +96,12 @@ class Matched:
         """The plain arguments in which the calls of the two sides differ."""
         return CallDifferences(self.reference, self.candidate, self.alignment, mapped=self.plan is not None)
 
+    @cached_property
+    def settings(self) -> SettingDifferences:
+        """The attributes and ties in which the modules of the two sides differ."""
+        comparable = not frameworks_differ(self.reference.run, self.candidate.run)
+        return SettingDifferences(self.reference, self.candidate, self.alignment, comparable)
+
     def _class(self, pair: int) -> str:
         """Return the class of a pair's module."""
         row = int(self.alignment.reference[pair])
@@ -87,6 +109,10 @@ class Matched:
         if self.plan is None or key.module == self.reference.module[row]:
             return self.reference.cls[row]
         return self.plan.module_matches.target.modules[key.module].cls
+
+    def _zeros(self, pair: int) -> tuple[int, int]:
+        ours, theirs = self.alignment.reference[pair], self.alignment.candidate[pair]
+        return int(self.reference.zeros[ours]), int(self.candidate.zeros[theirs])
 
     def levels(self) -> Levels:
         """Return how certain each pair is."""
@@ -123,6 +149,8 @@ class Matched:
             candidate_names=self.names,
             argument_differences=self.calls.of,
             maker_of=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
+            lost_masks=find_lost_masks(side, self.candidate, self.alignment) if self.plan is None else {},
+            zeros_of=self._zeros,
             isolated=isolated,
             checkpoints=side.run.is_checkpoint and self.candidate.run.is_checkpoint,
         )
@@ -149,9 +177,10 @@ def match(
     plan: ModelMapping | None = None,
 ) -> Matched:
     """Align and measure. With `until_first`, pairs after the first divergence stay unmeasured."""
-    left = Side(reference, _scope(options, None, state_only=candidate.is_checkpoint))
+    left = Side(reference, _scope(options, None, candidate))
     known = renames if plan is None else partial(reference_name, plan)
-    right = Side(candidate, _scope(options, known, state_only=reference.is_checkpoint))
+    right = Side(candidate, _scope(options, known, reference))
+    complete_step_gradients(left, right)
     steps = _mapping(options.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
     fusions = Fusions()
@@ -162,6 +191,7 @@ def match(
     alignment = align(left, right, rename, steps, _mapping(options.ranks))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
+    alignment, splits = without_other_splits(left, right, alignment)
     measures = prepare(left, right, alignment)
     tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
@@ -169,9 +199,11 @@ def match(
         measures.take(pair, measure)
     measures.limits |= {pair: REPEATED for pair in repeated if pair not in measures.differences}
     open_pairs = np.setdiff1d(measures.open, repeated)
+    measure_masks(measures, left, right, alignment, open_pairs)
+    open_pairs = np.setdiff1d(open_pairs, list(measures.masks))
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan, repeated, fusions)
+    found = Matched(left, right, alignment, measures, plan, repeated, fusions, splits)
     stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
         progress = None  # the total is unknown
@@ -182,19 +214,40 @@ def match(
         )
         for pair, measure in measured:
             measures.take(pair, measure)
-        _remeasure_masks(found, part, tolerances)
+        _remeasure_edges(found, part, tolerances)
         if stops and _diverges(found, last, options):
             break
     return found
 
 
-def _remeasure_masks(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
-    """Measure masks again that differ only because each dtype has a lowest number of its own."""
+def measure_masks(
+    measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]
+) -> None:
+    """Compare masks by what they hide: from their elements where both sides stored them, else from their sketches."""
+    masks = mask_pairs(reference, candidate, alignment, pairs)
+    known: dict[tuple[int, int], Any] = {}
+    from_sketches = []
+    for pair in masks:
+        left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        if not (reference.kept[left] and candidate.kept[right]):
+            from_sketches.append(pair)
+            continue
+        tensors = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
+        if tensors not in known:
+            known[tensors] = mask_difference(reference.array(left), candidate.array(right))
+        if known[tensors] is not None:
+            measures.take_mask(pair, known[tensors])
+    for pair, found in pattern_differences(reference, candidate, alignment, from_sketches).items():
+        measures.take_mask(pair, found)
+
+
+def _remeasure_edges(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
+    """Measure pairs again whose elements at the edge of the range drown all others."""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    for pair in pairs[matched.at_range_ends[pairs]].tolist():
-        if pair in matched.measures.differences:
+    for pair in pairs[matched.has_edges[pairs]].tolist():
+        if pair in matched.measures.differences and pair not in matched.measures.masks:
             arrays = left.array(int(alignment.reference[pair])), right.array(int(alignment.candidate[pair]))
-            found = without_range_ends(matched.measures.differences[pair], *arrays, *tolerances)
+            found = without_edges(matched.measures.differences[pair], *arrays, *tolerances)
             matched.measures.replace(pair, found)
 
 
@@ -241,6 +294,12 @@ def pairs_of(matched: Matched) -> Pairs:
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
     error = errors_of(matched)
     error[measures.nonfinite | measures.reshaped] = np.inf
+    rounding = np.empty(0)
+    if len(rows):
+        rounding = base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
+        rounding = raise_rounding(rounding, matched.allowances)
+    measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
+    rounding[list(measures.masks)] = 0.0  # one hidden element more is a difference in any dtype
     return Pairs(
         error=error,
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
@@ -251,13 +310,14 @@ def pairs_of(matched: Matched) -> Pairs:
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
+        zeros=left.zeros[rows] if len(rows) else np.empty(0, np.int64),
         dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
-        base=raise_rounding(
-            base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]], matched.allowances
-        )
-        if len(rows)
-        else np.empty(0),
+        base=rounding,
         limits=measures.limits,
+        masks=measures.masks,
+        kink_of=kinks_between(left, right, alignment),
+        step_noise_of=step_noise_between(left, right, alignment),
+        choices=ChoiceReader(left, right, alignment, measures.l2_difference),
     )
 
 
@@ -293,16 +353,24 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, state_only: bool) -> Scope:
+def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, other: Run) -> Scope:
     """Return the candidate's scope if there are `renames`, even empty ones; else the reference's, whose names patterns
-    refer to."""
+    refer to. `other` is the other side's run."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
         if isinstance(value, Mapping):
             return list(value) if renames is None else list(value.values())
         return value
 
-    return Scope(options.modules, options.kinds, chosen(options.steps), chosen(options.ranks), state_only, renames)
+    return Scope(
+        options.modules,
+        options.kinds,
+        chosen(options.steps),
+        chosen(options.ranks),
+        other.is_checkpoint,
+        renames,
+        not has_evaluation(other),
+    )
 
 
 def _mapping(value: Any) -> Mapping[int, int] | None:

@@ -17,6 +17,7 @@ from tensortap.errors import UsageError, shorten
 
 if TYPE_CHECKING:
     from tensortap.compare.sources import Source
+    from tensortap.store import Run
 
 __all__ = ["ComparisonOptions", "OptionInfo", "option_info", "options_table"]
 
@@ -77,6 +78,12 @@ class ComparisonOptions:
         (),
         "Allow the noise of another run of the reference, or of a file by tensortap.noise; repeatable.",
         *("--noise", "RUN"),
+        pairing=True,
+    )
+    truth: str | os.PathLike[str] | Run | None = _option(  # noqa: RUF009 - it returns a field
+        None,
+        "A run in float32 or float64 that tells which side is further off, and which rounds more.",
+        *("--truth", "RUN"),
         pairing=True,
     )
     until_first: bool = _option(False, "Stop measuring at the first divergence.", "--until-first")
@@ -194,6 +201,6 @@ def _as_texts(name: str, value: Any) -> Iterator[str | bool | None]:
 def _as_text(name: str, value: Any) -> str | None:
     if getattr(value, "in_memory", False):
         return None
-    if name == "noise":
+    if name in ("noise", "truth"):
         value = getattr(value, "path", value)  # an open run is named by its path
     return "(root)" if name == "modules" and value == "" else str(value)

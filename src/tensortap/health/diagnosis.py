@@ -30,6 +30,7 @@ import pyarrow as pa
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.details.pairs import unreadable_tensors
 from tensortap.compare.details.records import RecordDetails
+from tensortap.compare.judge.recomputations import changed_recomputations, key_of
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.sources import Source, open_source
 from tensortap.core import dtypes
@@ -38,6 +39,8 @@ from tensortap.core.records import GRADIENT_KINDS, HEALTH_STATUSES, HealthFindin
 __all__ = ["FAR", "GROWN", "open_health_report"]
 
 FAR = 1e4
+RECOMPUTED = "recomputed"
+"""Status of a finding whose record is right, and recomputed otherwise in backward."""
 GROWN = 100.0
 _HISTORY = 3  # steps before, at least, that a median is taken of
 _MOST = 1000
@@ -68,7 +71,7 @@ def open_health_report(
     """Return the report, and an inspector of its records that works as long as the run is open."""
     side = Side(open_source(source, opened), scope)
     status = _judge(side)
-    births = _births(side, status)
+    births = [*_recomputed(side), *_births(side, status)]
     inspector = RecordDetails(side)
     counts = Counter(HEALTH_STATUSES[code] for code in status.tolist())
     found = HealthReport(
@@ -98,7 +101,7 @@ class _Sizes:
     def of(cls, side: Side) -> _Sizes:
         finite = side.elements - side.nan - side.posinf - side.neginf
         with np.errstate(all="ignore"):
-            rms = side.l2 / np.sqrt(np.maximum(finite, 1))
+            rms = side.l2 / np.sqrt(np.maximum(finite - side.edge, 1))
             absmax = np.maximum(np.abs(side.min), np.abs(side.max))
         return cls(finite, rms, np.nan_to_num(absmax, nan=0.0))
 
@@ -221,6 +224,25 @@ def _before(side: Side, rms: Floats) -> Floats:
     return found
 
 
+def _recomputed(side: Side) -> list[HealthFinding]:
+    """Return a finding for each module that recomputes other values than its first forward made."""
+    found = []
+    for rank, fact in changed_recomputations(side):
+        key = key_of(fact)
+        rows = np.flatnonzero(
+            (side.rank == rank)
+            & (side.step == key.step)
+            & side.module.among((key.module,))
+            & side.kind.among((key.kind,))
+        )
+        if len(rows) and (same := [row for row in rows.tolist() if side.key(row) == key]):
+            words = "is not what the first forward made, when backward recomputes it" + (
+                f" in {display_name(fact.of)}" if fact.of != key.module else ""
+            )
+            found.append(HealthFinding(same[0], key, rank, side.cls[same[0]], RECOMPUTED, words))
+    return found
+
+
 def _births(side: Side, status: Codes) -> list[HealthFinding]:
     """Return the findings: each NaN that did not propagate from another record; the first dead row of each module; and,
     since exploding and vanishing mostly propagate from module to module, the first such row of each rank."""
@@ -287,6 +309,8 @@ def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])
     cls = f" ({first.cls})" if first.cls else ""
     what = f"{first.key.kind} {first.key.path} of {display_name(first.key.module)}{cls} in step {first.key.step}"
+    if first.status == RECOMPUTED:
+        return f"A recomputation differs: {what} {first.text}. A random state, or a mode such as autocast, was lost."
     if first.status == "nonfinite":
         return f"NaN or Inf is born in {what}: it {first.text}."
     modules = len(np.unique(side.module.codes[status == HEALTH_STATUSES.index(first.status)]))

@@ -65,7 +65,7 @@ class ModelMapping:
             if tie := self.ties[1 - side].get(full_name(module, path)):
                 return f"the {other} ties it to {tie}"
             shared = self.tensor_matches.shared(side, self.ties[1 - side])
-            if kind == "param_grad" and full_name(module, path) in shared:
+            if kind in ("param_grad", "step_grad") and full_name(module, path) in shared:
                 return f"the {other}'s is the sum over all tensors tied to it"
             return refused or f"the {other}'s {display_name(matched[module])} has no such tensor"
         if (matched[module], kind.removeprefix("grad_")) not in self.values[1 - side]:

@@ -93,7 +93,7 @@ class CallDifferences:
 
     def of(self, pair: int) -> ArgumentDifferences:
         """Return the arguments in which the two calls of a pair differ."""
-        if not (self._left.known and self._right.known):
+        if not (self._left.known and self._right.known) or self._left.side.phase[int(self._left.rows[pair])] == "eval":
             return ()
         here, there = self._left.call(pair), self._right.call(pair)
         ours, theirs = self._left.arguments(here), self._right.arguments(there)
@@ -125,6 +125,7 @@ class CallDifferences:
             pairs = np.flatnonzero(places.reshape(-1) == place)
             kinds = np.array([word not in STATE_KINDS for word in left.side.kind.words], bool)
             pairs = pairs[kinds[left.side.kind.codes[left.rows[pairs]]]]
+            pairs = pairs[~left.side.phase.among(("eval",))[left.rows[pairs]]]
             rows = left.rows[pairs]
             calls = np.stack([column[rows] for column in (left.side.step, left.side.micro, left.side.call)])
             yield here.module, pairs[np.any(np.diff(calls, axis=1, prepend=-1), axis=0)].tolist()

@@ -15,7 +15,7 @@ from tensortap.store import Run
 if TYPE_CHECKING:
     from tensortap.compare.matching import Matched
 
-__all__ = ["UnpairedRanks", "unchecked_ranks", "unpaired_ranks"]
+__all__ = ["UnpairedRanks", "other_worlds", "unchecked_ranks", "unpaired_ranks"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,11 @@ class UnpairedRanks:
     candidate: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
     """Ranks that the caller asked for and neither run has."""
+    unseen: str = ""
+    """Says that the runs had other numbers of ranks, of which some left no record; empty if the caller chose ranks."""
 
     def __bool__(self) -> bool:
-        return bool(self.reference or self.candidate or self.absent)
+        return bool(self.reference or self.candidate or self.absent or self.unseen)
 
     def in_words(self) -> str:
         """Name each of these ranks and its side.
@@ -43,6 +45,8 @@ class UnpairedRanks:
         ]
         if self.absent:
             parts.append(f"neither run has {_ranks(self.absent)}")
+        if self.unseen:
+            parts.append(self.unseen)
         return ", and ".join(parts)
 
     def note(self) -> str:
@@ -72,7 +76,27 @@ def unpaired_ranks(matched: Matched, asked: Collection[int] | Mapping[int, int] 
         both = {(rank, other) for rank, other in counterpart.items() if rank in ours and other in theirs}
         ours = [rank for rank in ours if rank not in {one for one, _ in both}]
         theirs = [rank for rank in theirs if rank not in {other for _, other in both}]
-    return UnpairedRanks(tuple(ours), tuple(theirs), _absent(left.run.ranks, right.run.ranks, asked))
+    unseen = "" if asked is not None or ours or theirs else _unseen(left.run, right.run)
+    return UnpairedRanks(tuple(ours), tuple(theirs), _absent(left.run.ranks, right.run.ranks, asked), unseen)
+
+
+def other_worlds(reference: Run, candidate: Run) -> str:
+    """Say that two recordings ran on other numbers of ranks; empty if not, or if a foreign file does not know it."""
+    ours, theirs = (run.info.get("world", 1) for run in (reference, candidate))
+    if ours == theirs or reference.info.get("format") != candidate.info.get("format"):
+        return ""
+    return f"the reference ran on {ours:,} rank{'s' * (ours > 1)} and the candidate on {theirs:,}"
+
+
+def _unseen(reference: Run, candidate: Run) -> str:
+    lacking = [max(0, run.info.get("world", 1) - len(run.ranks)) for run in (reference, candidate)]
+    worlds = other_worlds(reference, candidate)
+    if not worlds or not any(lacking):
+        return ""
+    parts = [
+        f"{count:,} of the {side}" for count, side in zip(lacking, ("reference", "candidate"), strict=True) if count
+    ]
+    return f"{worlds}, and {' and '.join(parts)} left no record"
 
 
 def unchecked_ranks(reference: Run, candidate: Run) -> str:

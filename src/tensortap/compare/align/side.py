@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tensortap.core.records import ALL_FROZEN, Key, display_name
+from tensortap.core.records import ALL_FROZEN, PHASES, Key, display_name
+from tensortap.core.sketches import FULL, of_one_size
 from tensortap.store import Run
-from tensortap.store.format import index_schema, with_known_columns
+from tensortap.store.format import with_known_columns, without_sketch
 from tensortap.store.query import Filter
 
-__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "hash_of_shape"]
+__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "has_evaluation", "hash_of_shape"]
+
+TRAINING_PHASES = tuple(phase for phase in PHASES if phase != "eval")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -58,6 +62,8 @@ class Scope:
     """Against a checkpoint: only parameters and buffers as they were before the first step that takes part."""
     rename: Callable[[str], str] | None = None
     """The patterns of `modules` apply to names after this rename."""
+    training_only: bool = False
+    """Leave out evaluation, because the other side has none."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ class _MatchingNames:
         return any(fnmatchcase(known, pattern) or display_name(known) == pattern for pattern in self.patterns)
 
 
+def has_evaluation(run: Run) -> bool:
+    """Return whether a run has records of an evaluation."""
+    return any("eval" in pc.unique(run.columns(rank).column("phase")).to_pylist() for rank in run.ranks)
+
+
 class Side:
     """The records of a run that take part, in order of rank and execution."""
 
@@ -80,16 +91,21 @@ class Side:
         patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
         matching = None if patterns is None else _MatchingNames(patterns, scope.rename)
         steps = None if run.is_checkpoint else scope.steps  # a checkpoint belongs to no step
-        chosen = Filter(module=matching, kind=scope.kinds, step=steps)
-        everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps))
+        phases = TRAINING_PHASES if scope.training_only and has_evaluation(run) else None
+        chosen = Filter(module=matching, kind=scope.kinds, step=steps, phase=phases)
+        everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps, phases))
+        self.is_selection = scope.modules is not None or scope.kinds is not None
+        """Whether modules or kinds were left out on purpose."""
+        self.without_evaluation = phases is not None
+        """Whether records of an evaluation were left out."""
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
         tables, rows = [], []
         for rank in self.ranks:
-            table = with_known_columns(run.index(rank)).drop_columns("sketch")
-            places = np.arange(table.num_rows) if everything else chosen.rows(run.index(rank))
+            table = with_known_columns(run.columns(rank))
+            places = np.arange(table.num_rows) if everything else chosen.rows(table)
             tables.append(table if everything else table.take(pa.array(places)))
             rows.append(np.asarray(places, np.int64))
-        self.table = pa.concat_tables(tables) if tables else index_schema().empty_table()
+        self.table = pa.concat_tables(tables) if tables else without_sketch().empty_table()
         """Columns of the index without its sketches."""
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
@@ -107,6 +123,12 @@ class Side:
         column = np.asarray(self.table.column(name).to_numpy())
         setattr(self, name, column)
         return column
+
+    def replace(self, table: Any, row: Ints, rank: Ints) -> None:
+        """Replace all records by others of the same run; what was read from the old ones is forgotten."""
+        kept = {name: vars(self)[name] for name in ("run", "is_selection", "without_evaluation", "ranks")}
+        vars(self).clear()
+        vars(self).update(kept, table=table, row=row, rank=rank)
 
     def _keep_state(self) -> None:
         """Keep the state before the first step: a checkpoint knows neither steps nor which tensors are buffers."""
@@ -135,6 +157,12 @@ class Side:
     @cached_property
     def phase(self) -> Names:
         return self.names("phase")
+
+    @cached_property
+    def pass_number(self) -> Ints:
+        """The micro step; forwards of an evaluation count down from -1."""
+        found: Ints = np.where(self.phase.among(("eval",)), -1 - self.micro, self.micro) if len(self) else self.micro
+        return found
 
     @cached_property
     def kind(self) -> Names:
@@ -238,8 +266,10 @@ class Side:
                 before += len(matrix)
             else:
                 which.append(np.full(len(own), -1))
-        matrix = np.concatenate(matrices) if len(matrices) > 1 else (matrices or [np.empty((0, 256), np.float32)])[0]
-        return matrix, np.concatenate(which) if which else np.empty(0, np.int64)
+        matrices = of_one_size(matrices) or [np.empty((0, FULL), np.float32)]
+        return np.concatenate(matrices) if len(matrices) > 1 else matrices[0], np.concatenate(
+            which
+        ) if which else np.empty(0, np.int64)
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
         """Return (path, offset, bytes) of records whose bytes were stored."""

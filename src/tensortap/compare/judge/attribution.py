@@ -11,7 +11,8 @@ from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
 __all__ = ["Attribution", "attribute"]
 
 _RELEVANT_SOURCES = {
-    "param": ("param_grad",),
+    "param": ("param_grad", "step_grad"),
+    "step_grad": ("param_grad",),
     "param_grad": ("grad_output",),
     "grad_input": GRADIENT_KINDS,
     "grad_output": GRADIENT_KINDS,
@@ -29,6 +30,8 @@ class Attribution:
     """Whether the sources are right; None if none was recorded, or none could be judged."""
     unjudged: tuple[int, ...] = ()
     """Rows of sources that could not be judged."""
+    hands_on: bool = False
+    """Whether `container` made an input of another module as its output, which was not recorded."""
     from_outside: bool = False
     """Whether code outside the model, such as the loss, made the gradient."""
 

@@ -32,9 +32,11 @@ def cause_of(
     if kind == "input" and container is None:
         return Cause.INPUT if isolated or not module else Cause.UNRECORDED_INPUT
     if kind == "input":
-        return Cause.CONTAINER_CODE
+        return Cause.HANDED_ON if attribution.hands_on else Cause.CONTAINER_CODE
     if kind == "output":
         return Cause.OUTPUT if attribution.inputs_matched else Cause.OUTPUT_ON_UNKNOWN_INPUTS
+    if kind == "step_grad":
+        return Cause.STEP_GRADIENT
     if kind == "param_grad":
         return Cause.PARAMETER_GRADIENT
     if attribution.from_outside:

@@ -25,7 +25,7 @@ Pass = tuple[int, int, int]
 
 
 def pass_of(side: Side, row: int) -> Pass:
-    return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
+    return int(side.rank[row]), int(side.step[row]), int(side.pass_number[row])
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Counterparts:
         """Passes that both sides have: the candidate's identity → the reference's."""
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
         sides = (right, alignment.candidate), (left, alignment.reference)
-        columns = [getattr(side, name)[rows] for side, rows in sides for name in ("rank", "step", "micro")]
+        columns = [getattr(side, name)[rows] for side, rows in sides for name in ("rank", "step", "pass_number")]
         found = np.unique(np.stack(columns), axis=1).T.tolist() if len(columns[0]) else []
         return {(one[0], one[1], one[2]): (one[3], one[4], one[5]) for one in found}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import cause_of, is_within
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.lost_masks import LostMask, outermost_without
+from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.core.arguments import ArgumentDifference
 from tensortap.core.causes import Cause
 from tensortap.core.records import WRONG_STATUSES, Difference, Finding, Key
@@ -33,6 +34,10 @@ class FindingBuilder:
     """The plain arguments in which the two calls of a pair differ."""
     maker_of: Callable[[int], str | None] = lambda pair: None
     """The module that made an argument, where the code of the container is known not to have."""
+    lost_masks: Mapping[Spot, LostMask] = field(default_factory=dict)
+    """Calls that one side alone gives a mask."""
+    zeros_of: Callable[[int], tuple[int, int]] = lambda pair: (0, 0)
+    """The number of zeros of a pair, in the reference and in the candidate."""
     isolated: bool = False
     """Whether every module ran on the reference's own inputs."""
     checkpoints: bool = False
@@ -49,7 +54,7 @@ class FindingBuilder:
     def build(self, row: int, attribution: Attribution, born: int) -> Finding:
         """Build the finding of a row. `born` is the row of the birth, which may be the same tensor at another call."""
         judgement = self.judgement
-        return Finding(
+        found = Finding(
             key=self.key_of(row),
             row=row,
             rank=self.structure.scope[row][0],
@@ -67,6 +72,23 @@ class FindingBuilder:
             counterpart=self.candidate_names.get(self.module_to_blame(row, attribution)),
             arguments=self._arguments(row, attribution),
         )
+        unmasked = self.unmasked_call(row, attribution)
+        if unmasked is None or unmasked.parent is None:
+            return found
+        mask, caller = self.lost_masks[unmasked.spot], unmasked.parent.module
+        key = found.key._replace(
+            phase="forward", module=unmasked.module, call=unmasked.number, kind="input", path=mask.path
+        )
+        counterpart = self.candidate_names.get(caller)
+        return replace(found, key=key, cause=mask.cause, container=caller, counterpart=counterpart, arguments=())
+
+    def unmasked_call(self, row: int, attribution: Attribution) -> CallRows | None:
+        """Return the outermost call that one side alone gave a mask, if that explains a wrong row."""
+        if not self.lost_masks or self.structure.kind[row] in ("param", "buffer"):
+            return None
+        spot = self.structure.scope[row], self.module_to_blame(row, attribution)
+        calls = (call for call in self.structure.calls_of_module.get(spot, ()) if call.spot in self.lost_masks)
+        return next((outermost_without(call, self.lost_masks) for call in calls), None)
 
     def _cause(self, row: int, attribution: Attribution) -> Cause:
         container = self._container(row, attribution)
@@ -81,7 +103,7 @@ class FindingBuilder:
         """Return the plain arguments in which the call of the module to blame differs."""
         structure, module = self.structure, self.module_to_blame(row, attribution)
         kind, own = structure.kind[row], structure.call_of(row)
-        if kind in ("param", "buffer") or (kind == "input" and attribution.container is None):
+        if kind in ("param", "buffer", "step_grad") or (kind == "input" and attribution.container is None):
             return ()  # no call made it
         near = [call for call in (own, own and own.parent) if call is not None and call.module == module]
         calls = near[:1] or structure.calls_of_module.get((structure.scope[row], module), [])
@@ -99,7 +121,7 @@ def find_births(builder: FindingBuilder) -> list[Finding]:
         row = born if at_root is None else at_root
         attribution = attribute(row, structure, builder.judgement)
         if (maker := builder.maker_of(row)) is not None:
-            attribution = Attribution(maker, True)
+            attribution = Attribution(maker, True, hands_on=structure.kind[row] == "input")
         if structure.kind[row] == "grad_output":
             # The gradient that a module sends back to its container is recorded only later: that code is not to blame.
             module = builder.module_to_blame(row, attribution)

@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.attribution import Attribution, attribute
+from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.findings import FindingBuilder
+from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.random_draws import without_out_of_step
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import WRONG_STATUSES, Finding, Key
 
-__all__ = ["Isolation", "isolated_findings"]
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """How a run with modules fed from the reference went. Names are the reference's."""
-
-    forced: Collection[int] = ()
-    """The candidate's rows that were replaced by the reference's values after they were measured."""
-    used_inside: Collection[int] = ()
-    """Rows of gradients at an output that the module itself uses again: a part of such a gradient is its own."""
-    same: Collection[Sequence[int]] = ()
-    """Groups of rows that are one gradient, at an output that several calls return unchanged; innermost first."""
-    callers: Mapping[tuple[int, int, str, int], str | None] = field(default_factory=dict)
-    """By step, micro step, module and number: the module that made the call; None for code outside the model."""
-    cut_off: Collection[Key] = ()
-    """Inputs outside the autograd graph; and outputs outside it although one of their sources is inside."""
-    tied: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By module: other modules whose parameters it uses as well."""
-
-    def caller(self, call: CallRows) -> str | None:
-        _, step, micro = call.scope
-        return self.callers.get((step, micro, call.module, call.number))
-
-    def is_cut_off(self, call: CallRows, kind: str, path: str) -> bool:
-        _, step, micro = call.scope
-        return Key(step, micro, "forward", call.module, call.number, kind, path) in self.cut_off
-
-    def cutter(self, call: CallRows, path: str, structure: Structure) -> str | None:
-        """Return the module that detached an input: the one that returned it detached, or the caller."""
-        tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
-        makers = [
-            (maker, structure.path[row])
-            for tensor in tensors
-            for maker, row in structure.makers.get(tensor, ())
-            if maker.end < call.begin  # one that ran inside only passes it through
-        ]
-        for maker, output in reversed(makers):
-            if self.is_cut_off(maker, "output", output):
-                return maker.module
-        for maker, _ in makers[:1]:
-            paths = [structure.path[row] for row in maker.of("input")]
-            # Some inputs never need a gradient, such as tables of angles. If none does, the graph ends further back.
-            if paths and all(self.is_cut_off(maker, "input", each) for each in paths):
-                return self.cutter(maker, paths[0], structure)
-        # The caller itself may have been given a detached value. The model's own inputs are always detached.
-        around = call.parent
-        if around is not None and around.parent is not None and around.module == self.caller(call):
-            for row in around.of("input"):
-                if structure.tensor[row] in tensors and self.is_cut_off(around, "input", structure.path[row]):
-                    return self.cutter(around, structure.path[row], structure)
-        return self.caller(call)
+__all__ = ["isolated_findings"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +50,11 @@ class _Attributor:
             return Attribution(caller, None if caller is None else True)
         tensors = self.structure.returned(row, call)
         users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
-        if (blamed := self._find_detacher(tensors, users) or self._find_changer(users)) is not None:
-            return Attribution(blamed, True)
         rows = self.one_gradient.get(row, (row,))
+        finders = self._find_detacher(tensors, users), self._find_changer(users), self._find_misleader(tensors, users)
+        blamed = next((each for each in (*finders, self._find_cut_beside(rows[0])) if each is not None), None)
+        if blamed is not None:
+            return Attribution(blamed, True)
         outermost = self.structure.call_of(rows[-1]) or call
         caller = self.isolation.caller(outermost)
         own = next((each for each in rows if each in self.own), None)
@@ -122,11 +76,25 @@ class _Attributor:
             self.structure.module[row],
             self.structure.scope[row],
         )
+        if kind == "param" and not self.structure.number[row]:
+            return False  # before the step, no gradient has moved it
         if kind == "param":
             calls = self.structure.calls_in_step.get((rank, step, module), ())
             reached = any(call.of("grad_output") for call in calls)
             return not reached and any(
                 (key.step, key.module, key.kind, key.path) == (step, module, "param_grad", self.structure.path[row])
+                for key in self.only_reference
+            )
+        if kind == "grad_input" and self._follows_a_misled_user(row):
+            return True
+        if kind == "buffer":  # one that a module updates when it is called
+            return bool(self.structure.number[row]) and any(
+                self._missing_calls.get((step, key_micro, module)) for key_micro in self._micros
+            )
+        if kind == "param_grad" and (reader := self._reader(row)) is not None and self.explained:
+            # The gradient of a parameter that a container reads comes by way of the modules inside.
+            return any(
+                key.step == step and key.kind == "grad_output" and is_within(key.module, reader)
                 for key in self.only_reference
             )
         if kind == "param_grad" and self.explained:
@@ -152,6 +120,10 @@ class _Attributor:
             for user in users
             for number in self._missing_calls.get((*scope[1:], user), ())
         )
+
+    @cached_property
+    def _micros(self) -> set[int]:
+        return {scope[2] for scope in self.structure.scope}
 
     @cached_property
     def _missing_calls(self) -> dict[tuple[int, int, str], set[int]]:
@@ -188,6 +160,43 @@ class _Attributor:
                 return user.module
         return None
 
+    def _find_misleader(self, tensors: Collection[int], users: Collection[CallRows]) -> str | None:
+        """Return the code that gave a user something else in the place of these tensors: it sends no gradient to them,
+        or a user of something else does."""
+        for user in users:
+            if any(self.structure.tensor[row] in tensors and self._wrong(row) for row in user.of("input")):
+                return self.isolation.caller(user)
+        return None
+
+    def _follows_a_misled_user(self, row: int) -> bool:
+        """Whether a module inside should have been given the input whose gradient a row is, and was given something
+        else: that gradient comes from elsewhere."""
+        call = self.structure.call_of(row)
+        if call is None:
+            return False
+        given = [r for r in call.of("input") if self.structure.path[r] == self.structure.path[row]]
+        inside = [
+            user
+            for r in given
+            for user in self.structure.consumers.get(self.structure.tensor[r], ())
+            if is_within(user.module, call.module)
+        ]
+        tensors = {self.structure.tensor[r] for r in given}
+        return self._find_misleader(tensors, inside) not in (None, call.module)
+
+    def _find_cut_beside(self, row: int) -> str | None:
+        """Return the module that made a gradient's tensor, if it has detached another of its outputs: the gradient of
+        that one would have come by way of this tensor."""
+        call = self.structure.call_of(row)
+        if call is None:
+            return None
+        _, step, micro = call.scope
+        for path in (self.structure.path[output] for output in call.of("output")):
+            lost = Key(step, micro, "backward", call.module, call.number, "grad_output", path)
+            if self.isolation.is_cut_off(call, "output", path) and lost in self.only_reference:
+                return call.module
+        return None
+
     def _wrong(self, row: int) -> bool:
         return self.judgement.status[row] in WRONG_STATUSES
 
@@ -213,7 +222,7 @@ def isolated_findings(
     found: list[Finding] = []
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
-    first_wrong_gradient = _first_wrong_gradients(builder, only_reference if explained else ())
+    first_wrong_gradient = _first_wrong_gradients(builder, only_reference)
     # Without gradients at inputs, the gradient of a module at fault reaches the container's code unreplaced.
     feeds_back = "grad_input" in set(structure.kind)
     births = [row for row in builder.births() if not attributor.is_consequence(row)]
@@ -221,12 +230,16 @@ def isolated_findings(
         row
         for row in births
         if not _is_after_step(row, structure) or not _is_misled(row, structure, first_wrong_gradient)
-    ]
+    ] or (births if not explained else [])  # a missing gradient that nothing else reports
+    births = without_out_of_step(births, structure, builder.class_of, builder.zeros_of)
     # A module that left out a call is found by its other values; these gradients count only if there are none.
     births = [row for row in births if not attributor.lacks_a_call(row)] or births
     for row in births:
         attribution = attributor.attribute(row)
         module, rank = builder.module_to_blame(row, attribution), structure.scope[row][0]
+        unmasked = builder.unmasked_call(row, attribution)
+        if unmasked is not None and unmasked.parent is not None:
+            module = unmasked.parent.module
         after_step = _is_after_step(row, structure)
         if (rank, module) in known or (after_step and rank in optimizers):
             continue

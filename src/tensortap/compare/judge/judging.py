@@ -8,22 +8,37 @@ mistake in a run that was exact so far does. `rules` has all tolerances.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from tensortap.compare.judge.pairs import Floats, Pairs
-from tensortap.compare.judge.rules import ROUNDING, find_tolerance
+from tensortap.compare.judge.rules import (
+    KINK,
+    MOST_ASSUMED,
+    MOVED_TIES,
+    NAIVE_SUM,
+    ROUNDING,
+    SAME_MASK,
+    find_tolerance,
+    is_doubtful_sum,
+)
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.judge.ties import Ties
+from tensortap.compare.measure.choices import ChangedChoice
+from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = ["Judgement", "judge"]
 
 _FLOWING = ("input", "output", "grad_output", "grad_input")
+_FLOWING_GRADIENTS = ("grad_output", "grad_input")
+_FEW_CROSSED, _SHARE_CROSSED = 4, 16.0
+"""Elements of a gradient that may cross a kink whatever the activations; and per error of these and element."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,12 @@ class Judgement:
     """For each born row, the worst error among its sources; NaN if none was recorded."""
     affected_calls: set[Spot]
     """Calls without a gradient at an output whose own gradients are wrong."""
+    kinks: Mapping[int, CrossedKink] = field(default_factory=dict)
+    """Rows that are right but for few elements that crossed a kink."""
+    choices: Mapping[int, ChangedChoice] = field(default_factory=dict)
+    """Rows of choices that differ, as rounding may have decided."""
+    cancelling: frozenset[int] = frozenset()
+    """Rows of gradients that are close and consist of rounding alone: sums that cancel out."""
 
 
 class _Judge:
@@ -52,6 +73,9 @@ class _Judge:
         self.structure = evidence.structure
         self.calls_without_gradient = calls_without_gradient
         self.affected_calls: set[Spot] = set()
+        self.kinks: dict[int, CrossedKink] = {}
+        self.ties = Ties(evidence)
+        self._cancelling: set[int] = set()
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
         self._worst_output: dict[tuple[int, int, int], int] = {}
@@ -69,6 +93,10 @@ class _Judge:
         self.status: list[str] = np.where(pairs.equal, "equal", np.where(close, "close", "unjudged")).tolist()
         rule = np.where(pairs.equal, "bitwise", np.where(close, ROUNDING, "no evidence"))
         self.rule: list[str] = rule.tolist()
+        for row in pairs.masks:
+            self.rule[row] = SAME_MASK
+        self._ambiguous: set[int] = set()
+        """Masks that are the same if True means "hidden": they are wrong only if something made from them is."""
         self.tolerance = evidence.base.copy()
 
     def run(self) -> Judgement:
@@ -81,19 +109,32 @@ class _Judge:
         with np.errstate(invalid="ignore"):  # pairs that must be equal have no row to allow for
             row_tolerance = tolerance * self.pairs.row_gain
         return Judgement(
-            self.status, tolerance, row_tolerance, self.rule, self.born, self.sources_error, self.affected_calls
+            self.status,
+            tolerance,
+            row_tolerance,
+            self.rule,
+            self.born,
+            self.sources_error,
+            self.affected_calls,
+            self.kinks,
+            self.ties.choices,
+            frozenset(row for row in self._cancelling if self.status[row] == "close"),
         )
 
     def _judge(self, row: int) -> None:
         evidence = self.evidence
         error, wrong, first = evidence.error[row], evidence.wrong, self.structure.first_seen[row]
-        if first < row and self.open[first] and _is_nearly(error, evidence.propagated[first]):
+        known = first < row and self.open[first]
+        if known and (first in self.ties or _is_nearly(error, evidence.propagated[first])):
             self._copy_judgement(row, first)
             return
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
         lacking = self._calls_that_lack_a_gradient(row)
+        if not any(wrong[source] for source in sources) and (tie := self.ties.status_of_choice(row, sources)):
+            self.status[row], self.rule[row] = tie
+            return
         recorded = bool(sources)
         propagated = any(wrong[source] for source in sources) or bool(lacking)
         if not recorded and self.pairs.isolated is None:
@@ -104,12 +145,30 @@ class _Judge:
             self.tolerance[row], self.rule[row] = find_tolerance(JudgedPair(evidence, row, sources, incoming))
         else:
             self.rule[row] = ROUNDING
+        if row in self.ties.mistaken:
+            self.tolerance[row], self.rule[row] = 0.0, ROUNDING
+        if row in self.pairs.masks and self.pairs.masks[row].ambiguous:
+            self._ambiguous.add(row)
+            evidence.propagated[row] = 0.0  # its number says nothing about what is made from it
+            self.status[row] = "unjudged"
+            return
+        too_far = self.pairs.reshaped[row] or not error <= self.tolerance[row]
+        if too_far and not propagated and not self.pairs.nonfinite[row] and (tie := self._follows_tie(row, sources)):
+            self.status[row], self.rule[row] = tie
+            return
         if self.pairs.reshaped[row] or self.pairs.nonfinite[row]:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
             self.status[row] = "close"
+            self._note_cancelling(row, sources)
             if self.structure.kind[row] == "param_grad":
                 evidence.summed.add_right_gradient(row, error)
+            return
+        elif not propagated and self._crossed_a_kink(row, sources):
+            self.status[row], self.rule[row] = "close", KINK
+            return
+        elif not propagated and (doubt := self._doubt(row, sources)):
+            self.status[row], self.rule[row] = "unjudged", doubt
             return
         else:
             self.status[row] = "diverged"
@@ -120,14 +179,91 @@ class _Judge:
             propagated = propagated or self._came_through_parameters(row, self._nonfinite_kinds)
             self._nonfinite_kinds.setdefault(step, set()).add(kind)
         self._wrong_kinds.setdefault(step, set()).add(kind)
+        if not propagated and (masks := [source for source in sources if source in self._ambiguous]):
+            self._blame_mask(masks[0])
+            propagated = True
         if not propagated:
             self.born.append(row)
             self.sources_error[row] = incoming if recorded else float("nan")
+
+    def _crossed_a_kink(self, row: int, sources: Sequence[int]) -> bool:
+        """Whether a gradient is right but for few elements, which crossed a kink of an activation.
+
+        With activations that are off by e, about a share of e of them does.
+        """
+        evidence = self.evidence
+        if self.structure.kind[row] not in _FLOWING_GRADIENTS or evidence.policy.fixed:
+            return False
+        kink = self.pairs.kink_of(row)
+        if kink is None:
+            return False
+        pair = JudgedPair(evidence, row, sources, 0.0)
+        errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
+        if self.pairs.isolated is not None:  # they have no error but that of a cast
+            cast = [source for source in pair.right_activations if self.pairs.isolated.cast[source]]
+            errors += [evidence.base[source] / 4 for source in cast]  # the mean rounding is a quarter of an epsilon
+        worst = max((error for error in errors if error < float("inf")), default=0.0)
+        allowed = _FEW_CROSSED + _SHARE_CROSSED * worst * kink.elements
+        row_error = kink.row_rel_l2 / float(self.pairs.row_gain[row])
+        if kink.crossed > min(allowed, kink.elements / 8) or not (kink.rel_l2 <= self.tolerance[row]):
+            return False
+        if row_error > self.tolerance[row]:
+            return False
+        self.kinks[row] = kink
+        return True
+
+    def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
+        return self.ties.status_of_follower(row, sources, self.tolerance[row])
+
+    def _note_cancelling(self, row: int, sources: Sequence[int]) -> None:
+        """Note a gradient that needs more tolerance than any but a sum that cancels out gets, and its step_grad."""
+        if self.evidence.error[row] <= MOST_ASSUMED:
+            return
+        if JudgedPair(self.evidence, row, sources, 0.0).cancels or (
+            self.structure.kind[row] == "step_grad" and any(source in self._cancelling for source in sources)
+        ):
+            self._cancelling.add(row)
+
+    def _doubt(self, row: int, sources: Sequence[int]) -> str:
+        """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
+        pair = JudgedPair(self.evidence, row, sources, 0.0)
+        if is_doubtful_sum(pair, self.evidence.error[row]):
+            return NAIVE_SUM
+        return MOVED_TIES if self._moved_ties(pair) else ""
+
+    def _moved_ties(self, pair: JudgedPair) -> bool:
+        """Whether a cast moved ties of a maximum with overlapping windows.
+
+        An element that loses a window to another may keep others: it is zero on neither side. There are about as many
+        of these as of those that crossed, and a share s of all moves the rest by sqrt(s). Rows say nothing: few of
+        their elements are the largest of a window.
+        """
+        isolated, row = self.pairs.isolated, pair.row
+        if isolated is None or self.structure.kind[row] not in _FLOWING_GRADIENTS or self.evidence.policy.fixed:
+            return False
+        if not any(isolated.cast[source] for source in pair.right_activations):
+            return False
+        kink = self.pairs.kink_of(row)
+        passed = int(self.pairs.elements[row] - self.pairs.zeros[row])
+        if kink is None or not passed or kink.crossed > passed / 64:
+            return False
+        return kink.rel_l2 <= float((kink.crossed / passed) ** 0.5)
+
+    def _blame_mask(self, mask: int) -> None:
+        """Call an ambiguous mask wrong, because something made from it is."""
+        tensors = self.structure.tensor
+        same = [row for row in self._ambiguous if tensors[row] == tensors[mask]]
+        if self.status[mask] == "unjudged":
+            self.born.append(min(same))
+            self.sources_error[min(same)] = 0.0
+        for row in same:
+            self.status[row] = "diverged"
 
     def _copy_judgement(self, row: int, first: int) -> None:
         """Judge a record of the very same two tensors as the first one."""
         self.status[row], self.tolerance[row] = self.status[first], self.tolerance[first]
         self.rule[row], self.evidence.wrong[row] = self.rule[first], self.evidence.wrong[first]
+        self.ties.copy(row, first)
 
     def _substitute_source(self, row: int, sources: Sequence[int]) -> list[int]:
         """Return the worst right output before a record whose inputs were not recorded: they may be as far off."""
@@ -139,7 +275,9 @@ class _Judge:
                 if worst is None or evidence.error[passed] > evidence.error[worst]:
                     self._worst_output[scope] = passed
         self._passed = max(self._passed, row)
-        outside = kinds[row] in ("param", "buffer") or (kinds[row] == "input" and not self.structure.module[row])
+        outside = kinds[row] in ("param", "buffer", "step_grad") or (
+            kinds[row] == "input" and not self.structure.module[row]
+        )
         if outside or self.pairs.isolated is not None or any(kinds[source] in _FLOWING for source in sources):
             return []
         worst = self._worst_output.get(self.structure.scope[row])

@@ -8,7 +8,8 @@ import numpy as np
 
 from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
-from tensortap.compare.judge.isolated import Isolation
+from tensortap.compare.judge.detached import DetachedKeys, knows_detached
+from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
@@ -35,7 +36,11 @@ def find_missing_in_isolation(
     side = matched.reference
     unfinished = _unfinished(matched)
     alone = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
+    # A value of another shape is not replaced, and its gradient is not compared.
+    reshaped = matched.alignment.reference[np.flatnonzero(matched.measures.reshaped)].tolist()
+    lost = {key for _, key in alone} | {side.key(row) for row in reshaped}
     missing = [(row, key) for row, key in alone if key.step != unfinished and _is_expected(key, parameters)]
+    missing = [(row, key) for row, key in missing if not _lacks_its_value(key, lost)]
     return _find_ends(matched, structure, isolation, missing)
 
 
@@ -75,7 +80,12 @@ def find_missing_gradients(
         for call in structure.calls.values()
     }
     row, key = missing[0]
-    ends = _find_ends(matched, structure, Isolation(callers=callers), missing)
+    isolation = Isolation(callers=callers)
+    if knows_detached(matched):
+        cut_off = DetachedKeys(matched, {"input": "inputs", "output": "outputs"})
+        outside = DetachedKeys(matched, {"output": "outputs_of_detached"})
+        isolation = Isolation(callers=callers, cut_off=cut_off, outside=outside)
+    ends = _find_ends(matched, structure, isolation, missing)
     return ends or {row: _missing_finding(matched, row, key, None)}
 
 
@@ -150,14 +160,27 @@ def _missing_rows(
     alone = matched.alignment.only_reference
     rows = alone[left.kind.among(kinds)[alone]]
     came = set(zip(structure.scope, structure.kind, strict=True)) if len(rows) else set()
+    values = alone[left.kind.among(("input", "output"))[alone]] if len(rows) else alone[:0]
+    lost = {left.key(row) for row in values.tolist()}
     missing = []
     for row in rows.tolist():
         key, scope = left.key(row), pass_of(left, row)
         if (scope, key.kind) not in came or key.step == unfinished or not _is_expected(key, parameters):
             continue
+        if _lacks_its_value(key, lost):
+            continue
         if _ran_on_both(matched, structure, scope, key) and (expected is None or expected(key)):
             missing.append((row, key))
     return missing
+
+
+def _lacks_its_value(key: Key, lost: Collection[Key]) -> bool:
+    """Whether a gradient is that of a value which the candidate does not return or take, such as attention weights: it
+    has no place there. If something reads the value, that shows elsewhere."""
+    if key.kind == "param_grad":
+        return False
+    value = key._replace(phase="forward", kind=key.kind.removeprefix("grad_"), path=key.path.partition("~")[0])
+    return value in lost
 
 
 def _certain(matched: Matched, rows: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
@@ -202,10 +225,14 @@ def _find_ends(
     matched: Matched, structure: Structure, isolation: Isolation, rows: Sequence[tuple[int, Key]]
 ) -> dict[int, Finding]:
     missing = {key for _, key in rows}
+    # Some inputs never need a gradient, such as tables of angles: only one that the reference has can be lost.
+    lost = None
+    if "grad_input" in matched.reference.kind.words:
+        lost = {matched.reference.key(row) for row in matched.alignment.only_reference.tolist()}
     found: dict[int, Finding] = {}
     named: set[str] = set()
     for row, key in rows:
-        module = _end_of(key, structure, isolation, missing, int(matched.reference.rank[row]))
+        module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
         if module is None or {module, key.module} & named:
             continue
         # A gradient that ends inside a module never reaches the modules before it: containers are not to blame.
@@ -233,8 +260,19 @@ def _missing_finding(matched: Matched, row: int, key: Key, container: str | None
     )
 
 
-def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Collection[Key], rank: int) -> str | None:
-    """Return the module at which a gradient ends; None if it already ended further on."""
+def _end_of(
+    key: Key,
+    structure: Structure,
+    isolation: Isolation,
+    missing: Collection[Key],
+    lost: Collection[Key] | None,
+    rank: int,
+) -> str | None:
+    """Return the module at which a gradient ends; None if it already ended further on.
+
+    missing: all gradients that the candidate should have and lacks.
+    lost: all that it lacks; None if the reference recorded no gradients at inputs.
+    """
     scope = rank, key.step, key.micro
     calls = [
         c
@@ -248,7 +286,7 @@ def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Colle
         around = () if caller is None else structure.calls_of_module.get((scope, caller), ())
         if not any(call.of("grad_output") for call in around):
             return None
-        return _find_detacher(key, calls, structure, isolation) or caller
+        return _find_detacher(key, calls, structure, isolation, lost) or caller
     if not any(call.of("grad_output") for call in calls):
         return None
     if key.kind == "grad_input" and key._replace(phase="forward", kind="input") in isolation.cut_off:
@@ -257,14 +295,22 @@ def _end_of(key: Key, structure: Structure, isolation: Isolation, missing: Colle
     return key.module
 
 
-def _find_detacher(key: Key, calls: Sequence[CallRows], structure: Structure, isolation: Isolation) -> str | None:
-    """Return the module that detached an output: the one that returns it, or one that its inputs come from."""
+def _find_detacher(
+    key: Key, calls: Sequence[CallRows], structure: Structure, isolation: Isolation, lost: Collection[Key] | None
+) -> str | None:
+    """Return the module that detached an output: the one that returns it, or one that its inputs come from.
+
+    None if the output is in the graph: then the code that used it has detached it.
+    """
     for call in calls:
         if isolation.is_cut_off(call, "output", key.path):
             return call.module
+        if not isolation.is_outside(call, key.path):
+            continue
         for row in call.of("input"):
-            if isolation.is_cut_off(call, "input", structure.path[row]):
-                return isolation.cutter(call, structure.path[row], structure)
+            given = key._replace(kind="grad_input", path=structure.path[row])
+            if (lost is None or given in lost) and isolation.is_cut_off(call, "input", given.path):
+                return isolation.cutter(call, given.path, structure)
     return None
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from tensortap.compare.measure.choices import ChoiceReader
+from tensortap.compare.measure.kinks import CrossedKink
+from tensortap.compare.measure.masks import MaskDifference
 
 __all__ = ["Floats", "IsolatedPairs", "Pairs"]
 
@@ -21,6 +25,10 @@ class IsolatedPairs:
     """Where the reference's values replaced the candidate's, so that no error propagated."""
     cast: npt.NDArray[np.bool_]
     """Where these values were cast from another dtype, so that they are rounded."""
+    mixed: npt.NDArray[np.bool_]
+    """Where the two sides have floats of two dtypes, replaced or not."""
+    tied: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By module: other modules whose parameters it uses as well."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,20 @@ class Pairs:
     nonfinite: npt.NDArray[np.bool_]
     """One side has NaN or Inf where the other has not."""
     reshaped: npt.NDArray[np.bool_]
+    zeros: npt.NDArray[np.int64]
+    """The reference's number of zeros."""
     dimensions: npt.NDArray[np.int64]
     base: Floats
     """The tolerance if all sources are right."""
     limits: Mapping[int, str] = field(default_factory=dict)
     """Pairs about which too little is known to call them right, and why. Their error is a lower bound, or NaN."""
+    masks: Mapping[int, MaskDifference] = field(default_factory=dict)
+    """Pairs that were compared by what they hide: they are right only if that is the same."""
+    kink_of: Callable[[int], CrossedKink | None] = lambda pair: None
+    """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
+    choices: ChoiceReader | None = None
+    """Tells how choices of experts differ; None if ties of routers are not looked for."""
+    step_noise_of: Callable[[int], float | None] = lambda pair: None
+    """Returns the error of an optimizer's step that a pair of gradients explains; None if that is not known."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""

@@ -89,8 +89,8 @@ class Structure:
 
     @cached_property
     def scope(self) -> list[tuple[int, int, int]]:
-        """Rank, step and micro step."""
-        columns = (self._side.rank, self._side.step, self._side.micro)
+        """Rank, step and micro step; see `Side.pass_number`."""
+        columns = (self._side.rank, self._side.step, self._side.pass_number)
         return list(zip(*(column[self._rows].tolist() for column in columns), strict=True))
 
     @cached_property
@@ -189,19 +189,50 @@ class Structure:
 
     @cached_property
     def parameters_of(self) -> dict[tuple[int, int, str], list[int]]:
-        """Rows of a module's parameters and buffers before a step, by (rank, step, module)."""
+        """Rows of the parameters and buffers that a module has before a step, by (rank, step, module).
+
+        These are its own, and those of modules inside that only hold them and are never called.
+        """
         found: dict[tuple[int, int, str], list[int]] = defaultdict(list)
-        for (rank, step, module, _, _, call), row in self.state.items():
-            if call == 0:
-                found[rank, step, module].append(row)
+        for (rank, step, module, kind, path, call), row in self.state.items():
+            if call and (rank, step + 1, module, kind, path, 0) in self.state:
+                continue  # recorded twice
+            step += bool(call)
+            found[rank, step, module].append(row)
+            if (reader := self._reader_of(rank, step, module)) != module:
+                found[rank, step, reader].append(row)
         return found
+
+    def _reader_of(self, rank: int, step: int, module: str) -> str:
+        """Return the innermost module around that is called in a step: its code reads the parameters of the others."""
+        while module and (rank, step, module) not in self.calls_in_step:
+            module = module.rpartition(".")[0]
+        return module
+
+    def before_step(self, spot: tuple[int, int, str, str, str]) -> int | None:
+        """Return the row of a parameter or buffer before a step, by (rank, step, module, kind, path).
+
+        Without one of its own, it is that after the step before: capture need not record both.
+        """
+        rank, step, *rest = spot
+        module, kind, path = rest
+        before = self.state.get((rank, step, module, kind, path, 0))
+        return self.state.get((rank, step - 1, module, kind, path, 1)) if before is None else before
 
     @cached_property
     def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
         """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
+        return self._by_parameter("param_grad")
+
+    @cached_property
+    def step_gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
+        """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
+        return self._by_parameter("step_grad")
+
+    def _by_parameter(self, wanted: str) -> dict[tuple[int, int, str, str], list[int]]:
         found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
         for row, kind in enumerate(self.kind):
-            if kind == "param_grad":
+            if kind == wanted:
                 rank, step, _ = self.scope[row]
                 found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
         return found
@@ -251,9 +282,12 @@ class Structure:
         if kind == "param":
             if not self.number[row]:
                 return self._a_step_before(row)
-            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0))
-            gradients = self.gradients_of.get((rank, step, self.module[row], self.path[row]), [])
+            before = self.before_step((rank, step, self.module[row], kind, self.path[row]))
+            parameter = (rank, step, self.module[row], self.path[row])
+            gradients = self.gradients_of.get(parameter, []) + self.step_gradients_of.get(parameter, [])
             return gradients + ([before] if before is not None else [])
+        if kind == "step_grad":
+            return self.gradients_of.get((rank, step, self.module[row], self.path[row].partition("~")[0]), [])
         call = self.call_of(row)
         if call is None:
             return []

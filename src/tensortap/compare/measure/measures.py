@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.measure.range_ends import at_range_ends
+from tensortap.compare.measure.masks import MaskDifference
 from tensortap.core.records import Difference
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.kernels.pairs.sketches import sketch_differences
@@ -21,16 +21,18 @@ __all__ = ["OTHER_LAYOUT", "Measures", "estimate", "prepare"]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# With 256 buckets the estimate of a distance has a relative standard error of 1/sqrt(2*256); it was measured within
-# 9.6 % for 95 % of the cases. Sketches are stored as float32, which bounds the resolution of a distance.
+# With k buckets the estimate of a distance has a relative standard error of 1/sqrt(2*k); with 256 it was measured
+# within 9.6 % for 95 % of the cases. Sketches are stored as float32, which bounds the resolution of a distance.
 _ERROR_BAR = 0.1
+_ERROR_BAR_OF = 256
 _ROUNDING = 2.0**-23
 
 OTHER_LAYOUT = "only norms and counts: another layout"
 _OVERFLOW = "only norms and counts: its sketch overflowed"
 _NO_SKETCH = "only norms and counts: it has no sketch"
 _UNPLACED = "a summary does not show where its NaN and Inf are"
-_RANGE_ENDS = "a summary does not show which elements are at the end of the dtype's range"
+_LARGE = 2.0**20
+"""Norm beyond which a sketch, stored in float32, may not show where single elements are infinite."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Measures:
     """Measurements on all elements, by pair."""
     limits: dict[int, str] = field(default_factory=dict)
     """Pairs whose summaries do not suffice to call them right, and why. Their rel_l2 is a lower bound, or NaN."""
+    masks: dict[int, MaskDifference] = field(default_factory=dict)
+    """Pairs of masks that were compared by what they hide."""
 
     @property
     def open(self) -> npt.NDArray[np.int64]:
@@ -63,9 +67,14 @@ class Measures:
         """Pairs where one side has other numbers of NaN or Inf than the other, or has them in other places."""
         ours, theirs = self.sides["reference"], self.sides["candidate"]
         found: Bools = np.zeros(len(self.equal), bool)
-        for name in ("nan", "inf", "posinf"):
-            found |= ours[name] != theirs[name]
+        edges = (ours["edge"] > 0) | (theirs["edge"] > 0)
+        found |= ours["nan"] != theirs["nan"]
+        for name in ("inf", "posinf"):
+            found |= ~edges & (ours[name] != theirs[name])
+        # One side's -inf may be the other's lowest number: masks have either.
+        found |= edges & (ours["inf"] + ours["edge"] != theirs["inf"] + theirs["edge"])
         found[[pair for pair, difference in self.differences.items() if _misplaced(difference)]] = True
+        found[list(self.masks)] = False
         return found
 
     def take(self, pair: int, measure: PairMeasure) -> None:
@@ -81,6 +90,13 @@ class Measures:
             columns = self.sides[name]
             columns["nan"][pair], columns["inf"][pair], columns["posinf"][pair] = side.nan, side.inf, side.posinf
             columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
+
+    def take_mask(self, pair: int, found: MaskDifference) -> None:
+        """Store the difference of two masks."""
+        self.masks[pair] = found
+        self.exact[pair] = found.exact
+        self.rel_l2_bar[pair] = 0.0 if found.exact else 0.1 * found.error
+        self.replace(pair, found.as_difference())
 
     def replace(self, pair: int, found: Difference) -> None:
         """Replace the difference of a pair; the numbers of each side stay."""
@@ -153,11 +169,13 @@ def estimate(
     _bound(measures, pairs[without], _NO_SKETCH)
     _bound(measures, pairs[overflowed], _OVERFLOW)
     known = np.isfinite(apart)
-    _from_distance(measures, pairs[known], apart[known])
+    buckets = min((matrix.shape[1] for matrix in (left, right) if matrix.size), default=_ERROR_BAR_OF)
+    error_bar = _ERROR_BAR * (_ERROR_BAR_OF / buckets) ** 0.5
+    _from_distance(measures, pairs[known], apart[known], error_bar)
     _limit(measures, reference, candidate, alignment, pairs)
 
 
-def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -> None:
+def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats, error_bar: float) -> None:
     """Set the numbers that follow from the distance of two sketches."""
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -166,7 +184,7 @@ def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -
         relative = np.where(ours > 0, apart / ours, np.where(apart > 0, np.inf, 0.0))
         closeness = 1 - (apart**2 - (ours - theirs) ** 2) / (2 * ours * theirs)
     measures.rel_l2[pairs] = relative
-    measures.rel_l2_bar[pairs] = _ERROR_BAR * relative + _ROUNDING
+    measures.rel_l2_bar[pairs] = error_bar * relative + _ROUNDING
     # Where the norms are far apart, the error of the distance is larger than all that the angle adds to it.
     meaningful = (np.maximum(ours, theirs) <= 4 * np.minimum(ours, theirs)) & (ours > 0)
     measures.cosine[pairs] = np.where(meaningful, np.clip(closeness, -1, 1), np.where(ours == theirs, 1.0, np.nan))
@@ -174,16 +192,14 @@ def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats) -
 
 
 def _limit(measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]) -> None:
-    """Mark pairs whose summaries may hide a difference: elements at the ends of two ranges, and NaN or Inf that may
-    have swapped places with zeros, which a sketch does not show."""
-    ends = pairs[at_range_ends(reference, candidate, alignment)[pairs]]
-    for column in (measures.rel_l2, measures.rel_l2_bar, measures.cosine, measures.l2_difference):
-        column[ends] = np.nan
-    measures.limits |= dict.fromkeys(ends.tolist(), _RANGE_ENDS)
+    """Mark pairs whose summaries may hide a difference: NaN may have swapped places with zeros, which a sketch does not
+    show, and infinite elements likewise beside large ones."""
     ours, theirs = measures.sides["reference"], measures.sides["candidate"]
-    infinite = (ours["nan"] + ours["inf"] + theirs["nan"] + theirs["inf"])[pairs] > 0
+    unplaced = (ours["nan"] + theirs["nan"])[pairs] > 0
+    marked = (ours["inf"] + ours["edge"] + theirs["inf"] + theirs["edge"])[pairs] > 0
+    unplaced |= marked & ~(np.maximum(ours["l2"], theirs["l2"])[pairs] < _LARGE)
     zeros = (reference.zeros[alignment.reference[pairs]] > 0) | (candidate.zeros[alignment.candidate[pairs]] > 0)
-    unplaced = np.setdiff1d(pairs[infinite & zeros], ends)
+    unplaced = pairs[unplaced & zeros]
     measures.rel_l2_bar[unplaced] = np.inf
     measures.limits |= dict.fromkeys(unplaced.tolist(), _UNPLACED)
 
@@ -203,12 +219,13 @@ def _bound(measures: Measures, pairs: npt.NDArray[Any], why: str) -> None:
 
 def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:
     if not count:
-        return {name: np.empty(0) for name in ("elements", "nan", "inf", "posinf", "mean", "std", "l2")}
+        return {name: np.empty(0) for name in ("elements", "nan", "inf", "posinf", "edge", "mean", "std", "l2")}
     return {
         "elements": side.elements[rows],
         "nan": side.nan[rows].copy(),
         "inf": side.posinf[rows] + side.neginf[rows],
         "posinf": side.posinf[rows].copy(),
+        "edge": side.edge[rows],
         "mean": side.mean[rows].copy(),
         "std": side.std[rows].copy(),
         "l2": side.l2[rows].copy(),

@@ -52,6 +52,9 @@ SCHEMA = pa.schema(
         ("row_rel_l2", pa.float64()),  # rel_l2 of the worst row along the last dimension; `kernels.pairs.reference`
         ("row_index", pa.list_(pa.int64())),  # where that row is; empty if the tensor is one row
         ("row_tolerance", pa.float64()),  # the error of a row that was allowed
+        # with a truth: how far each side is from it, relative to its size
+        ("truth_reference", pa.float64()),
+        ("truth_candidate", pa.float64()),
         # both sides
         *(
             (f"{each.name}_{side}", pa.type_for_alias(each.dtype))

@@ -6,25 +6,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
+from tensortap.compare.judge.rules import SAME_MASK
 from tensortap.core.arguments import ABSENT, ArgumentDifference, in_words
-from tensortap.core.causes import CAUSES, PARAMETER_CAUSES, Cause, CauseWording
+from tensortap.core.causes import CAUSES, OUTSIDE_CAUSES, PARAMETER_CAUSES, Cause, CauseWording
 from tensortap.core.records import Finding, Key, display_name
 
 __all__ = [
     "ComparedTensor",
+    "about_selection",
     "describe_call",
     "describe_divergence",
     "describe_hidden_optimizer",
     "describe_isolated",
+    "describe_large",
     "describe_match",
     "describe_none_judged",
+    "describe_open_ties",
     "describe_other_arguments",
     "describe_other_steps",
+    "describe_rounding_alone",
     "describe_too_little",
     "describe_undecided",
+    "describe_unrelated",
     "describe_unseen_parameters",
+    "describe_unseen_start",
+    "describe_worst",
     "forward_agrees",
     "listed",
+    "rounded",
 ]
 
 _MOST_NAMED = 8
@@ -74,6 +83,7 @@ def describe_divergence(
         "but_in": f"{forward}, but in {where}" if forward else f"In {where}",
         "more": f" and {others:,} more" if others else "",
         "start": f"step {first.key.step}, the first that takes part" if first.key.step else "the first step",
+        "cut_by": f": {display_name(first.module)} cuts it off" if first.container is not None else "",
         "elsewhere": elsewhere if first.counterpart is not None else "",
         "sources": _sources(first, wording, ran_alike),
     }
@@ -97,11 +107,12 @@ def describe_isolated(
     verdict = wording.isolated_verdict.format(**slots)
     about_parameters = first.cause in PARAMETER_CAUSES
     other_cause = first.cause if first.cause is Cause.EXTRA_GRADIENT else None
-    modules = _modules(b for b in births if b.cause not in PARAMETER_CAUSES and b.cause is not other_cause)
+    elsewhere = PARAMETER_CAUSES | OUTSIDE_CAUSES
+    modules = _modules(b for b in births if b.cause not in elsewhere and b.cause is not other_cause)
     named = listed(modules, _MOST_NAMED)
-    if about_parameters or other_cause is not None:
+    if about_parameters or other_cause is not None or first.cause in OUTSIDE_CAUSES:
         return verdict + (f" Wrong on the reference's own inputs: {named}." if modules else "")
-    too = " The optimizer is wrong, too." if any(birth.cause is Cause.OPTIMIZER for birth in births) else ""
+    too = " The update of parameters is wrong, too." if any(birth.cause is Cause.OPTIMIZER for birth in births) else ""
     if len(modules) == 1:
         return verdict + too
     about = "{} modules are wrong on the reference's own inputs: {}. In {}, {}."
@@ -121,6 +132,7 @@ def _slots(first: Finding, where: str, tensors: tuple[ComparedTensor, ComparedTe
         "entered": "the model" if not first.module else display_name(first.module),
         "target": f"{module}'s output" if key.kind == "grad_output" else f"its input {key.path}",
         "part": _PARTS.get(key.kind, ""),
+        "value": f"{key.kind} {key.path}" + (f" of {module}" if first.container is not None else ""),
     }
 
 
@@ -140,6 +152,8 @@ def _more_modules(births: Sequence[Finding]) -> str:
 def _where(first: Finding, several: bool) -> str:
     key = first.key
     rank, micro = f", rank {first.rank}" * several, f", micro step {key.micro}" * bool(key.micro)
+    if key.phase == "eval":
+        micro = f", forward {key.micro} of the evaluation before it"
     return f"step {key.step}{rank}{micro}"
 
 
@@ -161,7 +175,7 @@ def _sources(first: Finding, wording: CauseWording, ran_alike: bool) -> str:
 
 def _source(first: Finding, key: Key) -> str:
     words = {"grad_output": "the gradient at output", "grad_input": "the gradient at input"}
-    words |= {"param": "parameter", "param_grad": "the gradient of"}
+    words |= {"param": "parameter", "param_grad": "the gradient of", "step_grad": "the optimizer's gradient of"}
     of = f" of {display_name(key.module)}" if key.module != first.key.module else ""
     return f"{words.get(key.kind, key.kind)} {key.path}{of}"
 
@@ -198,12 +212,26 @@ def describe_unseen_parameters() -> str:
     return ' Its parameters were not recorded, so the optimizer may be wrong instead: capture kinds=(..., "param").'
 
 
+def describe_unseen_start() -> str:
+    """Return a further sentence for a module whose parameters may differ from the start."""
+    return ' Its parameters were not recorded, and may differ already: capture kinds=(..., "param").'
+
+
+def about_selection(text: str) -> str:
+    """Return a sentence about a selection of records: what it lacks was left out, and may be recorded.
+
+    >>> about_selection("its output 0 is off, and its inputs were not recorded.")
+    'its output 0 is off, and its inputs were not selected.'
+    """
+    return text.replace("was not recorded", "was not selected").replace("were not recorded", "were not selected")
+
+
 def describe_hidden_optimizer(allowed: float | None) -> str:
     """Return a further sentence about the tolerance that is due to unrecorded parameters."""
     if allowed is None:
         return ""
     return (
-        f" Parameters were not recorded: up to {_number(allowed)} was allowed for gradient noise that an optimizer "
+        f" Parameters were not recorded: up to {rounded(allowed)} was allowed for gradient noise that an optimizer "
         'magnifies. This may hide a wrong optimizer: capture kinds=(..., "param").'
     )
 
@@ -237,8 +265,29 @@ def listed(words: Sequence[object], most: int = _MOST_STEPS) -> str:
     return few + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def describe_match(counts: Mapping[str, int], worst: tuple[float, str] | None, agree: str = "The runs match") -> str:
-    """Say that the runs match, and how closely."""
+def describe_worst(off: float, key: str) -> str:
+    """Say how far off the worst pair within tolerance is."""
+    return f"at most {rounded(off)} off, at {key}"
+
+
+def describe_rounding_alone(pairs: int, key: str, alone: bool) -> str:
+    """Say which sums cancel out, so that both sides consist of rounding and their relative error means nothing."""
+    more = "" if alone else "more "
+    if pairs == 1:
+        return f"one {more}cancels out and consists of rounding alone on both sides, {key}"
+    return f"{pairs:,} {more}cancel out and consist of rounding alone on both sides, as {key}"
+
+
+def describe_large(pairs: int, off: float, key: str, rule: str, alone: bool) -> str:
+    """Say which pairs are far off, relative to their size, and still within tolerance."""
+    more = "" if alone else "more "
+    if pairs == 1:
+        return f"one {more}differs by {rounded(off)}, {key}: {rule}"
+    return f"{pairs:,} {more}differ by up to {rounded(off)}, as {key}: {rule}"
+
+
+def describe_match(counts: Mapping[str, int], worst: str | None, agree: str = "The runs match") -> str:
+    """Say that the runs match, and how closely; `worst` describes the worst pairs within tolerance."""
     pairs = sum(counts.get(name, 0) for name in ("equal", "close", "unjudged"))
     if not counts.get("close") and not counts.get("unjudged"):
         all_of_them = f"all {pairs:,} pairs are" if pairs > 1 else "the one pair there is, is"
@@ -247,8 +296,8 @@ def describe_match(counts: Mapping[str, int], worst: tuple[float, str] | None, a
         text = f"{agree}: of {pairs:,} pair{'s' if pairs > 1 else ''}, "
         text += f"{counts.get('equal', 0):,} are equal bit for bit"
         text += f" and {counts.get('close', 0):,} within tolerance"
-        if worst is not None:
-            text += f" (at most {_number(worst[0])} off, at {worst[1]})"
+        if worst:
+            text += f" ({worst})"
         if counts.get("unjudged"):
             text += f"; {counts['unjudged']:,} could not be judged"
     if counts.get("unmatched"):
@@ -276,12 +325,27 @@ def describe_too_little(reference: int, candidate: int, pairs: int, unpaired: st
     )
 
 
+def describe_unrelated(reference: str, candidate: str) -> str:
+    """Say that two models have no module in common."""
+    return (
+        f"Too little in common to judge: the reference is a {reference} and the candidate a {candidate}, and no module "
+        "of one has its name in the other. If they are one architecture under other names, --map with an empty file "
+        "maps them by structure."
+    )
+
+
 def describe_undecided(guessed: str) -> str:
     """Say that the verdict is open, because only pairs that were guessed differ."""
     return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 
 
-def _number(value: float) -> str:
+def describe_open_ties(pairs: int, rest: str) -> str:
+    """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
+    which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
+    return f"Cannot tell whether the runs match: {which}. {rest}"
+
+
+def rounded(value: float) -> str:
     """Format two digits, and an exponent without padding: 1.5e-5, 0.42."""
     if value == 0 or 0.00995 <= abs(value) < 995:
         return f"{value:.2g}"
@@ -296,6 +360,10 @@ def _full(finding: Finding) -> str:
 
 def _off(finding: Finding, tensors: tuple[ComparedTensor, ComparedTensor]) -> str:
     ours, theirs = tensors
+    if finding.rule == SAME_MASK and finding.difference is not None:
+        differing, elements = finding.difference.l2**2, finding.difference.elements
+        about = "" if finding.difference.exact else "about "
+        return f"hides other elements than the reference's ({about}{differing:,.0f} of {elements:,} differ)"
     if finding.status == "shape":
         before, now = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
         return f"has the shape {now} instead of {before}"
@@ -311,10 +379,10 @@ def _off(finding: Finding, tensors: tuple[ComparedTensor, ComparedTensor]) -> st
         return "differs by more than can be measured"
     if finding.only_a_row and finding.difference is not None:
         row = ", ".join(map(str, finding.difference.row_index or ()))
-        return f"is off by {_number(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"
+        return f"is off by {rounded(finding.difference.row_rel_l2)} (relative L2) in its row [{row}]"
     if finding.rel_l2 <= finding.tolerance:
-        return f"is off by {_number(finding.rel_l2)} (relative L2), most of it as if it were scaled"
+        return f"is off by {rounded(finding.rel_l2)} (relative L2), most of it as if it were scaled"
     about = "" if finding.difference is None or finding.difference.exact else "about "
     if finding.difference is not None and finding.difference.rel_l2_bar == float("inf"):
         about = "at least "
-    return f"is off by {about}{_number(finding.rel_l2)} (relative L2)"
+    return f"is off by {about}{rounded(finding.rel_l2)} (relative L2)"

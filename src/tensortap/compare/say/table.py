@@ -17,7 +17,7 @@ from tensortap.compare.measure.measures import Measures
 from tensortap.compare.say.columns import pairs_schema
 from tensortap.compare.translate.translated import Translated
 from tensortap.core import statistics
-from tensortap.core.records import Finding
+from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors
 
 __all__ = ["table_of"]
 
@@ -32,7 +32,9 @@ def table_of(
     measures: Measures,
     judgement: Judgement,
     births: Sequence[Finding],
+    truth: Mapping[int, TruthErrors] | None = None,
 ) -> Any:
+    """Build the table. `truth` has the distances of both sides from a truth, by pair."""
     left, right = alignment.reference, alignment.candidate
     count = len(left)
     schema = pairs_schema()
@@ -52,6 +54,8 @@ def table_of(
         "birth": _marks(count, births),
         "cause": _texts(count, births, lambda birth: birth.cause.value),
         "container": _texts(count, births, lambda birth: birth.container),
+        "truth_reference": _nullable(_of_truth(count, truth or {}, lambda errors: errors.reference)),
+        "truth_candidate": _nullable(_of_truth(count, truth or {}, lambda errors: errors.candidate)),
         "tolerance": judgement.tolerance,
         "row_tolerance": judgement.row_tolerance,
         "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),
@@ -112,8 +116,15 @@ def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str,
 
 def _marks(count: int, births: Sequence[Finding]) -> Any:
     marks = np.zeros(count, bool)
-    marks[[birth.row for birth in births if birth.row is not None]] = True
+    marks[[birth.row for birth in births if birth.row is not None and birth.status in WRONG_STATUSES]] = True
     return marks
+
+
+def _of_truth(count: int, truth: Mapping[int, TruthErrors], number: Callable[[TruthErrors], float]) -> Any:
+    numbers = np.full(count, np.nan)
+    for pair, errors in truth.items():
+        numbers[pair] = number(errors)
+    return numbers
 
 
 def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], str | None]) -> Any:

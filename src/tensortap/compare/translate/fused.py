@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.translate.activations import activation_between
 from tensortap.core.records import Key, display_name
+from tensortap.core.sketches import of_one_size
 from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = ["Fusion", "Fusions", "find_fusions"]
@@ -166,7 +167,7 @@ class _Flow:
 
     def _rows(self) -> list[int]:
         side = self.side
-        forward = np.flatnonzero(side.kind.among(("input", "output")))
+        forward = np.flatnonzero(side.kind.among(("input", "output")) & side.phase.among(("forward",)))
         if not len(forward):
             return []
         first = forward[np.lexsort((side.seq[forward], side.micro[forward], side.step[forward], side.rank[forward]))[0]]
@@ -274,4 +275,6 @@ class _Finder:
 
     @cached_property
     def _sketches(self) -> list[tuple[npt.NDArray[np.float32], Ints]]:
-        return [flow.side.sketches() for flow in self.flows]
+        found = [flow.side.sketches() for flow in self.flows]
+        matrices = of_one_size([matrix for matrix, _ in found])
+        return [(matrix, which) for matrix, (_, which) in zip(matrices, found, strict=True)]

@@ -17,7 +17,7 @@ from tensortap.store import Run
 __all__ = ["outline_of"]
 
 _TIED = re.compile(r"(\S+) is tied to (\S+) and recorded there")  # as capture writes it
-_STATE = {"param": "param", "param_grad": "param", "buffer": "buffer"}
+_STATE = {"param": "param", "param_grad": "param", "step_grad": "param", "buffer": "buffer"}
 
 
 def outline_of(run: Run) -> tuple[ModelOutline, Values]:
@@ -33,7 +33,7 @@ def outline_of(run: Run) -> tuple[ModelOutline, Values]:
     called: dict[str, int] = {}
     values: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
     for rank in run.ranks:
-        for module, kind, path, cls, seq, shape in _sightings(run.index(rank)):
+        for module, kind, path, cls, seq, shape in _sightings(run.columns(rank)):
             classes.setdefault(module, cls)
             if kind in _STATE:
                 own = path.partition("~")[0]

@@ -25,6 +25,8 @@ from tensortap.mapping.outline import full_name
 
 __all__ = ["Translated"]
 
+_GRADIENTS = ("param_grad", "step_grad")
+"""Kinds of gradients of parameters: a tied one has the sum over all of its uses."""
 _UNPLACED = "\0"
 """Prefix of a module without a counterpart, so that it matches no module of the reference."""
 
@@ -68,6 +70,7 @@ class Translated(Side):
         which = starts[codes[self.origin]] + np.arange(len(self.origin)) - before
         flat = [target for each in targets for target in each]
         self.row, self.rank = own.row[self.origin], own.rank[self.origin]
+        self.without_evaluation = own.without_evaluation
         self._readings = [target.reading for target in flat]
         self._added = [target.added for target in flat]
         self._which = which
@@ -112,9 +115,9 @@ class Translated(Side):
     def _state_targets(self, plan: ModelMapping, module: str, kind: str, path: str) -> list[_Target]:
         base, again, number = path.partition("~")
         name = full_name(module, base)
-        if kind == "param_grad" and name in plan.ties[0]:
+        if kind in _GRADIENTS and name in plan.ties[0]:
             return []  # it is added to what the reference ties it to
-        if kind == "param_grad" and name in plan.ties[1].values():
+        if kind in _GRADIENTS and name in plan.ties[1].values():
             return self._unplaced(module, kind, path)  # a sum, whose parts are unknown
         found = []
         for made, reading in self._made_by.get(name, ()):
@@ -123,9 +126,9 @@ class Translated(Side):
             at = plan.module_matches.target.find(made)
             assert at is not None
             own = plan.module_matches.target.tensor(made)
-            kept = own.kind if kind != "param_grad" and self._kinds_known else kind
+            kept = own.kind if kind not in _GRADIENTS and self._kinds_known else kind
             changed = not reading.plain or own.shape != plan.module_matches.source.tensor(name).shape
-            added = tuple(self._sums.get(made, ())) if kind == "param_grad" else ()
+            added = tuple(self._sums.get(made, ())) if kind in _GRADIENTS else ()
             found.append(_Target(at[0], kept, at[1] + again + number, reading if changed or added else None, added))
         return found if name in self._made_by else self._unplaced(module, kind, path)
 
@@ -160,7 +163,14 @@ class Translated(Side):
 
     def _spot(self, row: int) -> tuple[Any, ...]:
         own, (path, _, number) = self.own, self.own.path[row].partition("~")
-        where = (int(own.rank[row]), int(own.step[row]), int(own.micro[row]), int(own.call[row]), own.kind[row], number)
+        where = (
+            int(own.rank[row]),
+            int(own.step[row]),
+            int(own.pass_number[row]),
+            int(own.call[row]),
+            own.kind[row],
+            number,
+        )
         return (full_name(own.module[row], path), *where)
 
     # --- columns -----------------------------------------------------------------------------------------------------

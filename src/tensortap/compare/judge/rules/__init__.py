@@ -4,6 +4,10 @@
 largest amount of all rules that apply; of equal amounts, the first rule's. `by_design` has the rules for differences
 between frameworks: they raise the rounding that a pair starts from.
 
+Some rules assume an error that nothing measured: the rounding of a dtype, or how errors add up. Such a rule allows at
+most `MOST_ASSUMED`, unless the pair is a sum that cancels out. A sum cancels out if it is smaller than its terms are
+together, even if their signs were random.
+
 A new rule is one entry of `RULES`. `rounding` has the constants of dtypes, rows and measured noise; `evidence` has
 what a rule can ask about a pair.
 """
@@ -16,15 +20,44 @@ from dataclasses import dataclass
 from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.core.records import GRADIENT_KINDS
 
-__all__ = ["ROUNDING", "RULES", "UNSEEN_PARAMETERS", "Rule", "find_tolerance"]
+__all__ = [
+    "KINK",
+    "MOST_ASSUMED",
+    "MOVED_TIES",
+    "NAIVE_SUM",
+    "ROUNDING",
+    "ROUNDING_ALONE",
+    "RULES",
+    "SAME_MASK",
+    "UNSEEN_PARAMETERS",
+    "Rule",
+    "find_tolerance",
+    "is_doubtful_sum",
+]
 
 ROUNDING = "rounding of its dtype"
+SAME_MASK = "a mask: hides the same elements"
+KINK = "few elements crossed a kink"
+ROUNDING_ALONE = "rounding of what it sums"
+NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
+MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
 _AS_GIVEN = "rtol and atol as given"
 _CANCELLED = 4.0
 _MOST_CANCELLED = 16.0
 """Times its own rounding. A gradient may be small for another reason, such as a small factor: then less is allowed."""
 _FLOWING = ("input", "output", "grad_output", "grad_input")
+MOST_ASSUMED = 0.25
+"""The largest relative error that a rule allows without a measured error behind it, unless a sum cancels out."""
+_MOST_DOUBTED = 1 / 3
+"""The largest relative error of a sum of short numbers that is left unjudged. Half of a batch is more; so is
+a factor of 1.2, which counts double along the tensor."""
+_SHORT = 2.0**-10
+"""The least rounding of a short dtype."""
+_SYSTEMATIC = 2.0
+"""Margin over the bound for errors that are alike at all positions."""
+_MAGNIFIED = 8.0
+"""Error of an optimizer's step over that of its last gradient: earlier ones, in its moments, were as far off."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +72,8 @@ class Rule:
 
 def find_tolerance(pair: JudgedPair) -> tuple[float, str]:
     """Return the relative error that a pair is allowed, and the name of the rule that allows it."""
+    if pair.row in pair.evidence.pairs.masks:
+        return 0.0, SAME_MASK
     if pair.policy.fixed:
         elements = int(pair.evidence.pairs.elements[pair.row])
         return pair.policy.fixed_tolerance(pair.l2, elements), _AS_GIVEN
@@ -65,8 +100,41 @@ def _rounding_of_sources(pair: JudgedPair) -> float:
         return 0.0
     kinds = evidence.structure.kind
     kept = pair.kind in GRADIENT_KINDS or pair.kind == "buffer"
-    coarse = (evidence.base[s] for s in pair.sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING))
-    return max(coarse, default=0.0)
+    coarse = [evidence.base[s] for s in pair.sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)]
+    mixed = [evidence.base[row] for row in pair.rows_of_its_code if isolated.mixed[row]]
+    longer = 1.0
+    if pair.kind == "param_grad" and pair.is_vector:
+        longer = max(pair.policy.lengthening(pair.kind), _roundings_of_partial_sums(pair))
+    return _assumed(pair, max((*coarse, *(longer * rounding for rounding in mixed)), default=0.0))
+
+
+def _roundings_of_partial_sums(pair: JudgedPair) -> float:
+    """Return how many epsilons a sum of n terms is off if each partial sum is rounded to the coarser dtype.
+
+    Each rounding moves a partial sum by at most half an epsilon of itself. If signs are random, partial sums grow as
+    sqrt(k) and roundings are independent: together they are sqrt(n / 8) of the norm of the terms. If all terms have
+    one sign, partial sums grow as k, and many small terms are lost in the same direction: up to n / 4 of the result.
+    The size of the sum shows how many terms have its sign.
+    """
+    n, terms = pair.summands, pair.terms
+    if not (pair.l2 > 0 and terms > 0 and n > 0):
+        return 0.0
+    of_one_sign = min(1.0, pair.l2 / (n**0.5 * terms))
+    return float(max((n / 8) ** 0.5 * max(1.0, terms / pair.l2), of_one_sign * n / 4))
+
+
+def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
+    """Whether a sum of short numbers is off by more than is allowed, and a naive sum of them may be."""
+    if pair.kind != "param_grad" or not pair.is_vector or error > _MOST_DOUBTED or pair.policy.fixed:
+        return False
+    evidence = pair.evidence
+    rounding = max((evidence.base[source] for source in pair.sources_of("grad_output")), default=0.0)
+    return rounding >= _SHORT and error <= rounding * _roundings_of_partial_sums(pair)
+
+
+def _assumed(pair: JudgedPair, amount: float) -> float:
+    """Limit what a rule allows that no measured error backs."""
+    return amount if pair.cancels else min(amount, MOST_ASSUMED)
 
 
 def _error_of_activations(pair: JudgedPair) -> float:
@@ -95,8 +163,18 @@ def _rounding_of_sum(pair: JudgedPair) -> float:
     evidence = pair.evidence
     rounding = evidence.summed.rounding(pair.row, pair.sources, evidence.error, evidence.wrong)
     if pair.l2 > 0:
-        return rounding / pair.l2
+        return _assumed(pair, rounding / pair.l2)
     return float("inf") if not pair.l2 and evidence.pairs.distance[pair.row] <= rounding else 0.0
+
+
+def _systematic_error(pair: JudgedPair) -> float:
+    """After an optimizer's step errors are alike at all positions: in a sum they add up, instead of averaging out.
+
+    By Cauchy and Schwarz, a sum of n terms is off by at most sqrt(n) times the norm of their errors.
+    """
+    if not pair.l2 > 0:
+        return 0.0
+    return _assumed(pair, _SYSTEMATIC * pair.incoming * pair.summands**0.5 * pair.terms / pair.l2)
 
 
 def _magnified_noise(pair: JudgedPair) -> float:
@@ -106,8 +184,19 @@ def _magnified_noise(pair: JudgedPair) -> float:
         return 0.0
     noise = evidence.gradient_noise(pair.row, pair.sources)
     flipped = (8 if pair.policy.mapped else 2) * noise**0.5  # other kernels have other zeros
-    share = 2.0 * bool(noise) if pair.is_vector else min(1.0, flipped)
+    share = _noise_of_vector(pair, noise) if pair.is_vector else min(1.0, flipped)
     return share * evidence.step_size(pair.row)
+
+
+def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
+    """Part of a vector may be zero in theory, as the keys' part of a bias: any noise may flip it. If the elements of
+    its gradients are known, so far, they show how many have a sign that noise decides."""
+    evidence = pair.evidence
+    gradients = [row for row in evidence.gradients_so_far(pair.row) if not evidence.pairs.equal[row]]
+    shares = [evidence.step_noise(row) for row in gradients]
+    if not pair.sources_of("step_grad", "param_grad") or None in shares:
+        return 2.0 * bool(noise)
+    return min(2.0, _MAGNIFIED * max((share for share in shares if share is not None), default=0.0))
 
 
 RULES: tuple[Rule, ...] = (
@@ -123,11 +212,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "error of gradients that were not recorded",
         _is_of("param_grad"),
-        lambda pair: pair.evidence.summed.unrecorded_error(pair.row, pair.sources),
+        lambda pair: _assumed(pair, pair.evidence.summed.unrecorded_error(pair.row, pair.sources)),
     ),
     Rule("rounding of what cancels out in it", _is_of("grad_output", "grad_input"), _rounding_of_cancelled_gradient),
-    Rule("rounding of what it sums", lambda pair: pair.kind == "param_grad" and pair.is_vector, _rounding_of_sum),
+    Rule(
+        "error that came in, alike at all positions that it sums",
+        lambda pair: pair.kind == "param_grad" and pair.is_vector and not pair.evidence.structure.is_at_start(pair.row),
+        _systematic_error,
+    ),
+    Rule(ROUNDING_ALONE, lambda pair: pair.kind == "param_grad" and pair.is_vector, _rounding_of_sum),
+    Rule(
+        "error of the norm by which gradients are clipped",
+        _is_of("step_grad"),
+        lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.error_of_norm(pair.row)),
+    ),
     Rule("its gradient's noise, as an optimizer magnifies it", _is_of("param"), _magnified_noise),
+    Rule(
+        "error of parameters that it is tied to",
+        _is_of("output"),
+        lambda pair: min(
+            MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_tied_parameters(pair.row, pair.sources))
+        ),
+    ),
     Rule(
         UNSEEN_PARAMETERS,
         _is_of("output", "input"),

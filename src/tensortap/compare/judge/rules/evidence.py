@@ -15,6 +15,9 @@ from tensortap.compare.judge.structure import Structure
 
 __all__ = ["Evidence", "JudgedPair"]
 
+_CANCELS = 8.0
+"""Times that the terms of a sum are larger than the sum, from which on it cancels out."""
+
 
 class Evidence:
     """All pairs, and what the judge knows about them so far. Columns are lists: rules read single elements."""
@@ -36,6 +39,7 @@ class Evidence:
         """The error that records computed from a row inherit."""
         self.l2: list[float] = pairs.l2.tolist()
         self.base: list[float] = pairs.base.tolist()
+        self._step_noise: dict[int, float | None] = {}
         self.wrong = [False] * len(self.error)
         """Set by the judge."""
         self.summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
@@ -47,18 +51,40 @@ class Evidence:
         """Return the worst error of the gradients that moved a parameter. A parameter without a gradient that moves
         all the same follows others, as a moving average of a network does."""
         structure = self.structure
-        own = [source for source in sources if structure.kind[source] == "param_grad"]
+        own = [source for source in sources if structure.kind[source] in ("param_grad", "step_grad")]
         rank, step, _ = structure.scope[row]
         at = rank, step if structure.number[row] else step - 1  # before a step: since the one before
         errors = [self.error[source] for source in own or self._gradients_in_step.get(at, [])]
         return max((error for error in errors if error < float("inf")), default=0.0)
 
+    def gradients_so_far(self, row: int) -> list[int]:
+        """Return the gradients of a parameter up to its step, which an optimizer may have in its moments."""
+        rank, step, _ = self.structure.scope[row]
+        own = self._gradients_by_parameter.get((rank, self.structure.module[row], self.structure.path[row]), ())
+        return [each for each in own if self.structure.scope[each][1] <= step]
+
+    def step_noise(self, row: int) -> float | None:
+        """Return the error of an optimizer's step that a pair of gradients explains; None if it is not known."""
+        if row not in self._step_noise:
+            self._step_noise[row] = self.pairs.step_noise_of(row)
+        return self._step_noise[row]
+
+    def error_of_norm(self, row: int) -> float:
+        """Return the error that right gradients of a step may cause in the norm of all of them."""
+        rank, step, _ = self.structure.scope[row]
+        rows = [each for each in self._gradients_in_step.get((rank, step), []) if not self.wrong[each]]
+        known = [each for each in rows if self.pairs.distance[each] < float("inf")]
+        size = sum(self.l2[each] ** 2 for each in known)
+        return float((sum(self.pairs.distance[each] ** 2 for each in known) / size) ** 0.5) if size > 0 else 0.0
+
     def step_size(self, row: int) -> float:
         """Return how far a parameter of the reference moved since it was last recorded, relative to its size."""
         structure = self.structure
         rank, step, _ = structure.scope[row]
-        last = (step, 0) if structure.number[row] else (step - 1, 1)
-        before = structure.state.get((rank, last[0], structure.module[row], "param", structure.path[row], last[1]))
+        module, path = structure.module[row], structure.path[row]
+        before = structure.before_step((rank, step, module, "param", path)) if structure.number[row] else None
+        if before is None:
+            before = structure.state.get((rank, step - 1, module, "param", path, 1))
         return 1.0 if before is None else self.reference_moved(before, row)
 
     def noise_of_unrecorded_parameters(self, row: int) -> float:
@@ -72,12 +98,41 @@ class Evidence:
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
 
+    def error_of_tied_parameters(self, row: int, sources: Sequence[int]) -> float:
+        """Return the worst error of all matrices before a step, for a module that must use one and has none: one that
+        makes floats from integers, such as an embedding whose weight belongs to another module."""
+        rank, step, _ = self.structure.scope[row]
+        floats = any(self.base[source] for source in sources)
+        if floats or not self.base[row] or (rank, step, self.structure.module[row]) in self.structure.parameters_of:
+            return 0.0
+        return self._worst_parameters.get((rank, step), 0.0)
+
+    @cached_property
+    def _worst_parameters(self) -> dict[tuple[int, int], float]:
+        """The worst error of right matrices before a step, by rank and step. Vectors are not looked up."""
+        found: dict[tuple[int, int], float] = {}
+        dimensions = self.pairs.dimensions
+        for (rank, step, _), parameters in self.structure.parameters_of.items():
+            rows = [row for row in parameters if self.base[row] and not self.wrong[row] and dimensions[row] > 1]
+            errors = [self.error[row] for row in rows if self.is_known(row)]
+            found[rank, step] = max(found.get((rank, step), 0.0), *(e for e in errors if e < float("inf")), 0.0)
+        return found
+
     @cached_property
     def _gradients_in_step(self) -> dict[tuple[int, int], list[int]]:
         """Rows of all parameter gradients, by rank and step."""
         found: dict[tuple[int, int], list[int]] = {}
         for (rank, step, _, _), rows in self.structure.gradients_of.items():
             found.setdefault((rank, step), []).extend(rows)
+        return found
+
+    @cached_property
+    def _gradients_by_parameter(self) -> dict[tuple[int, str, str], list[int]]:
+        """Rows of all gradients of a parameter, by rank, module and path."""
+        found: dict[tuple[int, str, str], list[int]] = {}
+        for known in (self.structure.gradients_of, self.structure.step_gradients_of):
+            for (rank, _, module, path), rows in known.items():
+                found.setdefault((rank, module, path), []).extend(rows)
         return found
 
     @cached_property
@@ -128,6 +183,39 @@ class JudgedPair:
 
     def sources_of(self, *kinds: str) -> list[int]:
         return [source for source in self.sources if self.evidence.structure.kind[source] in kinds]
+
+    @property
+    def summands(self) -> float:
+        """How many numbers each element of a parameter's gradient sums, if it is a vector."""
+        elements = self.evidence.pairs.elements
+        given = sum(int(elements[source]) for source in self.sources_of("grad_output"))
+        return given / max(1, int(elements[self.row]))
+
+    @property
+    def terms(self) -> float:
+        """The norm of the numbers that a vector's gradient sums; 0 if it is unknown."""
+        return self.evidence.summed.size(self.row, self.sources)
+
+    @property
+    def cancels(self) -> bool:
+        """Whether it is a sum that is small against its terms. A sum with random signs is about as large as they are
+        together."""
+        return self.kind == "param_grad" and self.is_vector and _CANCELS * self.l2 < self.terms
+
+    @property
+    def rows_of_its_code(self) -> list[int]:
+        """Rows of the calls whose code made it, of the modules that these call, and of users of a tied parameter."""
+        structure, isolated = self.evidence.structure, self.evidence.pairs.isolated
+        calls = list(structure.made_in(self.row))
+        if (own := structure.call_of(self.row)) is not None:
+            calls.append(own)
+        if self.kind == "param_grad" and isolated is not None:
+            scope, module = structure.scope[self.row], structure.module[self.row]
+            users = [user for user, owners in isolated.tied.items() if module in owners]
+            calls += [call for user in users for call in structure.calls_of_module.get((scope, user), ())]
+        for call in calls:  # and those inside, as the list grows
+            calls += call.children
+        return [row for call in calls for rows in call.rows.values() for row in rows]
 
     @property
     def right_activations(self) -> list[int]:

@@ -53,10 +53,16 @@ class SummedGradients:
         """
         summed = self._gradients(sources)
         if not summed:
-            return self.unrecorded_error(row, sources) * self._estimate_size(row)
-        size = float(np.sqrt(sum(self._l2[source] ** 2 for source in summed)))
+            return self.unrecorded_error(row, sources) * self.size(row, sources)
         incoming = max((error[s] for s in summed if not wrong[s] and error[s] < float("inf")), default=0.0)
-        return max(self._coarsest(row, summed), Policy.passed_on(incoming)) * size
+        return max(self._coarsest(row, summed), Policy.passed_on(incoming)) * self.size(row, sources)
+
+    def size(self, row: int, sources: Sequence[int]) -> float:
+        """Return the norm of all numbers that a bias's gradient sums."""
+        summed = self._gradients(sources)
+        if not summed:
+            return self._estimate_size(row)
+        return float(np.sqrt(sum(self._l2[source] ** 2 for source in summed)))
 
     def unrecorded_error(self, row: int, sources: Sequence[int]) -> float:
         """Return the relative error of gradients that a module was given and that were not recorded; 0 if they were.

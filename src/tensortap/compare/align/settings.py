@@ -1,0 +1,130 @@
+"""Settings in which two runs differ: plain attributes, parameters that are tied on one side alone, the training loop.
+
+They are loop facts of a run. They are reported, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.loop import LoopDifferences
+from tensortap.compare.align.side import Side
+from tensortap.core.arguments import ArgumentDifference
+from tensortap.store.loop import LoopFacts
+
+__all__ = ["SettingDifferences", "TieDifference"]
+
+_MEANINGLESS = ("training", "config._name_or_path", "config._attn_implementation_autoset")
+"""Attributes that say nothing about what a module computes; the mode of a call is recorded with it."""
+
+
+class TieDifference(NamedTuple):
+    """A parameter that is another one's tensor on one side alone; in that side's names."""
+
+    name: str
+    other: str
+    side: str
+
+    def words(self) -> str:
+        return f"{self.name} is tied to {self.other} in the {self.side} alone"
+
+
+class SettingDifferences:
+    """Differences in the loop facts of two runs: about modules, at the first step in common; about the loop, at all."""
+
+    def __init__(self, reference: Side, candidate: Side, alignment: Alignment, comparable: bool = True) -> None:
+        """`comparable` is False for two frameworks, whose attributes have other names and conventions."""
+        self._reference = reference
+        self._candidate = candidate
+        self._alignment = alignment
+        self._comparable = comparable and bool(len(alignment.reference))
+
+    @cached_property
+    def attributes(self) -> dict[str, tuple[ArgumentDifference, ...]]:
+        """By module, in the reference's names: the attributes that both sides have, and that differ."""
+        found = {}
+        for ours, theirs in self.modules() if self._comparable else ():
+            values = self._value("reference", "attributes", ours), self._value("candidate", "attributes", theirs)
+            if None not in values and (others := tuple(_others(*values))):  # type: ignore[arg-type]
+                found[ours] = others
+        return found
+
+    @cached_property
+    def ties(self) -> list[TieDifference]:
+        """Parameters that are tied on one side alone, among modules that both sides have."""
+        if not self._comparable:
+            return []
+        ours, theirs = (self._value(side, "ties", "") for side in ("reference", "candidate"))
+        if ours is None or theirs is None:
+            return []
+        names = dict(self.modules())
+        renamed = {_renamed(name, names): _renamed(str(other), names) for name, other in ours.items()}
+        only_ours = [
+            TieDifference(name, str(other), "reference")
+            for name, other in ours.items()
+            if not _tied(theirs, _renamed(name, names), _renamed(str(other), names))
+        ]
+        only_theirs = [
+            TieDifference(name, str(other), "candidate")
+            for name, other in theirs.items()
+            if not _tied(renamed, name, str(other))
+        ]
+        return only_ours + only_theirs
+
+    @cached_property
+    def loop(self) -> LoopDifferences:
+        """Differences between the training loops, of the first rank that was compared."""
+        if not self._comparable:
+            return LoopDifferences(LoopFacts(), LoopFacts(), {})
+        ours, theirs = self._loop("reference"), self._loop("candidate")
+        alignment, left, right = self._alignment, self._reference, self._candidate
+        steps = np.unique(np.stack([left.step[alignment.reference], right.step[alignment.candidate]]), axis=1)
+        names = dict(self.modules()) if ours and theirs else {}
+        return LoopDifferences(ours, theirs, dict(steps.T.tolist()), lambda name: _renamed(name, names))
+
+    def modules(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each module that both sides have, on either side."""
+        if not len(self._alignment.reference):
+            return
+        ours, theirs = self._reference.names("module"), self._candidate.names("module")
+        codes = np.stack([ours.codes[self._alignment.reference], theirs.codes[self._alignment.candidate]])
+        for left, right in np.unique(codes, axis=1).T.tolist():
+            yield ours.words[left], theirs.words[right]
+
+    def _value(self, name: str, fact: str, of: str) -> Mapping[str, Any] | None:
+        side = self._reference if name == "reference" else self._candidate
+        return self._loop(name).value(fact, int(side.step[getattr(self._alignment, name)].min()), of)
+
+    def _loop(self, name: str) -> LoopFacts:
+        side = self._reference if name == "reference" else self._candidate
+        return side.run.loop(int(side.rank[getattr(self._alignment, name)[0]]))
+
+
+def _others(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[ArgumentDifference]:
+    for name, value in ours.items():
+        if name in theirs and name not in _MEANINGLESS and repr(value) != repr(theirs[name]):
+            yield ArgumentDifference(name, value, theirs[name])
+
+
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """Return a parameter's name with its module's name on the other side."""
+    module, dot, own = name.rpartition(".")
+    return f"{modules.get(module, module)}{dot}{own}"
+
+
+def _tied(ties: Mapping[str, Any], name: str, other: str) -> bool:
+    """Whether two names are one tensor; either may stand for it."""
+    return _root(ties, name) == _root(ties, other)
+
+
+def _root(ties: Mapping[str, Any], name: str) -> str:
+    seen = {name}
+    while (other := ties.get(name)) is not None and str(other) not in seen:
+        name = str(other)
+        seen.add(name)
+    return name

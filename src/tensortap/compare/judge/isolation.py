@@ -1,0 +1,68 @@
+"""How a run went whose modules were fed from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.core.records import Key
+
+__all__ = ["Isolation"]
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """How a run with modules fed from the reference went. Names are the reference's."""
+
+    forced: Collection[int] = ()
+    """The candidate's rows that were replaced by the reference's values after they were measured."""
+    used_inside: Collection[int] = ()
+    """Rows of gradients at an output that the module itself uses again: a part of such a gradient is its own."""
+    same: Collection[Sequence[int]] = ()
+    """Groups of rows that are one gradient, at an output that several calls return unchanged; innermost first."""
+    callers: Mapping[tuple[int, int, str, int], str | None] = field(default_factory=dict)
+    """By step, micro step, module and number: the module that made the call; None for code outside the model."""
+    cut_off: Container[Key] = ()
+    """Inputs outside the autograd graph; and outputs outside it although one of their sources is inside."""
+    outside: Container[Key] = ()
+    """Outputs outside the graph, of which no source is inside, either."""
+    tied: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By module: other modules whose parameters it uses as well."""
+
+    def caller(self, call: CallRows) -> str | None:
+        _, step, micro = call.scope
+        return self.callers.get((step, micro, call.module, call.number))
+
+    def is_cut_off(self, call: CallRows, kind: str, path: str) -> bool:
+        _, step, micro = call.scope
+        return Key(step, micro, "forward", call.module, call.number, kind, path) in self.cut_off
+
+    def is_outside(self, call: CallRows, path: str) -> bool:
+        """Whether neither an output nor anything that it was made from is in the graph."""
+        _, step, micro = call.scope
+        return Key(step, micro, "forward", call.module, call.number, "output", path) in self.outside
+
+    def cutter(self, call: CallRows, path: str, structure: Structure) -> str | None:
+        """Return the module that detached an input: the one that returned it detached, or the caller."""
+        tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
+        makers = [
+            (maker, structure.path[row])
+            for tensor in tensors
+            for maker, row in structure.makers.get(tensor, ())
+            if maker.end < call.begin  # one that ran inside only passes it through
+        ]
+        for maker, output in reversed(makers):
+            if self.is_cut_off(maker, "output", output):
+                return maker.module
+        for maker, output in makers[:1]:
+            paths = [structure.path[row] for row in maker.of("input")]
+            if paths and self.is_outside(maker, output):  # the graph ends further back
+                return self.cutter(maker, paths[0], structure)
+        # The caller itself may have been given a detached value. The model's own inputs are always detached.
+        around = call.parent
+        if around is not None and around.parent is not None and around.module == self.caller(call):
+            for row in around.of("input"):
+                if structure.tensor[row] in tensors and self.is_cut_off(around, "input", structure.path[row]):
+                    return self.cutter(around, structure.path[row], structure)
+        return self.caller(call)

@@ -1,0 +1,76 @@
+"""Masks that one side hands to a module while the other hands none.
+
+None means the same as a mask that hides nothing, and to an attention that knows it is causal, the same as a causal one.
+A mask that hides anything else, such as padding, is missed by what it was meant for: then the code that should have
+handed it on is at fault, not the module that did as it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.judge.structure import CallRows, Spot
+from tensortap.compare.measure.masks import hidden_pattern
+from tensortap.core.causes import Cause
+from tensortap.core.sketches import fold
+from tensortap.kernels import summarize
+
+__all__ = ["LostMask", "find_lost_masks", "outermost_without"]
+
+_MOST_ELEMENTS = 1 << 27
+"""Masks beyond this are not compared with a causal one, which would have to be made first."""
+
+
+class LostMask(NamedTuple):
+    """A mask that one side alone hands to a call."""
+
+    path: str
+    cause: Cause
+
+
+def find_lost_masks(reference: Side, candidate: Side, alignment: Alignment) -> Mapping[Spot, LostMask]:
+    """Return the calls that one side alone gives a mask that hides something other than the future."""
+    found = dict(_hiding(candidate, alignment.only_candidate, Cause.EXTRA_MASK))
+    found.update(_hiding(reference, alignment.only_reference, Cause.LOST_MASK))
+    return found
+
+
+def _hiding(side: Side, alone: Any, cause: Cause) -> Iterator[tuple[Spot, LostMask]]:
+    rows = alone[side.kind.among(("input",))[alone]] if len(alone) else alone
+    if not len(rows):
+        return
+    for row, hidden, pattern in hidden_pattern(side, rows):
+        if hidden and not _is_causal(side.shape(row), hidden, pattern):
+            scope = int(side.rank[row]), int(side.step[row]), int(side.micro[row])
+            yield (scope, side.module[row], int(side.call[row])), LostMask(side.path[row], cause)
+
+
+def _is_causal(shape: tuple[int, ...], hidden: int, pattern: Any) -> bool:
+    """Whether a mask hides from each position exactly those after it."""
+    if len(shape) < 2 or shape[-1] != shape[-2] or np.prod(shape) > _MOST_ELEMENTS:
+        return False
+    expected, sketch = _causal(shape)
+    if pattern is None or hidden != expected:
+        return bool(hidden == expected)
+    return float(np.square(pattern - fold(sketch, pattern.size)[0]).sum()) < 0.25
+
+
+@cache
+def _causal(shape: tuple[int, ...]) -> tuple[int, Any]:
+    """Return how many elements a causal mask hides, and the sketch of them, each as -1."""
+    future = np.triu(np.ones(shape[-2:], bool), 1)
+    summary = summarize(np.ascontiguousarray(np.broadcast_to(future, shape)))
+    return summary.elements - summary.zeros, -summary.sketch[None]
+
+
+def outermost_without(call: CallRows, lost: Mapping[Spot, LostMask]) -> CallRows:
+    """Return the outermost call around that lacks the mask, too: its caller failed to hand it on."""
+    while call.parent is not None and call.parent.spot in lost:
+        call = call.parent
+    return call

@@ -1,0 +1,254 @@
+"""Judges each side by its distance from a truth: which of them rounds more, and which one is wrong.
+
+One rounding to bfloat16 leaves about 1.7e-3 against float64, whatever kernel makes it, as long as sums are taken in a
+longer dtype. So the squared distance counts roundings, and a module that rounds once more than the reference's shows,
+although both are within tolerance of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from tensortap.compare.judge.attribution import Attribution
+from tensortap.compare.judge.findings import FindingBuilder
+from tensortap.compare.judge.rules.rounding import EPSILON
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.matching import Matched
+from tensortap.core.causes import Cause
+from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors, display_name
+from tensortap.kernels.pairs.truth import TruthMeasure
+
+__all__ = [
+    "NO_PRECISION",
+    "Precision",
+    "TruthPairs",
+    "calls_with_other_values",
+    "judge_free",
+    "judge_isolated",
+    "one_rounding",
+]
+
+LEAST_RATIO = 1.2
+"""A side that is this many times further off rounds more. Chunked sums move it by 0.01, eager attention by 0.15."""
+_LEAST_OF_LONG = 8.0
+"""The same in float32 and float64, where the error is that of sums, and follows their order."""
+_LEAST_OF_OTHER = 2.0
+"""The same if the call returns other values than the reference's, as another implementation of attention does."""
+_LEAST_DILUTED = 1.08
+"""The same if the sides differ by whole roundings: one more is a small part of many."""
+_CERTAIN, _VERY_CERTAIN = 3.0, 5.0
+"""Standard errors by which the squared distances differ."""
+_LONG = ("float32", "float64")
+_BARS = 3.5
+"""Both distances may be estimates from sketches: the ratio must exceed 1 by this many half-widths of their interval."""
+_LEAST_ELEMENTS = 256
+"""In free runs, where only the norms of errors are known; in fewer elements they vary too much."""
+_LEAST_ACCUMULATED, _LEAST_ROUNDINGS = 1.1, 0.7
+"""In free runs: the least ratio, and the least number of roundings more. Chunked sums move the ratio by 0.02."""
+_FLOWING = ("input", "output")
+_ONE_ROUNDING = 0.2125
+"""Distance that rounding once to the nearest leaves, in epsilons."""
+
+
+@dataclass(frozen=True)
+class TruthPairs:
+    """The measured distances from the truth, by pair, and what they are judged by."""
+
+    measures: Mapping[int, TruthMeasure]
+    of: str
+    """Whose result it is, in words: "float64"."""
+    of_reference: bool | None
+    """Whether the truth is a result of the reference's own code, or of the candidate's; None if a third run has it."""
+    dtypes: Callable[[int], tuple[str, str]]
+    """The dtypes of a pair on both sides."""
+    other_values: Callable[[int], bool] = lambda pair: False
+    """Whether the call of a pair returns other values than the reference's call."""
+    notes: tuple[str, ...] = ()
+    errors: Mapping[int, TruthErrors] = field(default_factory=dict)
+    """Of free runs: the distances of both sides by pair, which have accumulated up to there."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What the truth adds to a comparison."""
+
+    findings: list[Finding] = field(default_factory=list)
+    """Modules of the candidate that are less exact than the reference's, within tolerance; the earliest first."""
+    errors: Mapping[int, TruthErrors] = field(default_factory=dict)
+    """By pair: the distances of both sides."""
+    notes: tuple[str, ...] = ()
+
+
+NO_PRECISION = Precision()
+
+
+def calls_with_other_values(
+    matched: Matched, structure: Structure, rename: Callable[[str], str]
+) -> Callable[[int], bool]:
+    """Return a function of a pair: whether the call whose code made it returns other values than the reference's.
+
+    rename: from the candidate's names to the reference's.
+    """
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    alone = [left.key(row) for row in alignment.only_reference.tolist()]
+    theirs = (right.key(row) for row in alignment.only_candidate.tolist())
+    alone += [key._replace(module=rename(key.module)) for key in theirs]
+    others = {(key.step, key.micro, key.module, key.call) for key in alone if key.kind == "output"}
+
+    def returns_others(pair: int) -> bool:
+        call = structure.call_of(pair)
+        call = call.parent if call is not None and structure.kind[pair] == "input" else call
+        return call is not None and (*call.scope[1:], call.module, call.number) in others
+
+    return returns_others
+
+
+def errors_of(measure: TruthMeasure, pairs: TruthPairs, pair: int, exact: bool = True) -> TruthErrors:
+    """Return the relative distances of both sides, and how many roundings lie between them."""
+    size = measure.truth or math.nan
+    reference, candidate = ((side / size) ** 0.5 for side in (measure.reference, measure.candidate))
+    unit = one_rounding(*pairs.dtypes(pair))
+    roundings = (candidate**2 - reference**2) / unit**2 if unit else math.nan
+    return TruthErrors(pairs.of, reference, candidate, roundings, pairs.of_reference, exact)
+
+
+def one_rounding(reference: str, candidate: str) -> float | None:
+    """Return the distance that one rounding leaves in the dtype of a pair; None if it cannot be counted."""
+    if reference != candidate or reference in _LONG:
+        return None
+    epsilon = EPSILON.get(reference)
+    return None if epsilon is None else _ONE_ROUNDING * epsilon
+
+
+def least_ratio(pairs: TruthPairs, pair: int) -> float:
+    """Return the ratio from which on a side counts as less exact."""
+    if pairs.dtypes(pair)[0] in _LONG:
+        return _LEAST_OF_LONG
+    return _LEAST_OF_OTHER if pairs.other_values(pair) else LEAST_RATIO
+
+
+def judge_isolated(
+    builder: FindingBuilder,
+    pairs: TruthPairs,
+    attribute: Callable[[int], Attribution],
+    known: Collection[tuple[int, str]],
+) -> Precision:
+    """Judge modules that ran on the reference's own inputs: each error is the module's own.
+
+    attribute: the module whose code made a pair.
+    known: ranks and modules that are wrong for another reason.
+    """
+    groups: dict[tuple[int, str, str, str, str], list[int]] = {}
+    structure, status = builder.structure, builder.judgement.status
+    attributed = {pair: attribute(pair) for pair in sorted(pairs.measures)}
+    for pair, attribution in attributed.items():
+        blamed = builder.module_to_blame(pair, attribution)
+        rank, record = structure.scope[pair][0], (structure.module[pair], structure.kind[pair], structure.path[pair])
+        groups.setdefault((rank, blamed, *record), []).append(pair)
+    findings: dict[tuple[int, str], Finding] = {}
+    errors: dict[int, TruthErrors] = {}
+    better: dict[str, float] = {}
+    other: dict[str, float] = {}
+    for (rank, blamed, *_), rows in groups.items():
+        measure = _sum([pairs.measures[row] for row in rows])
+        found = errors_of(measure, pairs, rows[0])
+        errors |= dict.fromkeys(rows, found)
+        if (rank, blamed) in known or any(status[row] in WRONG_STATUSES for row in rows) or _is_cast(pairs, rows[0]):
+            continue
+        least, sure = least_ratio(pairs, rows[0]), _certainty(measure)
+        diluted = least == LEAST_RATIO and found.ratio >= _LEAST_DILUTED and found.roundings >= _LEAST_ROUNDINGS
+        if (found.ratio >= least and sure >= _CERTAIN) or (diluted and sure >= _VERY_CERTAIN):
+            row = rows[0]
+            finding = builder.build(row, attributed[row], row)
+            earlier = findings.get((rank, blamed))
+            if earlier is None or (finding.row or 0) < (earlier.row or 0):
+                findings[rank, blamed] = less_exact(finding, found, least)
+        elif found.ratio >= LEAST_RATIO and sure >= _CERTAIN and pairs.other_values(rows[0]):
+            other.setdefault(blamed, found.ratio)
+        elif found.ratio <= 1 / least and sure <= -_CERTAIN:
+            better.setdefault(blamed, found.ratio)
+    ordered = sorted(findings.values(), key=lambda each: (each.key.step, each.row or 0))
+    return Precision(ordered, errors, (*_better(better, pairs), *_other(other, pairs), *pairs.notes))
+
+
+def judge_free(
+    builder: FindingBuilder, pairs: TruthPairs, attribute: Callable[[int], Attribution], elements: Callable[[int], int]
+) -> Precision:
+    """Judge free runs, whose errors accumulate: a side is less exact where its distance grows against the other's.
+
+    Independent roundings add up in squares, so the ratio of the distances stays where both sides round alike.
+    """
+    structure, status = builder.structure, builder.judgement.status
+    findings: dict[tuple[int, str], Finding] = {}
+    if any(each in WRONG_STATUSES for each in status):
+        return Precision([], pairs.errors, pairs.notes)  # beyond a mistake, distances are those of the mistake
+    for pair, found in sorted(pairs.errors.items()):
+        if elements(pair) < _LEAST_ELEMENTS or _is_cast(pairs, pair):
+            continue
+        sources = [each for each in structure.sources(pair) if structure.kind[each] in _FLOWING and each < pair]
+        if not sources or any(each not in pairs.errors for each in sources):
+            continue
+        before = max(1.0, *(pairs.errors[each].ratio for each in sources))
+        least, unit = least_ratio(pairs, pair), one_rounding(*pairs.dtypes(pair))
+        if (
+            unit is not None and least == LEAST_RATIO
+        ):  # earlier errors dilute the ratio, but not the number of roundings
+            least = _LEAST_ACCUMULATED
+        least = max(least, 1 + _BARS * found.bar)
+        own = found.candidate**2 - (before * found.reference) ** 2
+        if found.ratio < least * before or own < _LEAST_ROUNDINGS * (unit or 0.0) ** 2:
+            continue
+        attribution = attribute(pair)
+        place = structure.scope[pair][0], builder.module_to_blame(pair, attribution)
+        if place not in findings:
+            findings[place] = less_exact(builder.build(pair, attribution, pair), found, least)
+    return Precision(list(findings.values()), pairs.errors, pairs.notes)
+
+
+def less_exact(finding: Finding, truth: TruthErrors, least: float) -> Finding:
+    """Return the finding of a module that is less exact, though within tolerance."""
+    rule = f"{least:g} times as far from the {truth.of} result as the reference"
+    return replace(finding, cause=Cause.LESS_EXACT, status="imprecise", truth=truth, rule=rule)
+
+
+def _is_cast(pairs: TruthPairs, pair: int) -> bool:
+    """Whether the sides have different dtypes: the shorter one is further off, and that is said elsewhere."""
+    reference, candidate = pairs.dtypes(pair)
+    return reference != candidate
+
+
+def _certainty(measure: TruthMeasure) -> float:
+    """Return by how many standard errors rows of the candidate are further off than those of the reference."""
+    return measure.lean / measure.spread**0.5 if measure.spread > 0 else 0.0
+
+
+def _sum(measures: list[TruthMeasure]) -> TruthMeasure:
+    total = measures[0]
+    for each in measures[1:]:
+        total += each
+    return total
+
+
+def _better(ratios: Mapping[str, float], pairs: TruthPairs) -> list[str]:
+    """Return a note on the modules in which the candidate is the more exact one."""
+    if not ratios:
+        return []
+    first, *rest = ratios
+    times = 1 / ratios[first] if ratios[first] else math.inf
+    more = f", and so is it in {len(rest)} more modules" if rest else ""
+    how_much = f"the reference is {times:.2g} times further from the {pairs.of} result"
+    return [f"the candidate is the more exact one in {display_name(first)} ({how_much}){more}"]
+
+
+def _other(ratios: Mapping[str, float], pairs: TruthPairs) -> list[str]:
+    """Return a note on modules that are less exact by as much as another implementation may be."""
+    if not ratios:
+        return []
+    first, *rest = ratios
+    more = f"; so is it with {len(rest)} more modules" if rest else ""
+    return [
+        f"{display_name(first)} is {ratios[first]:.2g} times as far from the {pairs.of} result as the reference's, but "
+        f"returns other values, as another implementation does{more}"
+    ]

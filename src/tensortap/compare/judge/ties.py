@@ -1,0 +1,108 @@
+"""Router ties: choices that rounding decided, and the records that depend on them.
+
+A token that chose another expert changes by a lot, and with it all that is made from it. What differs only there is
+right; where that cannot be told, it is unjudged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.measure.choices import ChangedChoice
+
+__all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]
+
+TIE = "few tokens chose another expert, whose score is tied"
+TIE_UNKNOWN = "few tokens chose another expert; whether their scores are tied is not known"
+FOLLOWS_TIE = "it depends on tokens that chose another expert"
+_FEW, _TIMES = 4, 4.0
+"""Tokens that may choose another expert whatever the scores; and per error of these, expert and token."""
+
+
+class Ties:
+    """The choices that differ, and all rows that depend on them."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self.choices: dict[int, ChangedChoice] = {}
+        """By row of the choice."""
+        self.mistaken: set[int] = set()
+        """Rows of choices that their scores do not explain: wrong, by however little."""
+        self._of: dict[int, ChangedChoice] = {}
+        """By row that depends on one: the first choice."""
+
+    def __contains__(self, row: int) -> bool:
+        """Whether a row depends on a changed choice."""
+        return row in self._of
+
+    def status_of_choice(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
+        """Return status and rule of a row of choices; None if it is none, or if its difference is no rounding's."""
+        evidence = self._evidence
+        reader, structure = evidence.pairs.choices, evidence.structure
+        if reader is None or evidence.policy.fixed or structure.kind[row] not in ("input", "output"):
+            return None
+        if not reader.may_be_choice(row):
+            return None
+        call = structure.call_of(row)
+        own = call.of("output") if call is not None and structure.kind[row] == "output" else []
+        scores = [each for each in dict.fromkeys([*own, *sources]) if each < row and self._is_right(each)]
+        choice = reader.compare(row, scores)
+        if choice is None:
+            return None
+        if choice.tied is False:
+            self.mistaken.add(row)
+            return None
+        worst = max(evidence.error[each] for each in scores)
+        if choice.changed > self._most(choice, worst):
+            return None
+        self.choices[row] = choice
+        self.add(row, choice)
+        return ("close", TIE) if choice.tied else ("unjudged", TIE_UNKNOWN)
+
+    def status_of_follower(self, row: int, sources: Sequence[int], tolerance: float) -> tuple[str, str] | None:
+        """Return status and rule of a row that is off by too much and depends on a changed choice; else None."""
+        choice = next((self._of[source] for source in sources if source in self._of), None)
+        structure, reader = self._evidence.structure, self._evidence.pairs.choices
+        call = structure.call_of(row)
+        if choice is None and call is not None and structure.kind[row] == "output":
+            choice = next((self._of[each] for each in call.of("output") if each in self.choices), None)
+        if choice is None or reader is None:
+            return None
+        self.add(row, choice)
+        if structure.kind[row] == "output" and self._is_local(row, sources):
+            rest = reader.error_without(row, choice)
+            if rest is not None:
+                if rest <= tolerance:
+                    return "close", TIE
+                del self._of[row]
+                return None
+        return "unjudged", FOLLOWS_TIE
+
+    def add(self, row: int, choice: ChangedChoice) -> None:
+        self._of[row] = choice
+        self._evidence.propagated[row] = 0.0  # how far off its changed tokens are says nothing about the others
+
+    def copy(self, row: int, first: int) -> None:
+        """Let a row of the same tensor depend on the same choice."""
+        if first in self._of:
+            self.add(row, self._of[first])
+            if first in self.choices:
+                self.choices[row] = self.choices[first]
+
+    def _is_local(self, row: int, sources: Sequence[int]) -> bool:
+        """Whether a row is made in the call that made the choice or was given it: there, tokens do not mix."""
+        call = self._evidence.structure.call_of(row)
+        if call is None:
+            return False
+        near = {*call.of("input", "output"), *(r for child in call.children for r in child.of("input", "output"))}
+        followed = [source for source in call.of("input") if source in self._of and source not in self.choices]
+        return not followed and any(choice in near for choice in self.choices)
+
+    def _is_right(self, row: int) -> bool:
+        return self._evidence.is_known(row) and not self._evidence.wrong[row] and row not in self._of
+
+    @staticmethod
+    def _most(choice: ChangedChoice, error: float) -> float:
+        allowed = _FEW + _TIMES * error * choice.experts * choice.tokens
+        return min(allowed, choice.tokens / 4)

@@ -1,0 +1,135 @@
+"""Choices that rounding decides: a router takes the experts with the best scores, and two scores may be tied.
+
+Where the choices of few tokens differ and their scores differ by less than rounding, no code is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.kernels import difference
+
+__all__ = ["ChangedChoice", "ChoiceReader", "changed_choice"]
+
+Array = npt.NDArray[Any]
+_LEAST_EXPERTS = 2
+
+
+@dataclass(frozen=True)
+class ChangedChoice:
+    """How the choices of a router differ."""
+
+    tokens: int
+    changed: int
+    """How many tokens chose another expert; an estimate if they are not known."""
+    tied: bool | None
+    """Whether the scores of all changed choices differ by less than rounding; None if that is not known."""
+    which: tuple[int, ...] | None = None
+    """The changed tokens; None if they are not known."""
+    experts: int = 0
+    reordered: bool = False
+    """Whether all of them chose the same experts in another order."""
+
+
+def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) -> ChangedChoice | None:
+    """Compare choices by the scores that they were made from; None if these are not choices by scores.
+
+    The n-th best score moves by no more than the scores do. So two choices of rounding differ by twice that at most.
+    """
+    experts = scores[0].shape[-1]
+    ours, theirs = (array.reshape(-1, array.shape[-1]).astype(np.int64) for array in choices)
+    if min(ours.min(), theirs.min()) < 0 or max(ours.max(), theirs.max()) >= experts:
+        return None
+    left, right = (array.reshape(-1, experts).astype(np.float64) for array in scores)
+    changed = (ours != theirs).any(axis=1)
+    moved = np.abs(left - right).max(axis=1, keepdims=True)
+    apart = np.abs(np.take_along_axis(left, ours, 1) - np.take_along_axis(left, theirs, 1))
+    epsilon = 2.0**-23 * np.abs(left).max(axis=1, keepdims=True)
+    tied: bool | None = bool((apart <= 2 * moved + epsilon)[changed].all())
+    if not tied and not _is_best(ours, left):
+        tied = None  # something else than these scores decides as well, such as a bias
+    which = tuple(np.flatnonzero(changed).tolist())
+    reordered = np.array_equal(np.sort(ours, axis=1), np.sort(theirs, axis=1))
+    return ChangedChoice(len(ours), len(which), tied, which, experts, reordered)
+
+
+def _is_best(choices: Array, scores: Array) -> bool:
+    """Whether all choices are those with the best scores."""
+    best = -np.sort(-scores, axis=1)[:, : choices.shape[1]]
+    return bool(np.array_equal(np.sort(np.take_along_axis(scores, choices, 1)), np.sort(best)))
+
+
+class ChoiceReader:
+    """Looks at the choices of pairs, and at other pairs without the tokens whose choice changed."""
+
+    def __init__(self, reference: Side, candidate: Side, alignment: Alignment, distance: Array) -> None:
+        self._reference, self._candidate = reference, candidate
+        self._left, self._right = alignment.reference, alignment.candidate
+        self._distance = distance
+        names = reference.dtype.words
+        self._integers = {code for code, name in enumerate(names) if name.startswith(("int", "uint"))}
+
+    def may_be_choice(self, pair: int) -> bool:
+        """Whether a pair consists of integers, a few for each token."""
+        is_integer = int(self._reference.dtype.codes[self._left[pair]]) in self._integers
+        shape = self._shape(pair)
+        return is_integer and len(shape) >= 2 and min(shape) > 0 and shape == self._other_shape(pair)
+
+    def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
+        """Return how choices differ. `scores` are pairs that they may have been made from."""
+        shape = self._shape(pair)
+        found: ChangedChoice | None = None
+        for other in scores:
+            given = self._shape(other)
+            fits = given == self._other_shape(other) and len(given) >= 2 and given[-1] >= max(_LEAST_EXPERTS, shape[-1])
+            if not fits or np.prod(given[:-1]) != np.prod(shape[:-1]) or self.may_be_choice(other):
+                continue
+            if self._kept(pair) and self._kept(other):
+                choice = changed_choice(self._arrays(pair), self._arrays(other))
+            else:
+                choice = self._estimate(pair, given[-1])
+            if choice is not None and (found is None or choice.tied):
+                found = choice
+        return found
+
+    def error_without(self, pair: int, choice: ChangedChoice) -> float | None:
+        """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
+        shape = self._shape(pair)
+        leading = next((n for n in range(1, len(shape)) if np.prod(shape[:n]) == choice.tokens), 0)
+        if not leading or choice.which is None or not self._kept(pair) or shape != self._other_shape(pair):
+            return None
+        if len(choice.which) == choice.tokens:
+            return None
+        arrays = (array.reshape(choice.tokens, -1).astype(np.float64) for array in self._arrays(pair))
+        ours, theirs = (np.delete(array, list(choice.which), axis=0) for array in arrays)
+        size = float(np.linalg.norm(ours))
+        return difference(ours, theirs).difference.l2 / size if size else None
+
+    def _estimate(self, pair: int, experts: int) -> ChangedChoice | None:
+        """Estimate from summaries how many choices changed: between two random experts is a known distance."""
+        apart = float(self._distance[pair])
+        if not np.isfinite(apart):
+            return None
+        shape = self._shape(pair)
+        tokens = int(np.prod(shape[:-1]))
+        changed = max(1, round(apart**2 / (experts * (experts + 1) / 6)))
+        return ChangedChoice(tokens, min(tokens, changed), None, None, experts)
+
+    def _shape(self, pair: int) -> tuple[int, ...]:
+        return self._reference.shape(int(self._left[pair]))
+
+    def _other_shape(self, pair: int) -> tuple[int, ...]:
+        return self._candidate.shape(int(self._right[pair]))
+
+    def _kept(self, pair: int) -> bool:
+        return bool(self._reference.kept[self._left[pair]] and self._candidate.kept[self._right[pair]])
+
+    def _arrays(self, pair: int) -> tuple[Array, Array]:
+        return self._reference.array(int(self._left[pair])), self._candidate.array(int(self._right[pair]))

@@ -1,0 +1,104 @@
+"""Elements that crossed a kink: a ReLU's zero, a tie of a maximum, the edge of a clamp.
+
+There a gradient jumps, however small the difference of the activation: it is zero on one side and not on the other. If
+few elements did, and all others agree, no code is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.core.sketches import of_one_size
+from tensortap.kernels import difference
+
+__all__ = ["CrossedKink", "crossed_kink", "kinks_between"]
+
+Array = npt.NDArray[Any]
+_FEW = 4
+"""Elements that may differ without being zero on a side: overlapping windows of a pooling add several gradients."""
+
+_DOMINANT = 100.0
+"""Share of the difference that these must have in comparison with all others."""
+
+
+@dataclass(frozen=True)
+class CrossedKink:
+    """A pair without the elements that crossed a kink."""
+
+    crossed: int
+    """Their number; from sketches, the number of sums that they are in."""
+    elements: int
+    rel_l2: float
+    """The error of all others."""
+    row_rel_l2: float
+    """The error of the worst row of all others; NaN if it is not known."""
+    exact: bool
+    outliers: int = 0
+    """How many of them are zero on neither side."""
+
+
+def crossed_kink(ours: Array, theirs: Array) -> CrossedKink | None:
+    """Return how a pair differs without the elements that are zero on one side alone; None if there are none.
+
+    If these do not explain the difference, the few elements that differ most are left out as well.
+    """
+    ours, theirs = (array.astype(np.float64) for array in (ours, theirs))
+    crossed = (ours == 0) != (theirs == 0)
+    count = int(np.count_nonzero(crossed))
+    apart = np.where(crossed, 0.0, np.abs(ours - theirs))
+    outliers = np.zeros_like(crossed)
+    if apart.size > 64 * _FEW:
+        worst = np.argpartition(apart.reshape(-1), -_FEW)[-_FEW:]
+        squares = np.square(apart.reshape(-1))
+        rest = (squares.sum() - squares[worst].sum()) / apart.size
+        if squares[worst].sum() > _DOMINANT * rest * apart.size:
+            outliers.reshape(-1)[worst] = squares[worst] > 64 * rest
+    left_out = crossed | outliers
+    if not left_out.any():
+        return None
+    size = float(np.linalg.norm(ours.reshape(-1)))
+    rest = difference(np.where(left_out, 0.0, ours), np.where(left_out, 0.0, theirs), size=size).difference
+    relative = rest.l2 / size if size else np.inf
+    found = int(np.count_nonzero(outliers))
+    return CrossedKink(count + found, ours.size, relative, rest.row_rel_l2, True, found)
+
+
+def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], CrossedKink | None]:
+    """Return a function of a pair that tells which of its elements crossed a kink."""
+    known: list[Any] = []
+
+    def of_pair(pair: int) -> CrossedKink | None:
+        left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        if reference.kept[left] and candidate.kept[right]:
+            return crossed_kink(reference.array(left), candidate.array(right))
+        if candidate.reordered[right]:
+            return None
+        if not known:
+            sketches = [side.sketches() for side in (reference, candidate)]
+            matrices = of_one_size([matrix for matrix, _ in sketches])
+            known.extend((matrix, which) for matrix, (_, which) in zip(matrices, sketches, strict=True))
+        (ours, our_rows), (theirs, their_rows) = known
+        if our_rows[left] < 0 or their_rows[right] < 0:
+            return None
+        apart = ours[our_rows[left]].astype(np.float64) - theirs[their_rows[right]]
+        zeros = abs(int(reference.zeros[left]) - int(candidate.zeros[right]))
+        return _from_sketch(apart, float(reference.l2[left]), int(reference.elements[left]), zeros)
+
+    return of_pair
+
+
+def _from_sketch(apart: Array, size: float, elements: int, zeros: int) -> CrossedKink | None:
+    """Leave out the sums that differ most: an element that crossed a kink is in one of them."""
+    if not np.isfinite(apart).all() or not size or zeros > _FEW:
+        return None
+    squares = np.sort(np.square(apart))[::-1]
+    rest = squares[_FEW:].sum() * squares.size / (squares.size - _FEW)
+    crossed = int(np.count_nonzero(squares[:_FEW] > 64 * rest / squares.size))
+    return CrossedKink(crossed, elements, float(np.sqrt(rest)) / size, float("nan"), False) if crossed else None

@@ -1,0 +1,294 @@
+"""Masks are compared by what they hide: the same pattern may be boolean, additive in any dtype, or numbers 0 and 1.
+
+A boolean mask, and numbers 0 and 1, hide where they are 0. An additive mask hides where it is the edge of its dtype's
+range, -inf, or one number so low that no softmax shows it. Which it is follows from the summary alone: a tensor of two
+values is known from its counts, its range and its L1 norm. The sketch of a mask is that of its pattern up to a factor,
+because elements at the edge count as 1 in it; so summaries suffice to count the elements that only one side hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Bools, Side
+from tensortap.core import dtypes
+from tensortap.core.records import Difference
+from tensortap.core.sketches import fold, of_one_size
+from tensortap.kernels import difference, summarize
+
+__all__ = [
+    "MaskDifference",
+    "boolean_pairs",
+    "has_edges",
+    "hidden_pattern",
+    "in_convention_of",
+    "mask_difference",
+    "mask_of",
+    "mask_pairs",
+    "pattern_differences",
+    "without_edges",
+]
+
+Array = npt.NDArray[Any]
+Codes = npt.NDArray[np.int8]
+
+NONE, OPEN, FLAGS, NUMBER, EDGE = range(5)
+"""No mask; all zeros; 0 and 1 with 1 for what it lets through; 0 and one low number; 0 and the edge or -inf."""
+_WORDS = {OPEN: "all zeros", FLAGS: "0 and 1", NUMBER: "additive", EDGE: "additive"}
+_LOW = -50.0
+"""A summand from which on nothing is left of an element after a softmax: its share is below any dtype's rounding."""
+_FORWARD = ("input", "output")
+
+
+@dataclass(frozen=True)
+class MaskDifference:
+    """How the patterns of two masks differ."""
+
+    differing: float
+    """Number of elements that only one side hides; an estimate if it is not exact."""
+    elements: int
+    passed: int
+    """Number of elements that the reference lets through."""
+    exact: bool
+    ambiguous: bool = False
+    """Whether the masks are equal if True means "hidden" on the boolean side, as some modules read it."""
+    words: tuple[str, str] = ("", "")
+    """The convention of the reference and of the candidate."""
+
+    @property
+    def error(self) -> float:
+        """The relative L2 error of the pattern."""
+        return float(np.sqrt(self.differing / max(1, self.passed)))
+
+    def as_difference(self) -> Difference:
+        share = self.differing / max(1, self.elements)
+        return Difference(
+            elements=self.elements,
+            equal=False,
+            exact=self.exact,
+            rel_l2=self.error,
+            rel_l2_bar=0.0 if self.exact else 0.1 * self.error,
+            cosine=1.0 if not self.differing else float("nan"),
+            l2=float(np.sqrt(self.differing)),
+            max_abs=float(self.differing > 0),
+            max_ulp=float(self.differing > 0),
+            mismatched=share,
+            row_rel_l2=0.0 if not self.differing else float("nan"),
+        )
+
+
+def conventions(side: Side) -> Codes:
+    """Return for each record which kind of mask it is, from its summary."""
+    if not len(side):
+        return np.empty(0, np.int8)
+    numbers = (side.elements, side.nan, side.posinf, side.neginf, side.zeros, side.edge, side.min, side.max, side.l1)
+    return _conventions(_real(side)[side.dtype.codes], *numbers)
+
+
+def boolean_pairs(
+    reference: Side, candidate: Side, alignment: Alignment, distance: npt.NDArray[np.float64]
+) -> dict[int, MaskDifference]:
+    """Return the pairs of 0 and 1 that are boolean on a side and differ: as many elements as their squared distance."""
+    rows, partners = alignment.reference, alignment.candidate
+    if not len(rows) or "bool" not in (*reference.dtype.words, *candidate.dtype.words):
+        return {}
+    flags = (conventions(reference)[rows] == FLAGS) & (conventions(candidate)[partners] == FLAGS)
+    flags &= reference.dtype.among(("bool",))[rows] | candidate.dtype.among(("bool",))[partners]
+    pairs = np.flatnonzero(flags & reference.kind.among(_FORWARD)[rows] & (distance > 0))
+    found = {}
+    for pair in pairs.tolist():
+        elements, zeros = int(reference.elements[rows[pair]]), int(reference.zeros[rows[pair]])
+        differing, words = float(distance[pair]) ** 2, ("boolean", "boolean")
+        found[pair] = MaskDifference(differing, elements, elements - zeros, False, words=words)
+    return found
+
+
+def _real(side: Side) -> Bools:
+    """Return for each dtype of a side whether it is one of the floats that additive masks have."""
+    words = side.dtype.words
+    return np.array([dtypes.edge_of(word) < np.inf and not word.startswith("complex") for word in words], bool)
+
+
+def _conventions(
+    real: Any, elements: Any, nan: Any, posinf: Any, neginf: Any, zeros: Any, edge: Any, low: Any, high: Any, l1: Any
+) -> Codes:
+    others = elements - zeros
+    with np.errstate(invalid="ignore", over="ignore"):
+        flags = (low >= 0) & (high <= 1) & (nan + posinf + neginf == 0) & (others > 0) & (l1 == others)
+        flags |= ~np.asarray(real) & (zeros == elements) & (elements > 0)
+        additive = real & (nan + posinf == 0) & (elements > 1)
+        number = additive & (edge + neginf == 0) & (high == 0) & (low <= _LOW)
+        number &= np.abs(l1 + low * others) <= 1e-6 * np.abs(low)
+        at_edge = additive & (edge + neginf > 0) & (edge + neginf == others) & ~(high > 0)
+    found = np.where(additive & (zeros == elements), OPEN, NONE)  # np.select fails where np.bool is replaced
+    for condition, code in ((at_edge, EDGE), (number, NUMBER), (flags, FLAGS)):
+        found = np.where(condition, code, found)
+    return found.astype(np.int8)
+
+
+def has_edges(reference: Side, candidate: Side, alignment: Alignment) -> Bools:
+    """Return for each pair whether a side has elements at the edge of its dtype's range."""
+    if not len(alignment.reference):
+        return np.zeros(0, bool)
+    found: Bools = (reference.edge[alignment.reference] > 0) | (candidate.edge[alignment.candidate] > 0)
+    return found
+
+
+def mask_pairs(reference: Side, candidate: Side, alignment: Alignment, open_pairs: npt.NDArray[np.int64]) -> list[int]:
+    """Return the pairs that are masks on both sides. Numbers 0 and 1 on both sides are compared as numbers."""
+    if not len(open_pairs):
+        return []
+    rows, partners = alignment.reference[open_pairs], alignment.candidate[open_pairs]
+    left, right = conventions(reference)[rows], conventions(candidate)[partners]
+    hiding = (left > OPEN) | (right > OPEN)
+    masks = (left > NONE) & (right > NONE) & hiding & ~((left == FLAGS) & (right == FLAGS))
+    # Ones against zeros of one kind of dtype are numbers, not two ways to hide nothing.
+    real = [_real(side)[side.dtype.codes[which]] for side, which in ((reference, rows), (candidate, partners))]
+    masks &= ~((left + right == OPEN + FLAGS) & (real[0] == real[1]))
+    masks &= reference.kind.among(_FORWARD)[rows] & ~candidate.reordered[partners]
+    found: list[int] = open_pairs[masks].tolist()
+    return found
+
+
+def mask_of(array: Array) -> int:
+    """Return which kind of mask an array is."""
+    name = dtypes.name_of(array.dtype)
+    if array.dtype.kind == "c":
+        return NONE
+    s = summarize(array)
+    numbers = (s.elements, s.nan, s.posinf, s.neginf, s.zeros, s.edge, s.min, s.max, s.l1)
+    columns = (np.array([number]) for number in numbers)
+    return int(_conventions(np.array([dtypes.edge_of(name) < np.inf]), *columns)[0])
+
+
+def mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
+    """Compare two arrays by what they hide; None if they are not both masks, or numbers 0 and 1 on both sides."""
+    left, right = mask_of(ours), mask_of(theirs)
+    if NONE in (left, right) or max(left, right) == OPEN or left == right == FLAGS:
+        return None
+    if left + right == OPEN + FLAGS and all(dtypes.edge_of(dtypes.name_of(a.dtype)) < np.inf for a in (ours, theirs)):
+        return None
+    hidden = _hidden(ours, left), _hidden(theirs, right)
+    differing = int(np.count_nonzero(hidden[0] != hidden[1]))
+    ambiguous = (left == FLAGS) != (right == FLAGS) and differing == ours.size > 0
+    passed = int(ours.size - np.count_nonzero(hidden[0]))
+    return MaskDifference(
+        differing, ours.size, passed, True, ambiguous, _names((left, right), ours.dtype, theirs.dtype)
+    )
+
+
+def _hidden(array: Array, convention: int) -> Array:
+    hidden: Array = array == 0 if convention == FLAGS else array != 0
+    return hidden
+
+
+def _names(both: Sequence[int], *kinds: Any) -> tuple[str, str]:
+    ours, theirs = ("boolean" if str(kind) == "bool" else _WORDS[one] for one, kind in zip(both, kinds, strict=True))
+    return ours, theirs
+
+
+def pattern_differences(
+    reference: Side, candidate: Side, alignment: Alignment, pairs: Sequence[int]
+) -> dict[int, MaskDifference]:
+    """Compare masks by their sketches: an estimate of how many elements only one side hides."""
+    if not pairs:
+        return {}
+    sides = (reference, alignment.reference), (candidate, alignment.candidate)
+    sketches = [side.sketches() for side, _ in sides]
+    matrices = of_one_size([matrix for matrix, _ in sketches])
+    known = [
+        (side, rows, conventions(side), matrix, which)
+        for (side, rows), matrix, (_, which) in zip(sides, matrices, sketches, strict=True)
+    ]
+    found = {}
+    for pair in pairs:
+        both, patterns, hidden = [], [], []
+        for side, rows, codes, matrix, which in known:
+            row = int(rows[pair])
+            if which[row] < 0:
+                break
+            both.append(int(codes[row]))
+            patterns.append(_pattern(matrix[which[row]], both[-1], side, row))
+            zeros, elements = int(side.zeros[row]), int(side.elements[row])
+            hidden.append(zeros if both[-1] == FLAGS else elements - zeros)
+        if len(patterns) < 2:
+            continue
+        apart = _apart(*patterns)
+        inverted = (both[0] == FLAGS) != (both[1] == FLAGS) and not _apart(
+            patterns[0], -_all(elements, patterns[1].size) - patterns[1]
+        )
+        differing = min(elements, max(apart, abs(hidden[0] - hidden[1])))
+        kinds = (str(side.dtype[int(rows[pair])]) for side, rows, *_ in known)
+        passed, ambiguous = elements - hidden[0], inverted and sum(hidden) == elements
+        found[pair] = MaskDifference(differing, elements, passed, not differing, ambiguous, _names(both, *kinds))
+    return found
+
+
+def hidden_pattern(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, Array | None]]:
+    """Yield the rows that are masks, how many elements each hides, and the sketch of these; None without a sketch."""
+    codes, (matrix, which) = conventions(side), side.sketches()
+    for row in rows[codes[rows] > NONE].tolist():
+        zeros, code = int(side.zeros[row]), int(codes[row])
+        hidden = zeros if code == FLAGS else int(side.elements[row]) - zeros
+        yield row, hidden, None if which[row] < 0 else _pattern(matrix[which[row]], code, side, row)
+
+
+def _apart(ours: Array, theirs: Array) -> float:
+    """Return the squared distance of two patterns, which estimates how many elements differ; 0 if it is rounding."""
+    apart = float(np.square(ours - theirs).sum())
+    return 0.0 if apart < 0.25 else max(1.0, apart)
+
+
+def _pattern(sketch: Array, convention: int, side: Side, row: int) -> Array:
+    """Return the sketch of what a mask hides, each hidden element as -1."""
+    wide: Array = sketch.astype(np.float64)
+    if convention == FLAGS:
+        return wide - _all(int(side.elements[row]), wide.size)
+    return wide / abs(float(side.min[row])) if convention == NUMBER else wide
+
+
+@cache
+def _all(elements: int, size: int) -> Array:
+    """Return the sketch of so many ones, of so many sums."""
+    found: Array = fold(summarize(np.ones(elements, bool)).sketch[None], size)[0].astype(np.float64)
+    return found
+
+
+def without_edges(
+    measured: Difference, ours: Array, theirs: Array, rtol: float | None, atol: float | None
+) -> Difference:
+    """Measure a pair again without the elements at the edge of the range or infinite, which would drown the others. If
+    these are not the same elements on both sides, return `measured` unchanged."""
+    again = difference(_as_infinite(ours), _as_infinite(theirs), rtol=rtol, atol=atol).difference
+    return measured if again.max_abs == np.inf else replace(again, equal=measured.equal)
+
+
+def _as_infinite(array: Array) -> Array:
+    """Return the array with numbers at the edge of the dtype's range made infinite."""
+    edge = dtypes.edge_of(dtypes.name_of(array.dtype))
+    wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    wide[wide >= edge] = np.inf
+    wide[wide <= -edge] = -np.inf
+    return wide
+
+
+def in_convention_of(own: Array, values: Array) -> Array:
+    """Return a reference's mask `values` in the convention of the candidate's `own`; `own` itself if it means, or may
+    mean, the same."""
+    found = mask_difference(values, own)
+    if found is None:
+        return values
+    if not found.differing or found.ambiguous:
+        return own
+    hidden = _hidden(values, mask_of(values))
+    if mask_of(own) == FLAGS:
+        return (~hidden).astype(own.dtype)
+    low = own.min() if own.size and own.min() < 0 else dtypes.range_of(dtypes.name_of(own.dtype))[0]  # type: ignore[index]
+    return np.where(hidden, low, 0).astype(own.dtype)

@@ -1,0 +1,128 @@
+"""Sentences and notes about what differs beside the numbers (dtypes, attributes, ties) and what was not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.settings import SettingDifferences, TieDifference
+from tensortap.compare.matching import Matched
+from tensortap.core.arguments import ArgumentDifference, in_words
+from tensortap.core.records import Finding, display_name
+
+__all__ = ["attribute_notes", "describe_attributes", "describe_dtype", "describe_uncompared", "dtype_note", "tie_notes"]
+
+_FEW, _MOST_ATTRIBUTES = 3, 3
+_EVERYWHERE = 0.25
+"""Share of pairs with other dtypes from which on another precision is the run's, not a mistake of one module."""
+
+
+def describe_attributes(first: Finding, settings: SettingDifferences) -> str:
+    """Return a further sentence if the module to inspect has other attributes than the reference's."""
+    others = settings.attributes.get(first.module, ())
+    if not others:
+        return ""
+    parts = [f"its {each.path} is {in_words(each.candidate)} instead of {in_words(each.reference)}" for each in others]
+    more = f", and {len(parts) - _MOST_ATTRIBUTES} more differ" if len(parts) > _MOST_ATTRIBUTES else ""
+    text = ", ".join(parts[:_MOST_ATTRIBUTES]) + more
+    return f" {text[0].upper()}{text[1:]}."
+
+
+def attribute_notes(settings: SettingDifferences, said: Collection[str], matches: bool) -> list[str]:
+    """Return notes on modules with other attributes, grouped by difference, without those `said` already."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for module, others in settings.attributes.items():
+        for each in others if module not in said else ():
+            alike.setdefault(_words(each), []).append(display_name(module))
+    below = " (below rounding here)" if matches else ""
+    lines = []
+    for (name, ours, theirs), modules in list(alike.items())[:_FEW]:
+        names = ", ".join(modules[:_FEW]) + (f" and {len(modules) - _FEW} more" if len(modules) > _FEW else "")
+        have = "have" if len(modules) > 1 else "has"
+        lines.append(
+            f"other attributes: {names} {have} {name}={ours} in the reference and {theirs} in the candidate{below}"
+        )
+    rest = len(alike) - _FEW
+    return lines + ([f"other attributes: {rest} more difference{'s' * (rest > 1)}"] if rest > 0 else [])
+
+
+def tie_notes(ties: Sequence[TieDifference]) -> list[str]:
+    """Return a note for each parameter that is tied on one side alone."""
+    more = [f"so are {len(ties) - _FEW} more parameters"] if len(ties) > _FEW else []
+    return [each.words() for each in ties[:_FEW]] + more
+
+
+def dtype_note(matched: Matched) -> list[str]:
+    """Return a note on the records whose dtype changed: the first place, and how many there are."""
+    changed = np.flatnonzero(other_dtypes(matched))
+    if not len(changed):
+        return []
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    first = _earliest(matched, changed)
+    ours, theirs = left.dtype[int(alignment.reference[first])], right.dtype[int(alignment.candidate[first])]
+    where = f"{len(changed):,} of {len(alignment.reference):,} pairs have" if len(changed) > 1 else "one pair has"
+    key = left.key(int(alignment.reference[first]))
+    return [f"{where} other dtypes, the first is {key}: {ours} in the reference and {theirs} in the candidate"]
+
+
+def describe_dtype(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the first wrong record has another dtype: as the first of all, or as one of few."""
+    if first.row is None:
+        return ""
+    changed = other_dtypes(matched)
+    if not changed[first.row]:
+        return ""
+    if changed.mean() > _EVERYWHERE and _earliest(matched, np.flatnonzero(changed)) != first.row:
+        return ""
+    rows = matched.alignment.reference[first.row], matched.alignment.candidate[first.row]
+    ours, theirs = matched.reference.dtype[int(rows[0])], matched.candidate.dtype[int(rows[1])]
+    return f" It is {theirs} instead of {ours}."
+
+
+def _earliest(matched: Matched, pairs: npt.NDArray[np.int64]) -> int:
+    """Return the first of these pairs in execution order."""
+    left, rows = matched.reference, matched.alignment.reference[pairs]
+    return int(pairs[np.lexsort((left.seq[rows], left.step[rows]))[0]])
+
+
+def other_dtypes(matched: Matched) -> npt.NDArray[np.bool_]:
+    """Return for each pair whether both sides are floating-point numbers of other dtypes."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    if not len(alignment.reference):
+        return np.zeros(0, bool)
+    table = np.array([[_is_other(ours, theirs) for theirs in right.dtype.words] for ours in left.dtype.words], bool)
+    found: npt.NDArray[np.bool_] = table[left.dtype.codes[alignment.reference], right.dtype.codes[alignment.candidate]]
+    return found
+
+
+def describe_uncompared(matched: Matched, optimizer: bool) -> str:
+    """Return a further sentence for a match of trainings that says what could not have shown.
+
+    optimizer: False if the optimizer is spoken of already.
+    """
+    left, alignment = matched.reference, matched.alignment
+    rows = alignment.reference
+    if not len(rows) or not left.phase.among(("backward",))[rows].any() or "config" not in left.run.info:
+        return ""
+    steps, equal = len(set(left.step[rows].tolist())), bool(matched.measures.equal.all())
+    after = left.kind.among(("param",)) & (left.call > 0)
+    unseen_optimizer = optimizer and not after[rows].any() and not (steps > 1 and equal)
+    recorded: Mapping[str, object] = left.run.info["config"]
+    kinds = recorded.get("kinds") or ()
+    unseen_buffers = not left.kind.among(("buffer",))[rows].any() and "buffer" not in kinds  # type: ignore[operator]
+    what = ["parameters after the step"] * unseen_optimizer + ["buffers"] * unseen_buffers
+    why = ["optimizer"] * unseen_optimizer + ["buffer"] * unseen_buffers
+    if not what:
+        return ""
+    text = " and ".join(what)
+    return f" {text[0].upper()}{text[1:]} were not compared: a wrong {' or '.join(why)} would not show."
+
+
+def _is_other(ours: str, theirs: str) -> bool:
+    return ours != theirs and all("float" in name or "complex" in name for name in (ours, theirs))
+
+
+def _words(other: ArgumentDifference) -> tuple[str, str, str]:
+    return other.path, in_words(other.reference), in_words(other.candidate)

@@ -1,0 +1,82 @@
+"""Sentences and notes about differences between two training loops: optimizers, their settings, random states."""
+
+from __future__ import annotations
+
+from tensortap.compare.align.loop import LoopDifference, LoopDifferences
+from tensortap.compare.align.step_gradients import uncleared_since
+from tensortap.compare.judge.random_draws import draws
+from tensortap.compare.matching import Matched
+from tensortap.core.causes import Cause
+from tensortap.core.records import Finding
+from tensortap.mapping.outline import full_name
+
+__all__ = ["describe_loop", "describe_uncleared", "loop_notes"]
+
+_UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
+_MOST = 3
+_SHARED = "torch"
+"""Generators of Python and NumPy are often left unseeded, and decide nothing about a model."""
+
+
+def describe_loop(first: Finding, loop: LoopDifferences) -> str:
+    """Return further sentences if a difference between the loops explains the first finding."""
+    words = [each.words for each in _responsible(first, loop)]
+    more = f", and {len(words) - _MOST} more settings differ" if len(words) > _MOST else ""
+    text = "; ".join(words[:_MOST]) + more
+    said = f" The loops differ: {text}." if text else ""
+    if (first.cause is Cause.INPUT or draws(first.cls)) and (differs := _random(loop, first.key.step)):
+        said += f" The {differs}."
+    return said
+
+
+def describe_uncleared(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if one side did not clear the gradients, so that the optimizer got a sum over steps."""
+    if first.cause is not Cause.STEP_GRADIENT or first.row is None or matched.plan is not None:
+        return ""
+    alignment, found = matched.alignment, {}
+    sides = ("reference", matched.reference, alignment.reference), ("candidate", matched.candidate, alignment.candidate)
+    for name, side, rows in sides:
+        since = uncleared_since(side, int(rows[first.row]))
+        if since is not None:
+            found[name] = since
+    if len(found) != 1:
+        return ""
+    ((name, since),) = found.items()
+    now = first.key.step
+    return f" The {name}'s gradients were not cleared: what its optimizer got sums those of steps {since} to {now}."
+
+
+def loop_notes(loop: LoopDifferences, first: Finding | None) -> list[str]:
+    """Return a note for each difference between the loops that the sentence does not have."""
+    said = [] if first is None else _responsible(first, loop)[:_MOST]
+    notes = [each.words for each in loop.optimizer if each not in said]
+    random = _random(loop) if any(of.startswith(_SHARED) for of in loop.random) else ""
+    if random and (first is None or f"The {random}." not in describe_loop(first, loop)):
+        notes.append(random)
+    return notes
+
+
+def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
+    """Return the differences that may explain a wrong update, up to its step."""
+    if first.cause in _UPDATES:
+        facts = {"optimizer", "parameters", "group", "skipped"}
+    elif first.cause is Cause.STEP_GRADIENT:
+        facts = {"scaler", "skipped"}
+    else:
+        return []
+    # a parameter that differs before a step was moved in an earlier one
+    until = first.key.step - (first.cause is Cause.PARAMETER_CHANGED)
+    name = full_name(first.key.module, first.key.path)
+    return [each for each in loop.optimizer if each.fact in facts and each.step <= until and each.concerns(name)]
+
+
+def _random(loop: LoopDifferences, until: int | None = None) -> str:
+    """Say from where on the random states differ, up to a step; empty if they do not."""
+    found = {of: step for of, step in loop.random.items() if until is None or step <= until}
+    if not found:
+        return ""
+    first = min(found.values())
+    names = ", ".join(of for of, step in found.items() if step == first)
+    if first == loop.first_step:
+        return f"random state differs before step {first} ({names})"
+    return f"random state differs from step {first} on, before its first forward ({names})"

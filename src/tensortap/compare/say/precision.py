@@ -1,0 +1,83 @@
+"""Sentences about a truth: which side is less exact, and which one is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tensortap.compare.say.sentence import listed, rounded
+from tensortap.core.causes import CAUSES
+from tensortap.core.records import Finding, TruthErrors, display_name
+
+__all__ = ["describe_less_exact", "describe_truth"]
+
+_MOST_NAMED = 4
+_MANY_ROUNDINGS = 8
+_CLEAR = 2.0
+"""From this ratio on, one side is named as the one that is wrong."""
+_AGREES, _FEW_ROUNDINGS = 10.0, 16.0
+
+
+def describe_less_exact(findings: Sequence[Finding], several: bool) -> str:
+    """Say which module is less exact than the reference's, by how many roundings, and how many more there are."""
+    first = findings[0]
+    key, truth = first.key, first.truth
+    assert truth is not None
+    owner = display_name(first.module)
+    name = f"The own code of {owner}" if first.container is not None else owner + (f" ({first.cls})" * bool(first.cls))
+    value = f"its {key.kind} {key.path}"
+    if first.container is not None:
+        value = f"what it hands to {display_name(key.module)} (input {key.path})"
+    where = f"step {key.step}" + f", rank {first.rank}" * several
+    text = CAUSES[first.cause].sentence.format(
+        name=name, how=_roundings(truth), where=where, value=value, truth=truth.of, distances=_distances(truth)
+    )
+    others = list(dict.fromkeys(display_name(each.module) for each in findings[1:] if each.module != first.module))
+    if others:
+        text += f" So {'are' if len(others) > 1 else 'is'} {listed(others, _MOST_NAMED)}."
+    return text
+
+
+def describe_truth(truth: TruthErrors | None) -> str:
+    """Return a further sentence about a wrong value: which side is further from the truth."""
+    if truth is None or math.isnan(truth.ratio):
+        return ""
+    ours, theirs = rounded(truth.reference), rounded(truth.candidate)
+    if truth.ratio >= _CLEAR:
+        if truth.of_reference is False and _reference_agrees(truth):
+            return (
+                f" In {truth.of} the same code gives the reference's result to {ours}, and this one only to {theirs}: "
+                "the candidate loses precision."
+            )
+        return f" The candidate is the one at fault: it is {theirs} from the {truth.of} result, the reference {ours}."
+    if truth.ratio * _CLEAR <= 1:
+        if truth.of_reference is False:
+            return (
+                f" In {truth.of} its code gives the same to {theirs}, and the reference is {ours} away: the two "
+                "compute different things, or the reference is the less exact one."
+            )
+        return f" The reference is the one at fault: it is {ours} from the {truth.of} result, the candidate {theirs}."
+    return f" Both are about as far from the {truth.of} result ({ours} and {theirs})."
+
+
+def _reference_agrees(truth: TruthErrors) -> bool:
+    """Whether the reference is as near to the truth as rounding allows."""
+    if truth.roundings > 0:
+        one_rounding = (truth.candidate**2 - truth.reference**2) / truth.roundings
+        return truth.reference**2 <= _FEW_ROUNDINGS * one_rounding
+    return truth.reference * _AGREES <= truth.candidate
+
+
+def _roundings(truth: TruthErrors) -> str:
+    if 0.5 <= truth.roundings < 1.5:
+        return "rounds about once more than"
+    if 1.5 <= truth.roundings < _MANY_ROUNDINGS:
+        return f"rounds about {round(truth.roundings)} times more than"
+    return "is less exact than"
+
+
+def _distances(truth: TruthErrors) -> str:
+    about = "" if truth.exact else "about "
+    times = "" if math.isinf(truth.ratio) else f", {about}{truth.ratio:.2g} times as far"
+    ours, theirs = rounded(truth.reference), rounded(truth.candidate)
+    return f"{about}{theirs} from the {truth.of} result, the reference's {ours}{times}"

@@ -1,0 +1,140 @@
+"""Facts beside the numbers: dtypes, attributes and ties that differ, and what a match could not have seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from tensortap.core.records import Comparison
+
+
+class Net(nn.Module):
+    def __init__(self, kept: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.kept = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.fc(x).to(self.kept)).float())
+
+
+def run(path: Path, facts: list[dict[str, Any]] | None = None, kinds: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Record a step, then replace the loop facts of the run; by none, if there are none."""
+    torch.manual_seed(0)
+    model = Net(changes.get("kept", torch.float32))
+    model.norm.eps = changes.get("eps", 1e-5)
+    if changes.get("tied"):
+        model.head.weight = model.fc.weight
+    if model.kept is not torch.float32:
+        model.norm.to(model.kept)
+    with tt.capture(model, path, keep="tensors", kinds=(*("input", "output", "grad_output", "param_grad"), *kinds)):
+        model(torch.linspace(-1, 1, 32).view(4, 8)).pow(2).sum().backward()
+    if not changes.get("as_recorded"):
+        lines = [json.dumps({"step": 0, **fact}) for fact in facts or ()]
+        (path / "rank_0" / "loop.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def checked(reference: Path, tied: bool) -> Comparison:
+    torch.manual_seed(0)
+    model = Net()
+    model.norm.eps = 0.1
+    if tied:
+        model.head.weight = model.fc.weight
+    with tt.check(model, reference) as check:
+        model(torch.linspace(-1, 1, 32).view(4, 8)).pow(2).sum().backward()
+    return check.result
+
+
+def attributes(module: str, **values: Any) -> dict[str, Any]:
+    return {"fact": "attributes", "of": module, "value": values}
+
+
+def ties(**names: str) -> dict[str, Any]:
+    return {"fact": "ties", "of": "", "value": {name.replace("_", "."): other for name, other in names.items()}}
+
+
+def notes(result: Comparison, word: str) -> list[str]:
+    return [note for note in result.notes if word in note]
+
+
+def test_the_sentence_ends_with_the_attribute_of_the_module_it_names(tmp_path: Path) -> None:
+    ours = run(tmp_path / "a", [attributes("norm", eps=1e-5), attributes("fc", scale=1.0)])
+    theirs = run(tmp_path / "b", [attributes("norm", eps=0.1), attributes("fc", scale=2.0)], eps=0.1)
+    result = tt.compare(ours, theirs)
+    assert result.first is not None and result.first.module == "norm"
+    assert result.sentence.endswith(" Its eps is 0.1 instead of 1e-05.")
+    assert notes(result, "attributes") == [
+        "other attributes: fc has scale=1.0 in the reference and 2.0 in the candidate"
+    ]
+
+
+def test_other_attributes_are_noted_where_all_numbers_match(tmp_path: Path) -> None:
+    ours = run(tmp_path / "a", [attributes(name, eps=1e-5, training=True) for name in ("fc", "norm")])
+    theirs = run(tmp_path / "b", [attributes(name, eps=1e-6, training=False) for name in ("fc", "norm")])
+    result = tt.compare(ours, theirs)
+    assert result.verdict == "match"
+    assert notes(result, "attributes") == [
+        "other attributes: fc, norm have eps=1e-05 in the reference and 1e-06 in the candidate (below rounding here)"
+    ]
+    assert not notes(tt.compare(ours, ours), "attributes")
+    assert not notes(tt.compare(ours, run(tmp_path / "c")), "attributes")  # nothing is known of it
+
+
+def test_a_tie_of_one_side_alone(tmp_path: Path) -> None:
+    tied = run(tmp_path / "a", [ties(head_weight="fc.weight")])
+    other_way = run(tmp_path / "b", [ties(fc_weight="head.weight")])
+    free = run(tmp_path / "c", [ties()])
+    assert notes(tt.compare(tied, free), "tied") == ["head.weight is tied to fc.weight in the reference alone"]
+    assert notes(tt.compare(free, tied), "tied") == ["head.weight is tied to fc.weight in the candidate alone"]
+    assert not notes(tt.compare(tied, other_way), "tied")
+    assert not notes(tt.compare(tied, run(tmp_path / "d")), "tied")
+
+
+def test_what_capture_records_is_found(tmp_path: Path) -> None:
+    ours = run(tmp_path / "a", as_recorded=True, tied=True)
+    result = tt.compare(ours, run(tmp_path / "b", as_recorded=True, eps=0.1))
+    assert notes(result, "tied") == ["head.weight is tied to fc.weight in the reference alone"]
+    result = tt.compare(ours, run(tmp_path / "c", as_recorded=True, tied=True, eps=0.1))
+    assert result.sentence.endswith(" Its eps is 0.1 instead of 1e-05.") and not notes(result, "tied")
+    assert notes(checked(ours, tied=False), "tied") == ["head.weight is tied to fc.weight in the reference alone"]
+    assert " Its eps is 0.1 instead of 1e-05." in checked(ours, tied=True).sentence
+
+
+def test_another_dtype_is_noted_where_it_first_is(tmp_path: Path) -> None:
+    ours, theirs = run(tmp_path / "a"), run(tmp_path / "b", kept=torch.bfloat16)
+    result = tt.compare(ours, theirs)
+    (note,) = notes(result, "dtypes")
+    first = "norm · input 0 · forward · step 0: float32 in the reference and bfloat16 in the candidate"
+    assert note.endswith(f"of {len(result)} pairs have other dtypes, the first is {first}")
+    assert not notes(tt.compare(ours, ours), "dtypes")
+
+
+def test_the_first_wrong_record_says_that_its_dtype_is_another(tmp_path: Path) -> None:
+    ours, theirs = run(tmp_path / "a"), run(tmp_path / "b", kept=torch.bfloat16)
+    result = tt.compare(ours, theirs, rtol=1e-6)
+    assert result.first is not None and result.first.key.kind == "input"
+    assert " It is bfloat16 instead of float32." in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ((), "Parameters after the step and buffers were not compared: a wrong optimizer or buffer would not show."),
+        (("param",), "Buffers were not compared: a wrong buffer would not show."),
+        (("buffer",), "Parameters after the step were not compared: a wrong optimizer would not show."),
+        (("param", "buffer"), "equal bit for bit."),
+    ],
+)
+def test_a_match_says_what_it_could_not_have_seen(kinds: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    path = run(tmp_path / "a", kinds=kinds)
+    result = tt.compare(path, path)
+    assert result.verdict == "match" and result.sentence.endswith(words)
+    forward = tt.compare(path, path, kinds=("input", "output"))
+    assert "would not show" not in forward.sentence  # no training is judged

@@ -1,0 +1,205 @@
+"""Masks are compared by what they hide, whatever their convention; real differences are found in any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from made_runs import Seen, values, write
+
+import tensortap as tt
+from tensortap.compare.measure.masks import in_convention_of
+from tensortap.core.records import Comparison
+from tensortap.kernels import summarize
+
+Array = npt.NDArray[Any]
+BF16 = ml_dtypes.bfloat16
+KEEP = pytest.mark.parametrize("keep", [True, False], ids=["tensors", "summaries"])
+
+
+def lowest(dtype: Any) -> float:
+    return float(ml_dtypes.finfo(dtype).min)
+
+
+def causal(size: int = 24, window: int = 8, padding: int = 3) -> Array:
+    """What a mask of a batch of two hides: the future, what is before the window, and padding of the second row."""
+    at = np.arange(size)
+    hidden = (at[None, :] > at[:, None]) | (at[None, :] <= at[:, None] - window)
+    both = np.stack([hidden, hidden])
+    if padding:
+        both[1, :, :padding] = True
+    return both[:, None]
+
+
+def additive(dtype: Any, value: float | None = None) -> Any:
+    return lambda hidden: np.where(hidden, lowest(dtype) if value is None else value, 0.0).astype(dtype)
+
+
+CONVENTIONS: dict[str, Any] = {
+    "boolean": lambda hidden: ~hidden,
+    "int64": lambda hidden: (~hidden).astype(np.int64),
+    "float32": additive(np.float32),
+    "bfloat16": additive(BF16),
+    "float16": additive(np.float16),
+    "float64": additive(np.float64),
+    "bfloat16's lowest in float32": additive(np.float32, lowest(BF16)),
+    "-inf": additive(np.float32, -np.inf),
+    "-1e9": additive(np.float32, -1e9),
+    "-1e4": additive(np.float16, -1e4),
+    "-100": additive(np.float32, -100.0),
+}
+PAIRS = [(ours, theirs) for ours in ("boolean", "float32", "-inf", "-1e4") for theirs in CONVENTIONS if ours != theirs]
+
+
+def attention(mask: Array | None, keep: bool, off: float = 0.0) -> list[Seen]:
+    """A block that hands a mask to its attention; `off` is a mistake in the attention."""
+    x, y = values(1, (2, 24, 16)), values(2, (2, 24, 16))
+    seen = [Seen("block", x, "input", keep=keep, tensor=100)]
+    seen += [Seen("block.attn", x, "input", keep=keep, tensor=100)]
+    seen += [] if mask is None else [Seen("block.attn", mask, "input", path="mask", keep=keep)]
+    return [*seen, Seen("block.attn", y + np.float32(off), keep=keep), Seen("block", y + np.float32(off), keep=keep)]
+
+
+def compared(tmp_path: Path, ours: Array | None, theirs: Array | None, keep: bool, off: float = 0.0) -> Comparison:
+    count = len(list(tmp_path.iterdir()))
+    a = write(tmp_path / f"{count} a", attention(ours, keep))
+    return tt.compare(a, write(tmp_path / f"{count} b", attention(theirs, keep, off)))
+
+
+@KEEP
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_one_pattern_in_two_conventions(tmp_path: Path, ours: str, theirs: str, keep: bool) -> None:
+    hidden = causal()
+    result = compared(tmp_path, CONVENTIONS[ours](hidden), CONVENTIONS[theirs](hidden), keep)
+    assert result.verdict == "match" and not result.counts.get("unjudged"), result.sentence
+
+
+@KEEP
+@pytest.mark.parametrize(("ours", "theirs"), [*PAIRS, ("boolean", "boolean"), ("float32", "float32"), ("-inf", "-inf")])
+@pytest.mark.parametrize("wrong", [{"window": 7}, {"window": 9}, {"padding": 0}, {"padding": 4}], ids=str)
+def test_another_pattern_is_named_as_the_mask(
+    tmp_path: Path, ours: str, theirs: str, wrong: dict[str, int], keep: bool
+) -> None:
+    """The attention follows its mask: it is wrong as well, and not to blame."""
+    mask = CONVENTIONS[theirs](causal(**wrong))
+    result = compared(tmp_path, CONVENTIONS[ours](causal()), mask, keep, off=0.5)
+    assert result.first is not None and result.first.key.path == "mask", result.sentence
+    assert result.first.module == "block" and "hides other elements than the reference's (" in result.sentence
+    differing = int((causal() != causal(**wrong)).sum())
+    said = int(result.sentence.partition("(")[2].partition("mask) ")[2].partition(" of ")[0].split()[-1].lstrip("("))
+    assert said == differing if keep else abs(said - differing) <= 0.5 * differing
+
+
+@KEEP
+def test_a_mistake_of_the_attention_beside_another_convention(tmp_path: Path, keep: bool) -> None:
+    hidden = causal()
+    result = compared(tmp_path, CONVENTIONS["float32"](hidden), CONVENTIONS["boolean"](hidden), keep, off=0.5)
+    assert result.first is not None and result.first.module == "block.attn"
+    assert "while its inputs match." in result.sentence
+    assert any("additive in the reference and boolean in the candidate" in note for note in result.notes)
+
+
+@KEEP
+@pytest.mark.parametrize("convention", ["float32", "-inf", "-1e9"])
+def test_true_may_mean_hidden(tmp_path: Path, convention: str, keep: bool) -> None:
+    """Which it means only the attention knows: if its output agrees nothing is wrong, else the mask is."""
+    additive, inverted = CONVENTIONS[convention](causal()), causal()
+    agrees = compared(tmp_path, additive, inverted, keep)
+    assert agrees.verdict == "match" and agrees.counts["unjudged"] == 1
+    assert agrees.sentence.startswith("Everything that could be judged matches")
+    differs = compared(tmp_path, additive, inverted, keep, off=0.5)
+    assert differs.first is not None and (differs.first.module, differs.first.key.path) == ("block", "mask")
+
+
+@KEEP
+def test_no_mask_at_all(tmp_path: Path, keep: bool) -> None:
+    """None means a causal mask to an attention that is causal; it never means padding."""
+    future = CONVENTIONS["float32"](causal(window=99, padding=0))
+    assert compared(tmp_path, future, None, keep).verdict == "match"
+    own = compared(tmp_path, future, None, keep, off=0.5)
+    assert own.first is not None and own.first.module == "block.attn"
+    for mask, other, cause in ((0, None, "lost_mask"), (None, 0, "extra_mask")):
+        padded = [CONVENTIONS["float32"](causal(window=99)) if each == 0 else None for each in (mask, other)]
+        lost = compared(tmp_path, padded[0], padded[1], keep, off=0.5)
+        assert lost.first is not None and (lost.first.module, lost.first.cause) == ("block", cause), lost.sentence
+        assert "mask to block.attn (input mask)" in lost.sentence
+
+
+@KEEP
+def test_numbers_beside_a_mask_are_compared(tmp_path: Path, keep: bool) -> None:
+    """A bias with a mask in it: the numbers at the edge of the range do not drown the others."""
+    bias, hidden = values(3, (2, 1, 24, 24)), causal()
+    ours = np.where(hidden, lowest(np.float32), bias).astype(np.float32)
+    near = np.where(hidden, -np.inf, bias * np.float32(1 + 2**-23)).astype(np.float32)
+    assert compared(tmp_path, ours, near, keep).verdict == "match"
+    for wrong in (np.where(hidden, -np.inf, bias * 1.01), np.where(causal(window=9), lowest(np.float32), bias)):
+        result = compared(tmp_path, ours, wrong.astype(np.float32), keep)
+        assert result.first is not None and result.first.key.path == "mask", result.sentence
+
+
+@KEEP
+def test_ones_and_zeros_are_not_two_masks_that_hide_nothing(tmp_path: Path, keep: bool) -> None:
+    ones, zeros = np.ones((8, 16), np.float32), np.zeros((8, 16), np.float32)
+    assert compared(tmp_path, ones, zeros, keep).verdict == "diverged"
+    assert compared(tmp_path, zeros, np.full((8, 16), -100.0, np.float32), keep).verdict == "diverged"
+
+
+def test_a_mask_in_the_convention_of_another() -> None:
+    hidden, other = causal(), causal(window=9)
+    for own in CONVENTIONS.values():
+        for values_ in CONVENTIONS.values():
+            found = in_convention_of(own(other), values_(hidden))
+            if own(other).dtype != values_(hidden).dtype:
+                assert np.array_equal(found.astype(np.float64), own(hidden).astype(np.float64))
+    boolean = CONVENTIONS["boolean"](hidden)
+    assert in_convention_of(boolean, CONVENTIONS["float32"](hidden)) is boolean
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, BF16])
+def test_the_edge_is_counted_apart(dtype: Any) -> None:
+    hidden = causal()
+    found = summarize(additive(dtype)(hidden))
+    assert found.edge == int(hidden.sum()) and found.zeros == hidden.size - found.edge
+    assert (found.min, found.max, found.mean, found.l2) == (lowest(dtype), 0.0, 0.0, 0.0)
+    assert np.array_equal(found.sketch, -summarize(hidden).sketch)
+
+
+@KEEP
+def test_rows_that_a_mask_hides_entirely_and_nothing_reads(tmp_path: Path, keep: bool) -> None:
+    """Attention makes zeros of padding under a boolean mask, and the mean of everything under an additive one."""
+    hidden = causal()
+    hidden[1, :, :3] = True
+
+    def run(name: str, mask: Array, off: float, gradient: float = 0.0) -> Path:
+        seen = attention(mask, keep)
+        y = values(2, (2, 24, 16))
+        y[1, :3] += np.float32(off)
+        seen[-2:] = [Seen("block.attn", y, keep=keep, tensor=7), Seen("block", y, keep=keep, tensor=7)]
+        for number in range(8):
+            weight = values(10 + number, (16, 16)) + np.float32(gradient * (number == 3))
+            seen.append(Seen("block.attn", weight, "param_grad", path=f"w{number}", keep=keep))
+        return write(tmp_path / name, seen)
+
+    reference = run("a", CONVENTIONS["float32"](hidden), 0.0)
+    result = tt.compare(reference, run("b", CONVENTIONS["boolean"](hidden), 0.5))
+    assert result.verdict == "match" and result.counts["unjudged"] == 2, result.sentence
+    assert any("no gradient of a parameter depends on it" in note for note in result.notes)
+    for name, mask, gradient in (
+        ("c", CONVENTIONS["boolean"](hidden), 0.01),
+        ("d", CONVENTIONS["float32"](hidden), 0.0),
+    ):
+        result = tt.compare(reference, run(name, mask, 0.5, gradient))
+        assert result.first is not None and result.first.module == "block.attn"
+    seen = attention(CONVENTIONS["boolean"](hidden), keep)
+    angles = [
+        Seen("block.attn", values(3, (24, 8)) + np.float32(off), "input", path="cos", keep=keep) for off in (0, 1)
+    ]
+    weights = [Seen("block.attn", values(9, (16, 16)), "param_grad", path=f"w{n}", keep=keep) for n in range(8)]
+    ours = [*attention(CONVENTIONS["float32"](hidden), keep), *weights]
+    a, b = write(tmp_path / "e", [ours[0], angles[0], *ours[1:]]), [seen[0], angles[1], *seen[1:], *weights]
+    result = tt.compare(a, write(tmp_path / "f", b))
+    assert result.first is not None and result.first.key.path == "cos"  # made by code that knows no mask
