@@ -113,7 +113,7 @@ def test_a_wrong_optimizer_is_one_finding(run_path: Path) -> None:
     work(0.01, lambda net, o: tt.capture(net, run_path, keep="tensors", kinds=kinds, optimizer=o))
     result = work(0.02, lambda net, o: tt.check(net, run_path, optimizer=o)).result
     assert len(result.births) == 1
-    assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
+    assert result.sentence.startswith("The update of parameters is wrong: after step 0, 0.weight is off by")
 
 
 def clipped(net: nn.Module, watch: Callable[[nn.Module], Any], rate: float = 0.01) -> Any:
@@ -153,7 +153,7 @@ def test_an_optimizer_with_a_wrong_gradient_is_not_reported(build: Callable[[], 
 def test_an_optimizer_that_is_wrong_before_any_wrong_gradient_is_reported(run_path: Path) -> None:
     clipped(model(), lambda net: tt.capture(net, run_path, keep="tensors", kinds=(*KINDS, "param")))
     result = clipped(wrong_from_the_second_step_on(), lambda net: tt.check(net, run_path), rate=0.02).result
-    assert result.sentence.startswith("The optimizer is wrong: after step 0, 0.weight is off by")
+    assert result.sentence.startswith("The update of parameters is wrong: after step 0, 0.weight is off by")
     assert [birth.key.kind for birth in result.births].count("param") == 1
 
 

@@ -136,6 +136,33 @@ def test_only_the_code_that_detached_it_is_reported(spoil: Spoil, module: str, r
     assert named(check.result) == [module], check.result.sentence
 
 
+@pytest.mark.parametrize(
+    ("build", "module", "spoil", "named_module"),
+    [
+        (Handing, "", cut_by_the_root, ""),
+        (Handing, "", cut_by_the_block, "block"),
+        (nested, "1.1.0", output_detached, "1.1.0"),
+        (plain, "2", output_detached, "2"),
+        (Tied, "mid", output_detached, "mid"),
+    ],
+)
+def test_free_runs_name_the_code_that_detached_it(
+    build: Callable[[], nn.Module], module: str, spoil: Spoil, named_module: str, run_path: Path, tmp_path: Path
+) -> None:
+    candidate = captured(spoilt(build, module, spoil), tmp_path / "candidate", keep="summary")
+    result = tt.compare(captured(build(), run_path, keep="summary"), candidate)
+    assert result.first is not None and result.first.module == named_module, result.sentence
+    if result.first.container is not None:
+        assert f"{named_module or '(root)'} cuts it off" in result.sentence
+
+
+def test_a_run_notes_what_autograd_does_not_reach(run_path: Path) -> None:
+    facts = tt.open(captured(spoilt(plain, "2", output_detached), run_path)).loop()
+    assert facts.value("detached", 0, "2") == {"outputs": ["0"]}
+    assert facts.value("detached", 0, "3") == {"inputs": ["0"], "outputs_of_detached": ["0"]}
+    assert facts.value("detached", 0, "1") is None
+
+
 def test_without_input_gradients_there_is_still_one_finding(run_path: Path) -> None:
     reference = captured(nested(), run_path, kinds=("input", "output", "grad_output", "param_grad"))
     model = spoilt(nested, "1.1.0", output_detached)

@@ -77,7 +77,7 @@ def test_a_mask_that_hides_other_positions_is_found(reference: Path, dtype: torc
     with tt.check(model, reference, isolate=isolate) as check:
         stepped(model, dtype)
     assert check.result.first is not None and check.result.first.module == ""
-    assert check.result.first.key.path == "1" and "off by" in check.result.sentence
+    assert check.result.first.key.path == "1" and "hides other elements" in check.result.sentence
 
 
 class PaddleMasked(paddle.nn.Layer):  # type: ignore[misc]  # paddle is untyped to us

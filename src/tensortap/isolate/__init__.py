@@ -4,6 +4,7 @@ check.py         Check: an observer that compares while the model runs
 isolator.py      the hooks that replace inputs and outputs of modules, over aliases.py
 comparator.py    measures every tensor against its record, and keeps the numbers
 reference.py     finds that record and its values
+truth.py         the exact results: a float64 copy of the model, fed like the model
 conclusion.py    the result: aligns, judges and words what was measured
 noise.py         how far records move under steps of one epsilon (perturbation.py)
 """
@@ -28,6 +29,7 @@ def check(
     *,
     isolate: bool = True,
     noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
+    truth: Any = None,
     rename: Sequence[str] = (),
     modules: str | Sequence[str] | Callable[[str, Any], bool] = "*",
     steps: Collection[int] | None = None,
@@ -43,6 +45,8 @@ def check(
         reference's output; gradients likewise. Each module is judged alone, and errors of the code between modules are
         attributed to the container. False compares the run without replacing anything. The candidate is never stored.
     noise: a file written by `tensortap.noise`, another run of the reference, or a sequence of these.
+    truth: "float64", or the reference's model: run a float64 copy of the model, or of that one, on the same inputs. The
+        result then names modules that round more than the reference's, and says which side is at fault; docs/truth.md.
     rename: 'PATTERN=REPLACEMENT' regular expressions from the model's module names to the reference's.
     modules: name patterns, or a function of (name, module); other modules are neither fed nor compared.
     steps: the steps to check, as the reference counts them; None checks all that it has.
@@ -65,6 +69,7 @@ def check(
     options = CheckOptions(
         isolate=isolate,
         noise=noise_sources(noise),
+        truth=truth,
         rename=tuple(rename),
         modules=modules,
         steps=steps,

@@ -7,24 +7,28 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensortap.capture.clock import Clock
+from tensortap.capture.loop.book import LoopBook
+from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.compare.align.alignment import Renames
-from tensortap.compare.judge.isolated import Isolation
+from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.measure.noise import check_noise
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.sources import Source, open_source
 from tensortap.core.records import Comparison, Key
 from tensortap.errors import UsageError
-from tensortap.frameworks import framework_of, network_of, require
+from tensortap.frameworks import Framework, framework_of, network_of, require
 from tensortap.frameworks.capabilities import ValueWriting
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.conclusion import conclude_live
 from tensortap.isolate.isolator import Isolator
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import ReferenceRecords
+from tensortap.isolate.truth import Truth
 from tensortap.store import Run
 from tensortap.store.noise_file import is_noise, read_noise
 
@@ -44,6 +48,7 @@ class CheckOptions:
     atol: float | None = None
     compiled: str = "boundary"
     on_error: str = "raise"
+    truth: Any = None
     seed: int | None = None
     """Seed of the random perturbation of all recorded inputs and gradients; None perturbs nothing."""
     epsilons: int = 1
@@ -62,7 +67,7 @@ class CheckOptions:
 class Check(Observer):
     """The context manager that `tensortap.check` returns; after the block, `result` is the comparison."""
 
-    _ignores_evaluation = True
+    _separates_evaluation = True
 
     def __init__(self, model: Any, reference: Source, options: CheckOptions, optimizer: Any = None) -> None:
         self._options = options
@@ -93,6 +98,7 @@ class Check(Observer):
                 source if _is_noise_file(source, known) else open_source(source, files) for source in options.noise
             )
             self._perturbation = self._make_perturbation(options)
+            self._truth = self._make_truth(framework, sites[0].owner, options)
             super().__init__(
                 model,
                 self._select(wanted),
@@ -109,6 +115,13 @@ class Check(Observer):
 
         return None if options.seed is None else Perturbation(options.seed, options.epsilons, coarsest)
 
+    def _make_truth(self, framework: Framework, model: Any, options: CheckOptions) -> Truth | None:
+        if options.truth is None:
+            return None
+        if not options.isolate:
+            raise UsageError("truth= needs isolate=True: the float64 result of a module is that on the same inputs")
+        return Truth(framework, model, self._reference, options.truth)
+
     def _select(self, wanted: Selection) -> Selection:
         known = self._reference
 
@@ -121,7 +134,9 @@ class Check(Observer):
         if not steps:
             existing = ", ".join(map(str, known.steps[:8])) or "none at all"
             raise UsageError(f"steps: {known.run.path} has none of these; it has {existing}")
-        return Selection(kinds=known.kinds, modules=chosen, steps=steps)
+        kinds = [kind for kind in known.kinds if kind != "step_grad"]  # a check has no optimizer of its own
+        after_alone = bool((known.run.info.get("config") or {}).get("params_after_alone"))
+        return Selection(kinds=kinds, modules=chosen, steps=steps, params_after_alone=after_alone)
 
     def _open_comparator(self) -> Comparator:
         tolerances = self._options.rtol, self._options.atol
@@ -133,6 +148,8 @@ class Check(Observer):
         watcher = self._new_isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
         assert self._comparator is not None
         watcher.called_with = self._comparator.run.called
+        if not self._options.isolate:
+            watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
         return watcher
 
     def _new_isolator(self, chosen: list[str]) -> Isolator:
@@ -142,7 +159,7 @@ class Check(Observer):
                 f"the reference kept no tensors of {len(self._unkept)} of its {len(self._reference.modules)} modules: "
                 "they were not checked, and ran as parts of the modules around them"
             )
-        return Isolator(
+        isolator = Isolator(
             self._framework,
             self._tree,
             chosen,
@@ -153,6 +170,10 @@ class Check(Observer):
             self._reference,
             self._perturbation,
         )
+        if self._truth is not None:
+            isolator.truth, self._comparator.differs = self._truth, self._truth.differs
+            self._truth.is_mask = self._comparator.is_mask
+        return isolator
 
     def close(self, status: str = "finished", reason: str = "") -> None:
         if self._closed:
@@ -166,6 +187,7 @@ class Check(Observer):
         options, comparator = self._options, self._comparator
         assert comparator is not None
         rename = self._reference.rename
+        self._note_settings(comparator)
         isolation = self._isolation(comparator) if options.isolate else None
         some = callable(options.modules) or self._unkept
         asked = ComparisonOptions(
@@ -181,10 +203,19 @@ class Check(Observer):
                 self._reference.run,
                 comparator.run,
                 comparator.measured,
+                comparator.masks,
+                comparator.kinks,
                 isolation,
                 self._parameters(),
                 asked,
+                self._truth,
             )
+
+    def _note_settings(self, comparator: Comparator) -> None:
+        """Note attributes and ties of the model, as a capture does."""
+        first = Clock(step=self._reference.steps[0])
+        book = LoopBook(self._framework, self._tree, first, comparator.run.loop_fact, ())
+        book.forward_ended([site for site in self._tree.sites if site.name in self._chosen])
 
     def _parameters(self) -> set[tuple[str, str]]:
         rename, names = self._reference.rename, self._framework.parameters
@@ -203,6 +234,7 @@ class Check(Observer):
             same=comparator.same,
             callers=comparator.callers,
             cut_off=comparator.cut_off,
+            outside=comparator.outside,
             tied=tied,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
-from tensortap.compare.measure.range_ends import without_range_ends
+from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
+from tensortap.compare.measure.masks import MaskDifference, mask_difference, without_edges
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -26,6 +27,8 @@ from tensortap.store.formats.live import LiveRun
 __all__ = ["Comparator"]
 
 _NO_SKETCH = np.empty(0, np.float32)
+_LEAST_KINK = 2.0**-20
+"""Smaller errors of a gradient are rounding."""
 
 
 class Comparator:
@@ -41,6 +44,10 @@ class Comparator:
         self.where = f"a check against {reference.run.path}"
         self.measured: dict[int, PairMeasure] = {}
         """Row → difference from the reference, if it was measured element by element."""
+        self.masks: dict[int, MaskDifference] = {}
+        """Row → difference of a mask from the reference's, which may have another convention."""
+        self.kinks: dict[int, CrossedKink] = {}
+        """Row → how a gradient differs without the elements that crossed a kink."""
         self.forced: set[int] = set()
         """Rows whose tensor was replaced by the reference's after it was measured."""
         self.used_inside: set[int] = set()
@@ -48,9 +55,12 @@ class Comparator:
         self.same: list[list[int]] = []
         """Groups of rows of one gradient, of an output that several calls return unchanged; innermost call first."""
         self.cut_off: set[Key] = set()
+        self.outside: set[Key] = set()
         """Inputs, and outputs that should be differentiable, that autograd does not reach; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
         """(step, micro step, module, call) → the module whose code made the call; in the reference's names."""
+        self.differs: Callable[[int, Key, npt.NDArray[Any]], None] = lambda *_: None
+        """Called with the row, key and values of a tensor that differs from the reference's."""
         self._framework = framework
         self._reference = reference
         self._tolerances = tolerances
@@ -73,7 +83,8 @@ class Comparator:
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:
             if summary.digest != found.digest or dtype != found.dtype:
-                self._measure_pair(row, found, array, (summary.min, summary.max))
+                self._measure_pair(row, key, found, array)
+                self.differs(row, key, array)
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
@@ -104,9 +115,14 @@ class Comparator:
         if len(keys) > 1:
             self.same.append([self._rows[key] for key in keys])
 
-    def note_cut_off(self, key: Key) -> None:
-        """Note an input or output that autograd does not reach."""
-        self.cut_off.add(key._replace(module=self._reference.rename(key.module)))
+    def note_detached(self, key: Key, from_inside: bool) -> None:
+        """Note an input or output that autograd does not reach; `from_inside` if it should."""
+        found = self.cut_off if from_inside else self.outside
+        found.add(key._replace(module=self._reference.rename(key.module)))
+
+    def is_mask(self, key: Key) -> bool:
+        """Whether a tensor and the reference's are masks that were compared by what they hide."""
+        return self._rows.get(key) in self.masks
 
     def mark_forced(self, key: Key) -> None:
         """Note that the reference's values replace this tensor."""
@@ -120,14 +136,18 @@ class Comparator:
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
 
-    def _measure_pair(self, row: int, found: Counterpart, array: npt.NDArray[Any], ends: tuple[float, float]) -> None:
+    def _measure_pair(self, row: int, key: Key, found: Counterpart, array: npt.NDArray[Any]) -> None:
         rtol, atol = self._tolerances
         if ("complex" in found.dtype) != (array.dtype.kind == "c"):
             return
         values = self._reference.values(found)
+        if key.phase == "forward" and (mask := mask_difference(values, array)) is not None:
+            self.masks[row] = mask
+            return
         measure = difference(values, array, rtol=rtol, atol=atol, size=found.l2)
-        dtype = dtypes.name_of(array.dtype)
-        if dtype != found.dtype and set(ends) & set(dtypes.range_of(dtype) or ()):
-            off = without_range_ends(measure.difference, values, array, rtol, atol)
-            measure = replace(measure, difference=off)
+        if summarize(array).edge:
+            measure = replace(measure, difference=without_edges(measure.difference, values, array, rtol, atol))
         self.measured[row] = measure
+        is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
+        if is_large and (kink := crossed_kink(values, array)) is not None:
+            self.kinks[row] = kink

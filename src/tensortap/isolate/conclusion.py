@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,10 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Renames, align
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
+from tensortap.compare.judge.attribution import Attribution
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
-from tensortap.compare.judge.isolated import Isolation, isolated_findings
+from tensortap.compare.judge.isolated import isolated_findings
+from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import judge
 from tensortap.compare.judge.one_sided import (
     Parameters,
@@ -23,15 +26,20 @@ from tensortap.compare.judge.one_sided import (
     find_missing_in_isolation,
 )
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
-from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
+from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
+from tensortap.compare.judge.rules.rounding import EPSILON, NoiseAllowance, Policy
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, pairs_of, reference_movement
+from tensortap.compare.measure.kinks import CrossedKink
+from tensortap.compare.measure.masks import MaskDifference
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
+from tensortap.isolate.truth import FLOAT64, Truth
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.store import Run
 
@@ -42,25 +50,32 @@ def conclude_live(
     reference: Run,
     candidate: Run,
     measured: Mapping[int, PairMeasure],
+    masks: Mapping[int, MaskDifference],
+    kinks: Mapping[int, CrossedKink],
     isolation: Isolation | None,
     parameters: Parameters,
     options: ComparisonOptions,
+    truth: Truth | None = None,
 ) -> Comparison:
-    """Judge what was measured. `measured` is by the candidate's rows, `isolation` None where it ran freely."""
+    """Judge what was measured, given by the candidate's rows. `isolation` is None in a free run."""
     renames = Renames.of(options.rename)
     right = Side(candidate, Scope(options.modules, rename=renames))
     backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
-    kinds = None if backward else [kind for kind in KINDS if kind not in GRADIENT_KINDS]
-    left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks))
+    left_out = ("step_grad",) if backward else ("step_grad", *GRADIENT_KINDS)  # a check sees no gradient of a step
+    kinds = [kind for kind in KINDS if kind not in left_out]
+    left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks, training_only=True))
     alignment = align(left, right, renames if renames else None)
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
     for pair, row in enumerate(rows):
         if row in measured:
             measures.take(pair, measured[row])
+        if row in masks:
+            measures.take_mask(pair, masks[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
-    structure, pairs = Structure(left, alignment.reference), pairs_of(matched)
+    structure = Structure(left, alignment.reference)
+    pairs = replace(pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]))
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, options, files)
@@ -71,7 +86,7 @@ def conclude_live(
         missing = find_missing_gradients(matched, structure, judgement.affected_calls, parameters)
     else:
         numbers = right.row[alignment.candidate]
-        pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool))
+        pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool), isolation.tied)
         policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
@@ -80,11 +95,28 @@ def conclude_live(
         born = isolated_findings(builder, isolation, numbers, lost, bool(missing))
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+    if born and not missing:
+        unread = find_unread(judgement, pairs, structure, born)
+        judgement, born = unread.without(judgement), [] if unread.rows else born
+    precision = NO_PRECISION
+    if isolation is not None and truth is not None:
+        blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}
+        found = _truth_pairs(matched, structure, rows, truth, renames)
+        precision = judge_isolated(builder, found, partial(_made_by, structure, isolation), blamed)
     gained = find_extra_gradients(matched, structure)
     if not (born or missing or gained):
         born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
     result = conclude(
-        matched, judgement, born, policy, renames, missing, gained, UnpairedRanks(), isolated=isolation is not None
+        matched,
+        judgement,
+        born,
+        policy,
+        renames,
+        missing,
+        gained,
+        UnpairedRanks(),
+        isolated=isolation is not None,
+        precision=precision,
     )
     unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
@@ -95,14 +127,38 @@ def conclude_live(
     text = result.sentence
     if not len(right):
         text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
-    elif result.verdict == "match" and not candidate.finished:
+    elif result.verdict in ("match", "imprecise") and not candidate.finished:
         text = f"The step was interrupted. Up to there: {text}"
-    elif result.verdict == "match" and unseen:
+    elif result.verdict in ("match", "imprecise") and unseen:
         text += " No backward ran: the reference's gradients were not compared."
-    if result.verdict == "match" and unchecked:
+    if result.verdict in ("match", "imprecise") and unchecked:
         text += f" {unchecked[0].upper()}{unchecked[1:]}."
+        if result.verdict == "match":
+            result = replace(result, verdict="incomparable")
+            text = f"Cannot tell whether all ranks match. {text}"
     # A model that ran cannot be compared again from a command line: no options.
     return replace(result, options=None, notes=notes, sentence=text)
+
+
+def _truth_pairs(
+    matched: Matched, structure: Structure, rows: Sequence[int], truth: Truth, renames: Renames
+) -> TruthPairs:
+    """Return the distances from the truth by pair; `truth` has them by the candidate's rows."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+
+    def dtypes(pair: int) -> tuple[str, str]:
+        return left.dtype[int(alignment.reference[pair])], right.dtype[int(alignment.candidate[pair])]
+
+    others = calls_with_other_values(matched, structure, renames)
+    measures = {pair: truth.measured[row] for pair, row in enumerate(rows) if row in truth.measured}
+    return TruthPairs(measures, FLOAT64, truth.of_reference, dtypes, others, tuple(truth.notes()))
+
+
+def _made_by(structure: Structure, isolation: Isolation, pair: int) -> Attribution:
+    """Attribute a pair to the module itself, or to the caller if it is an input."""
+    call = structure.call_of(pair)
+    caller = isolation.caller(call) if call is not None and structure.kind[pair] == "input" else None
+    return Attribution(caller, True)
 
 
 def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
@@ -121,7 +177,13 @@ def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:
     return []
 
 
-def _alone(pairs: Pairs, matched: Matched, noise: NoiseAllowance | None, forced: npt.NDArray[np.bool_]) -> Pairs:
+def _alone(
+    pairs: Pairs,
+    matched: Matched,
+    noise: NoiseAllowance | None,
+    forced: npt.NDArray[np.bool_],
+    tied: Mapping[str, Collection[str]],
+) -> Pairs:
     """Pairs of modules that stand for themselves: their worst rows count more, and an error along the tensor too."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     kinds, lengths = left.kind.at(alignment.reference), left.row_length[alignment.reference].tolist()
@@ -131,11 +193,13 @@ def _alone(pairs: Pairs, matched: Matched, noise: NoiseAllowance | None, forced:
         error = np.where(np.isinf(pairs.error), np.inf, np.fmax(measures.rel_l2, measures.row_rel_l2 / row_gain))
     ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
     for pair, off in measures.differences.items():
-        if matched.at_range_ends[pair]:
+        if matched.has_edges[pair] or pair in measures.masks:
             continue  # the norms are those of a mask's hidden elements, which the difference leaves out
         if ours[pair] > 0 and Policy.has_direction(kinds[pair], off.elements):
             along = ((theirs[pair] / ours[pair]) ** 2 - 1 - off.rel_l2**2) / 2
             error[pair] = max(error[pair], Policy.along(along))
     dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
     cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
-    return replace(pairs, error=error, row_gain=row_gain, isolated=IsolatedPairs(forced, cast & forced))
+    mixed = np.array([one != other and {one, other} <= set(EPSILON) for one, other in zip(*dtypes, strict=True)], bool)
+    isolated = IsolatedPairs(forced, cast & forced, mixed, tied)
+    return replace(pairs, error=error, row_gain=row_gain, choices=None, isolated=isolated)

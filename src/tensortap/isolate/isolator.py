@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from tensortap.capture.selection import Selection
 from tensortap.capture.swap import Swap, swapped
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.watcher import Watcher
+from tensortap.compare.measure.masks import in_convention_of
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import GradientReplacer, Substitution
@@ -40,6 +41,14 @@ _GRADIENT_OF = {"input": "grad_input", "output": "grad_output"}
 _DIFFERENTIATED = (
     "a backward ran with create_graph=True: gradients were compared there, but not replaced by the reference's"
 )
+
+
+class TruthPass(Protocol):
+    """Is told when an outermost call begins and ends; see `truth.Truth`."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None: ...
+
+    def end(self, site: Site, chosen: Collection[str], raised: bool) -> None: ...
 
 
 class _ReplacedInput(NamedTuple):
@@ -96,6 +105,8 @@ class Isolator(Watcher):
         self._arrived: dict[Key, Any] = {}
         self._aliases = TensorAliases(framework.version)
         self._feeds = True
+        self.truth: TruthPass | None = None
+        """Computes the exact result of every outermost call, if it is wanted."""
 
     def _drop_step_hooks(self) -> None:
         super()._drop_step_hooks()
@@ -105,6 +116,8 @@ class Isolator(Watcher):
 
     # --- forward -----------------------------------------------------------------------------------------------
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.truth is not None and self._clock.idle and not self._framework.recomputing():
+            self.truth.begin(args, kwargs, self._clock)
         opened = open_arguments(args, kwargs, self._framework.is_tensor)
         call = self._enter(site, opened)
         if site.name not in self._sites:
@@ -126,6 +139,12 @@ class Isolator(Watcher):
         return args, swapped(named, others, self._framework.is_tensor, swaps)
 
     def _after(self, site: Site, output: Any) -> Any:
+        replaced = self._replace_outputs(site, output)
+        if self.truth is not None and self._clock.idle:
+            self.truth.end(site, list(self._sites), raised=output is None)
+        return replaced
+
+    def _replace_outputs(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
         if site.name == "":
             self._collect_remarks()
@@ -153,7 +172,7 @@ class Isolator(Watcher):
     ) -> list[Any]:
         """Return a substitute for each tensor, or the tensor itself if the reference has none of its shape.
 
-        If the tensors should be `differentiable`, those that autograd does not reach are noted.
+        Those that autograd does not reach are noted. `differentiable`: whether it should.
         """
         # An input that a module returns unchanged is its caller's own tensor: the module did not compute it.
         unchanged = {id(i.substitute): i for i in inputs if self._framework.version(i.substitute) == i.version}
@@ -175,8 +194,8 @@ class Isolator(Watcher):
                 known.boundary.keys.append(key)
             if known.substitute is not None:
                 self._comparator.mark_forced(key)
-            if call.autograd and differentiable and not self._framework.requires_gradient(tensor):
-                self._comparator.note_cut_off(key)
+            if call.autograd and not self._framework.requires_gradient(tensor):
+                self._comparator.note_detached(key, from_inside=differentiable)
             tensors.append(tensor if known.substitute is None else known.substitute)
         return tensors
 
@@ -230,7 +249,10 @@ class Isolator(Watcher):
     def _substitute(
         self, tensor: Any, key: Key, counterpart: Counterpart, site: Site, exchange: GradientReplacer
     ) -> Any | None:
-        substitute = self._substitution.substitute(tensor, self._values(counterpart, key), exchange)
+        values = self._values(counterpart, key)
+        if self._comparator.is_mask(key):
+            values = in_convention_of(self._framework.host(tensor), values)
+        substitute = self._substitution.substitute(tensor, values, exchange)
         if substitute is None:
             self._book.remark(site.name, f"{key.kind} {key.path} cannot be replaced by the reference's")
         return substitute

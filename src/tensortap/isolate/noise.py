@@ -24,7 +24,8 @@ from tensortap.store.noise_file import Spot, write_noise
 
 __all__ = ["measure_noise"]
 
-_KINDS = tuple(kind for kind in KINDS if kind != "param")  # parameters are perturbed, not measured
+_KINDS = tuple(kind for kind in KINDS if kind not in ("param", "step_grad"))
+"""Parameters are perturbed, not measured, and no optimizer steps."""
 _OWN_KINDS = ("output", "grad_input", "param_grad")
 """Kinds that a module itself computes; the code around it makes the others."""
 _PROBE, _JUMP = 16, 16

@@ -112,7 +112,7 @@ def find_call(run: Run, selector: CallSelector) -> RecordedCall:
         key = record.key
         if key.phase == "state":
             return key.call == 0
-        if key.micro != micro:
+        if key.micro != micro or key.phase == "eval":
             return False
         if key.kind == "param_grad":
             return key.module not in again

@@ -1,0 +1,300 @@
+"""Checks and comparisons with a truth: who rounds more, who is wrong, and what a truth must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+from support.tapping import hooks_on
+from tensortap.core.causes import Cause
+from tensortap.core.records import EXIT_CODES, Comparison
+from tensortap.errors import UsageError
+from tensortap.report.terminal.assertion import message
+
+WIDTH = 32
+KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
+
+
+class Norm(nn.Module):
+    """Scales rows in float32, and rounds before the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(1 + 0.3 * torch.randn(WIDTH)), 1e-6
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.scaled(x.float()).to(x.dtype)
+
+
+class WeightFirst(Norm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight.float() * self.scaled(x.float())).to(x.dtype)
+
+
+class NotUpcast(Norm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.scaled(x)
+
+
+class Angles(nn.Module):
+    """The factors of a rotary embedding, in the dtype of its input."""
+
+    upcast = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float32 if self.upcast else x.dtype
+        speed = 100.0 ** (-torch.arange(WIDTH, dtype=dtype) / WIDTH)
+        return torch.outer(torch.arange(x.shape[1], dtype=dtype), speed).cos().to(x.dtype)
+
+
+class Attention(nn.Module):
+    upcast = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.transpose(1, 2) * 0.1
+        if self.upcast:
+            shares = scores.softmax(-1, dtype=torch.float32).to(x.dtype)
+        else:
+            shares = (scores - scores.amax(-1, keepdim=True)).exp()
+            shares = shares / shares.sum(-1, keepdim=True)
+        return self.out(shares @ v)
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.angles, self.norm = nn.Embedding(50, WIDTH), Angles(), Norm()
+        self.attention, self.drop, self.last = Attention(), nn.Dropout(dropout), Norm()
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        x = x + self.drop(self.attention(self.norm(x * self.angles(x))))
+        return self.head(self.last(x))
+
+
+def build(dtype: torch.dtype = torch.bfloat16, dropout: float = 0.0) -> Net:
+    torch.manual_seed(0)
+    model = Net(dropout).bfloat16().to(dtype)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(3)
+    return model
+
+
+def step(model: nn.Module) -> None:
+    tokens = torch.arange(4 * 32).view(4, 32) * 7 % 50
+    model(tokens).float().logsumexp(-1).sum().backward()
+
+
+def capture(model: nn.Module, path: Path, **options: Any) -> Path:
+    with tt.capture(model, path, **{"keep": "tensors", "kinds": KINDS, **options}):
+        step(model)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return capture(build(), tmp_path_factory.mktemp("truth") / "reference")
+
+
+def check(model: nn.Module, reference: Path, truth: Any = "float64", **options: Any) -> Comparison:
+    with tt.check(model, reference, truth=truth, **options) as checked:
+        step(model)
+    return checked.result
+
+
+def changed(change: Callable[[Net], None]) -> Net:
+    model = build()
+    change(model)
+    return model
+
+
+def in_chunks(model: Net) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+
+            def forward(x: torch.Tensor, linear: nn.Linear = module) -> torch.Tensor:
+                (a, b), (u, v) = x.float().chunk(2, -1), linear.weight.float().chunk(2, -1)
+                return (a @ u.T + b @ v.T).to(x.dtype)
+
+            module.forward = forward
+
+
+def test_a_norm_that_is_not_upcast_rounds_once_more(reference: Path) -> None:
+    result = check(changed(lambda model: setattr(model.norm, "__class__", NotUpcast)), reference)
+    assert result.verdict == "imprecise" and EXIT_CODES[result.verdict] == 4
+    assert [(birth.module, birth.cause, birth.status) for birth in result.births] == [
+        ("norm", Cause.LESS_EXACT, "imprecise")
+    ]
+    assert result.first is result.births[0] and result.first.truth is not None
+    assert 1.2 < result.first.truth.ratio < 1.5 and 0.5 < result.first.truth.roundings < 2
+    assert "norm (Norm) rounds about once more than the reference's" in result.sentence
+    assert "Within tolerance, every module agrees" in result.sentence
+    assert "the candidate is less exact!" in message(result, None)
+    assert not any(row["birth"] for row in result.rows)
+
+
+def test_the_softmax_of_a_container_is_found_in_its_own_code(reference: Path) -> None:
+    result = check(changed(lambda model: setattr(model.attention, "upcast", False)), reference)
+    assert result.verdict == "imprecise" and result.first is not None
+    assert (result.first.module, result.first.container) == ("attention", "attention")
+    assert "The own code of attention rounds" in result.sentence and "attention.out (input 0)" in result.sentence
+
+
+def test_a_kernel_that_only_sums_in_another_order_matches(reference: Path) -> None:
+    result = check(changed(in_chunks), reference)
+    assert result.verdict == "match" and result.counts["close"] and not result.births and not result.notes
+
+
+def test_a_more_exact_candidate_is_a_note(reference: Path) -> None:
+    result = check(changed(lambda model: setattr(model.norm, "__class__", WeightFirst)), reference)
+    assert result.verdict == "match"
+    assert any("the candidate is the more exact one in norm" in note for note in result.notes)
+
+
+def test_lost_precision_is_told_from_another_formula(reference: Path) -> None:
+    coarse = check(changed(lambda model: setattr(model.angles, "upcast", False)), reference)
+    assert coarse.first is not None and coarse.first.module == "angles" and coarse.verdict == "diverged"
+    assert "the candidate loses precision" in coarse.sentence
+    other = changed(lambda model: setattr(model.last, "eps", 0.5))
+    formula = check(other, reference)
+    assert formula.first is not None and formula.first.module == "last"
+    assert "the two compute different things, or the reference is the less exact one" in formula.sentence
+    # The reference's own model knows which of the two is meant.
+    known = check(other, reference, truth=build())
+    assert "The candidate is the one at fault" in known.sentence
+
+
+def test_a_truth_changes_nothing(tmp_path: Path) -> None:
+    """Not the random numbers, buffers and gradients of the model; and its own hooks run once."""
+
+    def noisy() -> tuple[nn.Module, list[str]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Norm8())
+        fired: list[str] = []
+        model[0].register_forward_hook(lambda *_: fired.append("hook"))
+        return model.bfloat16(), fired
+
+    class Norm8(nn.Module):
+        rounds = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.bfloat16().to(x.dtype) * 0.3 if self.rounds else x.float() * 0.3
+            return x.bfloat16()
+
+    batch = torch.randn(64, 8).bfloat16()
+    model, _ = noisy()
+    with tt.capture(model, tmp_path / "reference", keep="tensors", kinds=KINDS):
+        model(batch).float().sum().backward()
+    left: list[Any] = []
+    for truth in (None, "float64"):
+        model, fired = noisy()
+        model[3].rounds = True
+        with tt.check(model, tmp_path / "reference", truth=truth) as checked:
+            torch.manual_seed(7)
+            model(batch).float().sum().backward()
+        left.append((fired, torch.rand(3), [*model.state_dict().values()], [p.grad for p in model.parameters()]))
+        assert hooks_on(model) == 1  # the test's own
+    for one, other in zip(*left, strict=True):
+        assert len(one) == len(other)
+        assert all(
+            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True)
+        )
+    assert any("draw random numbers: 2" in note for note in checked.result.notes)
+
+
+def test_a_model_that_does_not_run_in_float64_has_no_truth(reference: Path) -> None:
+    class Picky(Norm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype == torch.bfloat16, "bfloat16 only"
+            return self.weight * self.scaled(x)
+
+    result = check(changed(lambda model: setattr(model.norm, "__class__", Picky)), reference)
+    assert result.verdict == "match"
+    assert any("does not run in float64 (AssertionError: bfloat16 only" in note for note in result.notes)
+
+
+def test_wrong_uses_are_refused(reference: Path) -> None:
+    for options, words in (
+        ({"truth": "float128"}, "neither"),
+        ({"truth": "float64", "isolate": False}, "isolate=True"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            tt.check(build(), reference, **options)
+    with pytest.raises(UsageError, match="in no longer dtype"):
+        tt.compare(reference, reference, truth=reference)
+
+
+@pytest.mark.parametrize("keep", ["tensors", "summary"])
+def test_a_third_run_as_truth(keep: str, reference: Path, tmp_path: Path) -> None:
+    forward = {"keep": keep, "kinds": ("input", "output")}
+    truth = capture(build(torch.float32), tmp_path / "truth", **forward)
+    coarse = changed(lambda model: setattr(model.norm, "__class__", NotUpcast))
+    wrong = changed(lambda model: setattr(model.last, "eps", 0.5))
+    runs = [capture(model, tmp_path / name, **forward) for model, name in ((coarse, "coarse"), (wrong, "wrong"))]
+    result = tt.compare(reference, runs[0], truth=truth)
+    if keep == "tensors":
+        assert result.verdict == "imprecise" and result.first is not None and result.first.module == "norm"
+        assert "truth run's result" in result.sentence
+        assert tt.compare(runs[0], reference, truth=truth).verdict == "match"  # the other way round it is more exact
+    else:
+        assert result.verdict == "match"  # sketches are too rough to count single roundings
+    result = tt.compare(reference, runs[1], truth=truth)
+    assert result.first is not None and result.first.module == "last"
+    assert "The candidate is the one at fault" in result.sentence
+    assert "The reference is the one at fault" in tt.compare(runs[1], reference, truth=truth).sentence
+
+
+def test_modules_of_transformers(tmp_path: Path) -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(
+        hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32, vocab_size=50
+    )
+
+    def model(attention: str = "eager") -> nn.Module:
+        torch.manual_seed(0)
+        config._attn_implementation = attention
+        made = llama.LlamaModel(config)
+        for parameter in made.parameters():
+            parameter.data.mul_(4) if parameter.ndim == 2 else parameter.data.add_(0.2 * torch.randn_like(parameter))
+        return made.bfloat16()
+
+    class Coarse(llama.LlamaRMSNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    def run(module: nn.Module) -> None:
+        module(input_ids=torch.arange(128).view(2, 64) * 7 % 50, use_cache=False)
+
+    def against(candidate: nn.Module) -> Comparison:
+        with tt.check(candidate, tmp_path / "reference", truth="float64") as checked:
+            run(candidate)
+        return checked.result
+
+    reference = model()
+    with tt.capture(reference, tmp_path / "reference", keep="tensors", kinds=("input", "output")):
+        run(reference)
+    fused = against(model("sdpa"))
+    assert fused.verdict == "match" and fused.counts["close"] and not fused.births
+    coarse = model()
+    coarse.layers[0].post_attention_layernorm.__class__ = Coarse
+    result = against(coarse)
+    assert [(birth.module, birth.cause) for birth in result.births] == [
+        ("layers.0.post_attention_layernorm", Cause.LESS_EXACT)
+    ]
+    assert result.verdict == "imprecise"
