@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,33 @@ def test_capture_closes_what_a_test_left_open(tmp_path: Path) -> None:
     run = folder / "test_one0" / "run"
     assert tensortap.open(run).finished
     assert torch is not None
+
+
+def test_a_golden_run_is_made_compared_and_missed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    test = tmp_path / "test_golden.py"
+    test.write_text(
+        "import os, torch\n"
+        "def test_numbers(tensortap_golden):\n"
+        "    torch.manual_seed(0)\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LeakyReLU(float(os.environ['SLOPE'])))\n"
+        "    with tensortap_golden(model, kinds=('input', 'output')):\n"
+        "        model(-torch.ones(1, 2))\n"
+    )
+
+    def run(slope: str, *options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), *options]
+        environment = os.environ | {"SLOPE": slope}
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        return ended.returncode, ended.stdout
+
+    code, said = run("0.1")
+    assert code == 1 and "--tensortap-update`, then commit the folder" in said
+    assert run("0.1", "--tensortap-update")[0] == 0
+    assert tensortap.open(tmp_path / "golden" / "test_numbers").finished
+    assert run("0.1")[0] == 0
+    code, said = run("0.3")
+    assert code == 1 and "part in 1 (LeakyReLU)" in said
 
 
 def test_capture_into_the_tests_own_folder(tensortap_capture: Any, tmp_path: Path) -> None:  # noqa: F811

@@ -1,4 +1,5 @@
-"""For tests: an assertion that two runs match, and a fixture that captures into the test's own folder.
+"""For tests: an assertion that two runs match, and fixtures that capture into the test's own folder, or compare with a
+golden run that is stored beside the test.
 
 pytest finds the fixture wherever tensortap is installed; tests import the assertion:
 
@@ -11,13 +12,20 @@ pytest finds the fixture wherever tensortap is installed; tests import the asser
 ...             tap.step()
 ...     assert_runs_match(tap.path.parent / "old", tap.path.parent / "new")
 
+>>> def test_numbers_stay(tensortap_golden):
+...     with tensortap_golden(model, optimizer=optimizer):
+...         train(model)
+
+`pytest --tensortap-update` writes the golden runs.
+
 pytest loads this module at every start, in projects that may never use it: heavy imports wait until it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -30,7 +38,17 @@ if TYPE_CHECKING:
     from tensortap.core.records import Comparison
     from tensortap.store import Run
 
-__all__ = ["assert_runs_match", "tensortap_capture"]
+__all__ = ["assert_runs_match", "pytest_addoption", "tensortap_capture", "tensortap_golden"]
+
+GOLDEN_FOLDER = "golden"
+_UPDATE = "--tensortap-update"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes golden runs."""
+    parser.getgroup("tensortap").addoption(
+        _UPDATE, action="store_true", help="Write the golden runs of tensortap_golden instead of comparing with them."
+    )
 
 
 class NamedCapture(Protocol):
@@ -85,6 +103,38 @@ def tensortap_capture(tmp_path: Path) -> Iterator[NamedCapture]:
             return tap
 
         yield capture
+
+
+@pytest.fixture
+def tensortap_golden(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AbstractContextManager[Tap]]:
+    """Capture, and compare with the golden run `golden/TEST` beside the test file when the block ends.
+
+    With --tensortap-update, the block writes the golden run instead. `name` tells several runs of one test apart,
+    `compare` has options of `tensortap.compare`, and the others are those of `tensortap.capture`.
+    """
+    import tensortap
+
+    update = bool(request.config.getoption(_UPDATE, default=False))
+    test = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")
+    folder = Path(request.node.path).parent / GOLDEN_FOLDER
+
+    @contextmanager
+    def golden(
+        model: Any, name: str = "", *, compare: Mapping[str, Any] | None = None, **options: Any
+    ) -> Iterator[Tap]:
+        __tracebackhide__ = True
+        stored = folder / (f"{test}-{name}" if name else test)
+        path = stored if update else tmp_path / stored.name
+        if not update and not stored.exists():
+            command = f"pytest {request.node.nodeid!r} {_UPDATE}"
+            pytest.fail(f"{stored} does not exist: make it with `{command}`, then commit the folder", pytrace=False)
+        chosen: dict[str, Any] = {"on_error": "raise", "overwrite": update} | options
+        with tensortap.capture(model, path, **chosen) as tap:
+            yield tap
+        if not update:
+            assert_runs_match(stored, path, **(compare or {}))
+
+    return golden
 
 
 def _as_arguments(options: dict[str, Any]) -> list[str]:
