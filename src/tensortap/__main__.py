@@ -1,6 +1,21 @@
-"""`python -m tensortap` is `tensortap`."""
+"""`python -m tensortap` is `tensortap`. An interrupt while the command is still being imported ends it in one line."""
 
-from tensortap.cli import main
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the `tensortap` command."""
+    try:
+        from tensortap.cli import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("tensortap: interrupted\n")
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ MODULES = ("", "layers.0.fc1", "layers.0.fc2", "layers.1.fc1")
 
 def record(seq: int, module: str, step: int, kind: str, rank: int = 0, **numbers: Any) -> Record:
     values: dict[str, Any] = {"elements": 12, "nan": 0, "posinf": 0, "neginf": 0, "zeros": seq % 3, "digest": seq}
-    values |= {"min": -float(seq), "max": seq / 2, "mean": seq / 4, "std": (seq * 7 % 5) / 8, "l1": 3.0}
+    values |= {"edge": 0, "min": -float(seq), "max": seq / 2, "mean": seq / 4, "std": (seq * 7 % 5) / 8, "l1": 3.0}
     values |= {"l2": float(seq * 5 % 7), "sketch": np.full(4, seq, np.float32)}
     summary = Summary(**{**values, **numbers})
     phase = "backward" if kind.startswith("grad") else "forward"

@@ -13,7 +13,20 @@ import tensortap
 from tensortap.cli import show
 
 Capsys = pytest.CaptureFixture[str]
-VERBS = ("show", "export", "compare", "report", "view", "replay", "demo", "check-hooks", "times", "bench", "health")
+VERBS = (
+    "show",
+    "export",
+    "compare",
+    "report",
+    "view",
+    "replay",
+    "demo",
+    "check-hooks",
+    "times",
+    "bench",
+    "health",
+    "run",
+)
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
 
@@ -39,7 +52,7 @@ def test_help_describes_every_verb(capsys: Capsys, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     listed = call(capsys, "--help").out.partition("Commands:\n")[2].splitlines()
-    assert len(listed) == 11
+    assert len(listed) == 13
     assert [line for line in listed if not line.endswith(".") or line.endswith("...") or len(line) > 80] == []
 
 

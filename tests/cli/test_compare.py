@@ -56,7 +56,8 @@ def compare(capsys: Capsys, *args: object) -> CommandResult:
 # --- what it asks for ----------------------------------------------------------------------------------------------
 def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: Asked) -> None:
     compare(capsys, "matching", "b")
-    nothing = dict.fromkeys(("mapping", "steps", "ranks", "modules", "rtol", "atol", "kinds", "workers", "progress"))
+    none = ("mapping", "steps", "ranks", "modules", "rtol", "atol", "kinds", "truth", "workers", "progress")
+    nothing = dict.fromkeys(none)
     asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": ()}
     assert asked.options == {**asked_for, "until_first": False, "device": "cpu", "details": 0, **nothing}
 
@@ -66,6 +67,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "rules.toml", "--step", "0,3:4"),
         *("--rank", 0, "--rank", 2, "--module", "layers.*", "--module", "(root)", "--kind", "output", "--rtol", "1e-3"),
         *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3, "--device", "cuda"),
+        *("--truth", "exact"),
     )
     assert ended.code == 0
     assert asked.options == {
@@ -80,6 +82,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "rtol": 1e-3,
         "atol": 0.0,
         "noise": ("a2", "a3"),
+        "truth": "exact",
         "until_first": True,
         "details": 0,
         "workers": 3,

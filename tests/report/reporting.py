@@ -12,7 +12,15 @@ from tensortap.report.facts import RunFacts
 
 
 def summary(**changes: Any) -> Summary:
-    values: dict[str, Any] = {"elements": 12, "nan": 0, "posinf": 0, "neginf": 0, "zeros": 3, "digest": 0xABC}
+    values: dict[str, Any] = {
+        "elements": 12,
+        "nan": 0,
+        "posinf": 0,
+        "neginf": 0,
+        "zeros": 3,
+        "edge": 0,
+        "digest": 0xABC,
+    }
     values |= {"min": -1.5, "max": 2.5, "mean": 0.25, "std": 0.5, "l1": 3.0, "l2": 4.0}
     return Summary(**{**values, "sketch": np.ones(4, np.float32), **changes})
 

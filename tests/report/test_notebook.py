@@ -51,7 +51,7 @@ def words(shown: Any) -> str:
 
 def stored_run(path: Path, name: str = "fc") -> Any:
     info = {"framework": "torch", "model": "Net", "modules": 2}
-    zero = Summary(1, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, np.zeros(4, np.float32))
+    zero = Summary(1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, np.zeros(4, np.float32))
     with RunWriter(path, info=info) as writer:
         writer.append(Record(Key(3, 0, "forward", name, 0, "output", "0"), 0, 0, "Linear", "float32", (1,), 0, zero))
         writer.coverage([Coverage(name, "Linear", "seen", 2), Coverage("old", "Linear", "never called", 0, "unused")])

@@ -15,7 +15,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensortap.cli import bench, check_hooks, compare, demo, export, health, replay, report, show, times, view
+from tensortap.cli import (
+    bench,
+    check_hooks,
+    compare,
+    demo,
+    export,
+    health,
+    replay,
+    report,
+    run,
+    show,
+    times,
+    view,
+    watch,
+)
 from tensortap.errors import TensortapError
 
 __all__ = ["app", "main"]
@@ -51,6 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
 app.command()(show.show)
 app.command()(export.export)
 app.command()(compare.compare)
@@ -62,6 +77,7 @@ app.command()(demo.demo)
 app.command()(check_hooks.check_hooks)
 app.command()(times.times)
 app.command()(bench.bench)
+app.command()(watch.watch)
 
 
 def _version(wanted: bool) -> None:
@@ -86,7 +102,8 @@ def _tensortap(
 def main() -> None:
     """Run the `tensortap` command."""
     try:
-        if not {"-h", "--help", "--version"} & set(sys.argv) and "_TENSORTAP_COMPLETE" not in os.environ:
+        # `run` becomes another program and reads no run itself.
+        if not {"run", "-h", "--help", "--version"} & set(sys.argv) and "_TENSORTAP_COMPLETE" not in os.environ:
             _hide_pandas()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):

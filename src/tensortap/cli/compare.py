@@ -23,6 +23,7 @@ from tensortap.cli.pairing import (
     Rename,
     Rtol,
     Steps,
+    Truth,
     UntilFirst,
     Workers,
     parse_options,
@@ -46,6 +47,7 @@ def compare(
     rtol: Rtol = None,
     atol: Atol = None,
     noise: Noise = None,
+    truth: Truth = None,
     until_first: UntilFirst = False,
     workers: Workers = None,
     device: Device = "cpu",
@@ -63,12 +65,14 @@ def compare(
 
     Ends with 0 if the runs match, 1 if they diverge, 2 if something cannot be read or written, 3 if they have too
     little in common to judge: few records of the same name, ranks without a counterpart, a recording that stopped
-    early. Where GITHUB_STEP_SUMMARY is set, the Markdown page is appended to it.
+    early. With --truth, 4 if they match and the candidate is less exact. Where GITHUB_STEP_SUMMARY is set, the
+    Markdown page is appended to it.
 
     \b
     Example:
       tensortap compare runs/a runs/b
       tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
+      tensortap compare runs/a runs/b --truth runs/float32     which side is less exact?
       tensortap compare gpu.npz cpu.npz                       one module: is it wrong, or its inputs?
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'
       tensortap compare runs/torch runs/paddle --map rules.toml
@@ -82,7 +86,7 @@ def compare(
     outputs = parse_outputs(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
     chosen |= {"until_first": until_first, "details": details_for(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:

@@ -82,8 +82,7 @@ class Chosen:
         found: list[Record | None] = [None] * len(rows)
         for rank in np.unique(ranks).tolist():
             places = np.flatnonzero(ranks == rank)
-            index = self.run.index(rank)
-            taken = index.drop_columns("sketch").take(rows[places])
+            taken = self.run.columns(rank).take(rows[places])
             sketches = self._sketches_of(rank, rows[places]) if sketch else [_NO_SKETCH] * len(places)
             for place, record in zip(places.tolist(), decode(taken, rank, sketches), strict=True):
                 found[place] = record
@@ -108,7 +107,7 @@ def choose(run: Run, choice: Choice) -> Chosen:
         raise UsageError(f"--rank {missing[0]}: {run.path} has {_known(run.ranks)}")
     chosen = Filter(**choice.filters(run))
     ranks = [rank for rank in run.ranks if not choice.ranks or rank in choice.ranks]
-    rows = [chosen.rows(run.index(rank)) for rank in ranks]
+    rows = [chosen.rows(run.columns(rank)) for rank in ranks]
     if not ranks:
         return Chosen(run, np.empty(0, np.int64), np.empty(0, np.int64))
     all_ranks = np.repeat(ranks, [len(part) for part in rows])
@@ -132,7 +131,7 @@ def suggestion(run: Run, patterns: Sequence[str]) -> str:
 
 def facts_of(run: Run) -> RunFacts:
     """Return everything about the run except its records."""
-    indexes = [run.index(rank) for rank in run.ranks]
+    indexes = [run.columns(rank) for rank in run.ranks]
     return RunFacts(
         path=str(run.path),
         info=run.info,

@@ -24,6 +24,7 @@ __all__ = [
     "Rename",
     "Rtol",
     "Steps",
+    "Truth",
     "UntilFirst",
     "Workers",
     "options_for_one_run",
@@ -58,6 +59,7 @@ Kinds = Annotated[list[str] | None, _flag("kinds")]
 Rtol = Annotated[float | None, _flag("rtol")]
 Atol = Annotated[float | None, _flag("atol")]
 Noise = Annotated[list[str] | None, _flag("noise")]
+Truth = Annotated[str | None, _flag("truth")]
 UntilFirst = Annotated[bool, _flag("until_first")]
 Workers = Annotated[int | None, _flag("workers")]
 Device = Annotated[str, _flag("device")]
@@ -73,6 +75,7 @@ def parse_options(
     rtol: float | None,
     atol: float | None,
     noise: Sequence[str] | None,
+    truth: str | None,
     workers: int | None,
     device: str,
 ) -> dict[str, Any]:
@@ -85,6 +88,7 @@ def parse_options(
         "rtol": parse_tolerance("--rtol", rtol),
         "atol": parse_tolerance("--atol", atol),
         "noise": tuple(noise or ()),
+        "truth": truth,
         "kinds": _kinds(kind or ()),
         "modules": ["" if name == "(root)" else name for name in module or ()] or None,
         "workers": _workers(workers),
@@ -96,7 +100,7 @@ def options_for_one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that apply to a single run. Raise UsageError if one of the others was given."""
     from tensortap.errors import UsageError
 
-    for name in ("rename", "mapping", "rtol", "atol", "noise", "workers", "device"):
+    for name in ("rename", "mapping", "rtol", "atol", "noise", "truth", "workers", "device"):
         if chosen[name] not in (None, (), "cpu"):
             raise UsageError(f"{option_info(name).flag} needs two runs: say which candidate to compare")
     if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):

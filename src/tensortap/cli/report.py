@@ -21,6 +21,7 @@ from tensortap.cli.pairing import (
     Rename,
     Rtol,
     Steps,
+    Truth,
     Workers,
     options_for_one_run,
     parse_options,
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 _NOTHING = 3  # as for two runs with nothing in common
+
+_OTHER_FORMATS = {
+    ".json": "--json",
+    ".csv": "--csv",
+    ".parquet": "--parquet",
+    ".xml": "--junit",
+    ".md": "--markdown",
+}
+"""Suffixes of other reports, and the option of `compare` that writes each."""
 
 
 def report(
@@ -47,6 +57,7 @@ def report(
     rtol: Rtol = None,
     atol: Atol = None,
     noise: Noise = None,
+    truth: Truth = None,
     workers: Workers = None,
     device: Device = "cpu",
     exit_zero: ExitZero = False,
@@ -65,8 +76,9 @@ def report(
     """
     from tensortap.report.files import output
 
+    _check_suffix(out)
     output.check(out)
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
     if candidate is None:
         sentence, code = _about_one(reference, chosen, out)
     else:
@@ -76,6 +88,17 @@ def report(
         if out != output.STDOUT:
             typer.echo(f"Page written to {out}")
     raise typer.Exit(0 if exit_zero else code)
+
+
+def _check_suffix(out: str) -> None:
+    """Raise UsageError if the name asks for a format that another command writes."""
+    from pathlib import PurePath
+
+    from tensortap.errors import UsageError
+
+    suffix = PurePath(out).suffix.lower()
+    if flag := _OTHER_FORMATS.get(suffix):
+        raise UsageError(f"-o {out}: report writes HTML; `tensortap compare A B {flag} {out}` writes this format")
 
 
 def _about_two(reference: str, candidate: str, chosen: Mapping[str, Any], out: str, quiet: bool) -> tuple[str, int]:

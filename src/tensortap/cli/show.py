@@ -27,7 +27,9 @@ def show(
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only input, output, grad_output, ...")] = None,
     step: Annotated[str, typer.Option(metavar="STEPS", help="Only these: 3 or 0,5 or 10-20 or last.")] = "",
-    phase: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Only forward, backward or state.")] = None,
+    phase: Annotated[
+        list[str] | None, typer.Option(metavar="PHASE", help="Only forward, backward, state or eval.")
+    ] = None,
     rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these ranks.")] = None,
     nonfinite: Annotated[bool, typer.Option("--nonfinite", help="Only tensors with a NaN or an infinity.")] = False,
     sort: Annotated[
@@ -37,6 +39,9 @@ def show(
         int | None, typer.Option(metavar="N", help=f"Rows to show, 0 for all.  [default: {ROWS}; all with --json]")
     ] = None,
     coverage: Annotated[bool, typer.Option("--coverage", help="List all modules with their coverage.")] = False,
+    loop: Annotated[
+        bool, typer.Option("--loop", help="Show the loop over its steps: lr, gradient norm, random states, ...")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     sketch: Annotated[bool, typer.Option("--sketch", help="With --json: include sketches.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the bytes of kept tensors against digests.")] = False,
@@ -49,6 +54,7 @@ def show(
     Example:
       tensortap show runs/a --module "layers.0.*" --kind grad_output --sort -l2
       tensortap show runs/a --nonfinite --limit 1     the first NaN
+      tensortap show runs/a --loop --step 10-20       learning rates, gradient norms, random states
     """
     from tensortap.cli.gather import Choice
     from tensortap.errors import UsageError
@@ -61,7 +67,9 @@ def show(
         _verify(run)
     choice = Choice(module or (), kind or (), phase or (), step, rank or (), nonfinite, sort)
     if json:
-        _print_json(run, choice, limit or 0, sketch)
+        _print_json(run, choice, limit or 0, sketch, loop)
+    elif loop:
+        _print_loop(run, choice, ROWS if limit is None else limit)
     else:
         print_page(run, choice, ROWS if limit is None else limit, coverage)
 
@@ -84,6 +92,19 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
     screen.print_lines(lines)
 
 
+def _print_loop(path: Path, choice: Choice, limit: int) -> None:
+    """Print what the training loop did, step by step."""
+    import tensortap
+    from tensortap.cli import gather, screen
+    from tensortap.cli.loop_facts import loop_page
+    from tensortap.report.terminal import loop as page
+
+    with screen.waiting(f"reading {path}"), tensortap.open(path) as run:
+        steps = gather.parse_steps_filter(choice.steps, run.steps) if choice.steps else run.steps
+        lines = page.render(loop_page(run, next(iter(choice.ranks), None), steps, limit), screen.width())
+    screen.print_lines(lines)
+
+
 def _verify(path: Path) -> None:
     """Check all kept tensors, and report the result on the error stream, apart from the page or JSON."""
     import tensortap
@@ -96,15 +117,17 @@ def _verify(path: Path) -> None:
     screen.console(stderr=True).print(f"verified {found.tensors} kept tensors: their bytes match their digests")
 
 
-def _print_json(path: Path, choice: Choice, limit: int, sketch: bool) -> None:
+def _print_json(path: Path, choice: Choice, limit: int, sketch: bool, loop: bool) -> None:
     import tensortap
     from tensortap.cli import gather, screen
+    from tensortap.cli.loop_facts import loop_objects
     from tensortap.report.files import output, run_json
 
     with tensortap.open(path) as run:
         with screen.waiting(f"reading {path}"):
             chosen, facts = gather.choose(run, choice), gather.facts_of(run)
-        text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch, run.arguments)
+            told = loop_objects(run, choice.ranks or run.ranks) if loop else None
+        text = run_json.text(facts, chosen.records(limit, sketch), len(chosen), sketch, run.arguments, told)
         spinner = nullcontext() if sys.stdout.isatty() else screen.waiting("writing JSON")  # not across the text itself
         with spinner, output.opened(output.STDOUT) as file:
             file.writelines(output.encoded(text))

@@ -21,6 +21,7 @@ from tensortap.cli.pairing import (
     Rename,
     Rtol,
     Steps,
+    Truth,
     Workers,
     options_for_one_run,
     parse_options,
@@ -44,6 +45,7 @@ def view(
     rtol: Rtol = None,
     atol: Atol = None,
     noise: Noise = None,
+    truth: Truth = None,
     workers: Workers = None,
     device: Device = "cpu",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
@@ -62,7 +64,7 @@ def view(
 
     from tensortap.view.server import PageServer
 
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, workers, device)
+    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
     with ExitStack() as opened:
         if candidate is None:
             answers = _about_one(reference, chosen, opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.core.arguments import as_json
-from tensortap.core.records import Comparison, Finding, display_name
+from tensortap.core.records import Comparison, Finding, TruthErrors, display_name
 from tensortap.report import pairs
 from tensortap.report.wording import clean, plural
 
@@ -42,7 +42,18 @@ def finding_object(finding: Finding) -> dict[str, Any]:
             {"path": path, "reference": as_json(ours), "candidate": as_json(theirs)}
             for path, ours, theirs in finding.arguments
         ],
+        "truth": None if finding.truth is None else _truth_object(finding.truth),
         **measured,
+    }
+
+
+def _truth_object(truth: TruthErrors) -> dict[str, Any]:
+    return {
+        "of": truth.of,
+        "reference": truth.reference,
+        "candidate": truth.candidate,
+        "roundings": truth.roundings,
+        "exact": truth.exact,
     }
 
 

@@ -28,6 +28,7 @@ _MODULES = 40
 _GOOD, _BAD, _UNSURE = "#1b6e3c;color:#fff", "#a63603;color:#fff", "#f0b429;color:#222"
 _LABELS = {
     "match": ("✔ match", _GOOD),
+    "imprecise": ("≈ imprecise", _UNSURE),
     "diverged": ("✖ diverged", _BAD),
     "incomparable": ("∅ incomparable", _UNSURE),
     "healthy": ("✔ healthy", _GOOD),

@@ -42,7 +42,14 @@ def values(comparison: Comparison, name: str) -> Any:
 
 
 def facts(**changes: Any) -> TensorFacts:
-    given: dict[str, Any] = {"dtype": "float32", "shape": (2, 16, 64), "elements": 2048, "zeros": 1, "digest": 0xABC}
+    given: dict[str, Any] = {
+        "dtype": "float32",
+        "shape": (2, 16, 64),
+        "elements": 2048,
+        "zeros": 1,
+        "edge": 0,
+        "digest": 0xABC,
+    }
     given |= {
         "nan": 0,
         "posinf": 0,

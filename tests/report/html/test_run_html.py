@@ -17,14 +17,14 @@ from tensortap.report.html import run as run_html
 from tensortap.report.wording import clean
 
 COLUMNS = ("rank", "seq", "step", "micro", "phase", "module", "call", "kind", "path", "cls", "dtype", "shape")
-NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
+NUMBERS = ("elements", "nan", "posinf", "neginf", "zeros", "edge", "min", "max", "mean", "std", "l1", "l2")
 
 
 def row(module: str = "fc", **changes: Any) -> dict[str, Any]:
     values = dict(
         zip(COLUMNS, (0, 0, 0, 0, "forward", module, 0, "output", "0", "Linear", "float32", [3, 4]), strict=True)
     )
-    values |= dict(zip(NUMBERS, (12, 0, 0, 0, 3, -2.5, 1.5, 0.25, 0.5, 9.0, 6.0), strict=True))
+    values |= dict(zip(NUMBERS, (12, 0, 0, 0, 3, 0, -2.5, 1.5, 0.25, 0.5, 9.0, 6.0), strict=True))
     return {**values, "digest": 5, "status": "ok", "birth": False, **changes}
 
 

@@ -3,14 +3,16 @@
     format      "tensortap-compare"
     schema      1; increases when a key changes its meaning or is removed, not when a key is added
     reference, candidate   the names that were compared
-    verdict     "match", "diverged" or "incomparable"
+    verdict     "match", "imprecise", "diverged" or "incomparable"
     sentence    the verdict in words
     first       the first divergence, or null:
                 step, micro, phase, module, call, kind, path   what it is; module is the record's own
                 container       the module in whose own code the value was born, if it appeared between two modules
                 counterpart     the candidate's name of the module at fault, if it differs
                 rank, cls, status                              status is diverged | nonfinite | shape, or, of a gradient
-                                                               that only one side has, missing | extra
+                                                               that only one side has, missing | extra; recomputed;
+                                                               imprecise
+                                                               if it is within tolerance, and less exact
                 cause           the code that made it wrong, one of the values of `core.causes.Cause`: output,
                                 container_code, optimizer, missing_gradient, ...
                 inputs_matched, inputs_rel_l2                  whether the inputs were still right (null: not recorded,
@@ -19,6 +21,7 @@
                 tolerance, row_tolerance, rule                 the tolerance, that of one row, and the rule
                 arguments       plain arguments in which the call of the module at fault differs: path, reference and
                                 candidate of each, as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
+                truth           null, or how far both sides are from a truth: of, reference, candidate, roundings, exact
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
                 candidate_value, max_ulp, mismatched, row_rel_l2, row_index
                                                                the difference; null where it was not measured

@@ -95,8 +95,8 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
     for case in all_cases:
         element = _case(suite, display_name(case.module))
         row = next(rows) if case.failed else None
-        if case.first is not None and case.first.row is None:
-            _fail_one_sided(element, case.first)
+        if case.first is not None and (case.first.row is None or row is None):
+            _fail_by_finding(element, case.first)
         elif row is not None:
             _fail(element, case, row)
         elif case.skipped:
@@ -111,7 +111,7 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", about)
 
 
-def _fail_one_sided(element: ElementTree.Element, finding: Finding) -> None:
+def _fail_by_finding(element: ElementTree.Element, finding: Finding) -> None:
     _add_cause(element, finding.cause.value)
     label, module = CAUSES[finding.cause].label, clean(display_name(finding.key.module))
     failure = ElementTree.SubElement(

@@ -23,7 +23,7 @@ LIMIT = 1 << 20
 _ROWS_AROUND = 4
 _MANY = 100
 _NAME = 160  # characters of a name; a longer one is cut in the middle
-_VERDICTS = {"match": "✅", "diverged": "❌", "incomparable": "⚠️"}
+_VERDICTS = {"match": "✅", "imprecise": "⚠️", "diverged": "❌", "incomparable": "⚠️"}
 _HARMLESS = re.compile(r"[\w.\-/ ,:+=()*…≠×~±%]+")
 _MARKUP = re.compile(r"[&<>\\`*\[\]|~$#@!^{}\"']|(?<!\w)_|_(?!\w)")
 

@@ -5,11 +5,12 @@
     run         path, framework, model, started, finished, world, ranks, steps, records, tensors (distinct ones),
                 kept (records whose bytes are on disk), bytes_on_disk, config, environment, notices
     coverage    modules: rank, module, class, status, calls, reason of each; counts: how many of them have each status
+    loop        only with --loop: each change of a loop fact with its rank, as in a run's loop.jsonl
     matching    how many records pass the filters
     records     the selected records, each with
                 step, micro, phase, module, call, kind, path   what it is, the same in every run
                 rank, seq, class, dtype, shape, tensor         where, when, of what
-                elements, nan, posinf, neginf, zeros           counts
+                elements, nan, posinf, neginf, zeros, edge     counts
                 min, max, mean, std, l1, l2                    over the finite elements
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
                                                                a registered statistic has its own key
@@ -25,7 +26,7 @@ The root module's name is the empty string.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensortap.core import statistics
@@ -45,9 +46,12 @@ def text(
     matching: int,
     sketch: bool = False,
     arguments: Callable[[Record], Arguments] = lambda record: None,
+    loop: Sequence[Mapping[str, Any]] | None = None,
 ) -> Iterator[str]:
     """Yield the object in pieces, one record per line; the records need not be in memory together."""
     head = {"format": "tensortap-show", "version": 1, "run": run_object(facts), "coverage": coverage_object(facts)}
+    if loop is not None:
+        head["loop"] = list(loop)
     yield json.dumps({**head, "matching": matching}, indent=2, allow_nan=False)[:-2]
     yield ',\n  "records": ['
     for place, record in enumerate(records):

@@ -20,7 +20,7 @@ from tensortap.report.wording import clean, plural
 
 __all__ = ["DETAILS", "detail_document", "page", "write"]
 
-_VERDICTS = {"match": "=", "diverged": "✖", "incomparable": "?"}
+_VERDICTS = {"match": "=", "imprecise": "≈", "diverged": "✖", "incomparable": "?"}
 
 
 def write(comparison: Comparison, file: BinaryIO) -> None:

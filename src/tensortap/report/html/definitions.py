@@ -16,7 +16,8 @@ PAIRS = {
     "If names were mapped, the tables show the reference's name, and the tensor view shows both.",
     "relative error": "|candidate − reference| / |reference|, in the L2 norm over all elements; 0 if both are equal "
     "bit for bit.",
-    "~ and ±": "If one side has no bytes, the error is estimated from sketches, random projections of 256 numbers; "
+    "~ and ±": "If one side has no bytes, the error is estimated from sketches, random projections of at most 256 "
+    "numbers; "
     "± is half the width of the 95 % interval.",
     "≥": "A lower bound of the error, from norms alone: the layouts differ, and bytes were not kept.",
     "tolerance": "The relative error that is allowed, with the tolerance rule that set it.",

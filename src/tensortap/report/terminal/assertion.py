@@ -16,6 +16,10 @@ from tensortap.report.wording import apart, born_in, clean, command_line, count,
 __all__ = ["describe_pair", "message"]
 
 Row = Mapping[str, Any]
+_HEADLINES = {
+    "diverged": "The runs do not match!",
+    "imprecise": "The runs match within tolerance, but the candidate is less exact!",
+}
 
 
 def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
@@ -23,10 +27,11 @@ def message(comparison: Comparison, options: Sequence[str] | None = ()) -> str:
 
     `options` belong to the command; None if no command can show it, as with runs in memory.
     """
-    lines = ["The runs do not match!" if comparison.verdict == "diverged" else "The runs cannot be compared!"]
+    lines = [_HEADLINES.get(comparison.verdict, "The runs cannot be compared!")]
     lines += ["", clean(comparison.sentence)]
     if (first := first_row(comparison)) is not None:
-        lines += ["", f"First divergence: {_name(first)}", *describe_pair(first)]
+        what = "First divergence" if comparison.verdict == "diverged" else "First place"
+        lines += ["", f"{what}: {_name(first)}", *describe_pair(first)]
     if comparison.first is not None:
         lines.append(f"Its inputs: {inputs_in_words(comparison.first)}")
     bad = sum(comparison.counts.get(status, 0) for status in pairs.WRONG_STATUSES)

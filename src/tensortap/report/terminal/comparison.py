@@ -27,7 +27,12 @@ _LABEL = 9
 _SCREEN = 23  # lines; the prompt takes one
 _MANY = 100
 _EVERYTHING = 1 << 60
-_VERDICTS = {"match": ("✔", "bold green"), "diverged": ("✖", "bold red"), "incomparable": ("∅", "bold yellow")}
+_VERDICTS = {
+    "match": ("✔", "bold green"),
+    "imprecise": ("≈", "bold yellow"),
+    "diverged": ("✖", "bold red"),
+    "incomparable": ("∅", "bold yellow"),
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,8 @@ def _chosen(comparison: Comparison, verbose: int) -> tuple[str, Sequence[int], i
     if at is not None:
         before, after = (_MANY // 4, _MANY - _MANY // 4 - 1) if verbose else (_ROOMS[0].rows, _ROOMS[0].rows)
         places = pairs.around(comparison, at, before, after)
-        return "in execution order, around the first divergence", places, places.index(at)
+        what = "the first divergence" if comparison.verdict == "diverged" else "the first less exact one"
+        return f"in execution order, around {what}", places, places.index(at)
     if comparison.verdict == "match" or verbose:
         return "closest to their tolerance", pairs.nearest(comparison, _MANY if verbose else 5), 0
     return "", [], 0
@@ -223,6 +229,8 @@ def _birth(birth: Finding, page: ComparisonPage) -> str:
     if birth.cause in CONTAINER_CAUSES:
         place += "'s code"
     parts = [place, clean(f"{key.kind} {key.path}"), f"step {key.step}"]
+    if key.phase == "eval":
+        parts.append("evaluation")
     parts += [f"{name} {n}" for name, n in (("micro", key.micro), ("call", key.call)) if n]
     if page.ranks > 1:
         parts.append(f"rank {birth.rank}")
@@ -230,6 +238,8 @@ def _birth(birth: Finding, page: ComparisonPage) -> str:
         parts.append(f"off by {'' if birth.difference.exact else '~'}{rough(birth.rel_l2)}")
     else:
         parts.append("NaN or Inf" if birth.status == "nonfinite" else clean(birth.status))
+    if birth.truth is not None and birth.status == "imprecise":
+        parts.append(f"{birth.truth.ratio:.2g} times as far from the {clean(birth.truth.of)} result")
     if page.verbose and birth.container is not None:
         parts.append(f"seen at {clean(display_name(key.module))}")
     return " · ".join(parts)

@@ -39,6 +39,8 @@ def columns_of(rows: Sequence[Row], ranks: int = 1) -> list[TableColumn]:
         TableColumn("module", modules, left=True, least=24, styles=["bold" * bool(row["birth"]) for row in rows])
     )
     result.append(TableColumn("class", [clean(row["cls"]) for row in rows], left=True, optional=7))
+    if any(row["phase"] == "eval" for row in rows):
+        result.append(TableColumn("phase", [row["phase"] for row in rows], left=True))
     counters = [name for name in ("micro", "call") if any(row[name] for row in rows)]
     result += [TableColumn(name, [str(row[name]) for row in rows]) for name in counters]
     tensors = [clean(f"{row['kind']} {row['path']}") for row in rows]

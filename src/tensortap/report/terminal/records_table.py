@@ -50,6 +50,8 @@ def columns_of(view: RecordsView) -> list[TableColumn]:
         result.append(TableColumn("rank", [str(r.rank) for r in records]))
     result.append(TableColumn("module", [clean(display_name(r.key.module)) for r in records], left=True, least=22))
     result.append(TableColumn("class", [clean(r.cls) for r in records], left=True, optional=11))
+    if any(r.key.phase == "eval" for r in records):
+        result.append(TableColumn("phase", [r.key.phase for r in records], left=True))
     counters = {name: [getattr(r.key, name) for r in records] for name in ("micro", "call")}
     result += [TableColumn(name, list(map(str, values))) for name, values in counters.items() if any(values)]
     result.append(TableColumn("tensor", [clean(f"{r.key.kind} {r.key.path}") for r in records], left=True, least=17))

@@ -17,6 +17,7 @@ const LINES = [
   { phase: "forward", name: "line-forward" },
   { phase: "backward", name: "line-backward", dash: [6, 4] },
   { phase: "state", name: "line-state", dots: true },
+  { phase: "eval", name: "line-eval", dash: [2, 3] },
 ];
 
 export class OrderPlot {
