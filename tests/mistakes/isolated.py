@@ -22,6 +22,7 @@ from .zoo import MISTAKES, Mistake
 # They round to bfloat16, as everything does here.
 _NO_MISTAKES = ("softmax-in-bf16", "one-layer-in-bf16", "router-in-bf16", "weight-gradient-in-bf16")
 IN_SHORT = [mistake for mistake in MISTAKES if mistake.name not in _NO_MISTAKES]
+_KINDS = tuple(kind for kind in KINDS if kind != "step_grad")  # the tap is not given the optimizer
 OTHER_ROUNDING = sums_in_two(1 / 2)
 # In short dtypes a softmax makes ties of nearly equal numbers: experts chosen before and after it really differ.
 CLEAN_IN_SHORT = [pair for pair in (*SUMS, *EQUIVALENT) if pair.name != "experts-softmax-last"]
@@ -60,7 +61,7 @@ class References:
     def of(self, model: str) -> tuple[Path, Path]:
         run, noise = self._folder / model, self._folder / f"{model}.noise"
         if model not in self._made:
-            train_under(_in_bf16(model), lambda m: tt.capture(m, run, keep="tensors", kinds=KINDS))
+            train_under(_in_bf16(model), lambda m: tt.capture(m, run, keep="tensors", kinds=_KINDS))
             training = _in_bf16(model)
             tt.noise(training.model, lambda m: backward(training, m, training.batches[0][0]), noise)
             self._made.add(model)

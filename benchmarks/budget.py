@@ -1,0 +1,86 @@
+"""Does budget= hold? A Llama's training plain and with `budget=0.02`, on a GPU or a CPU.
+
+    python benchmarks/budget.py [--budget 0.02] [--rounds 5] [--steps 200] [--device auto]
+
+Blocks of plain and of tapped steps alternate in one process. A tapped block includes opening and closing its run, and
+ends when its last byte is written and the device has finished. The ratio of all blocks is printed with the tap's own
+estimate; the target is 1 + budget, within one percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import tensortap as tt
+from tensortap.bench.model import size_of
+from tensortap.bench.trainer import Trainer, device_of
+
+
+def plain(trainer: Trainer, steps: int) -> float:
+    trainer.synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        trainer.step()
+    trainer.synchronize()
+    return time.perf_counter() - started
+
+
+def tapped(trainer: Trainer, steps: int, budget: float, folder: Path) -> tuple[float, str]:
+    trainer.synchronize()
+    started = time.perf_counter()
+    with tt.capture(trainer.model, folder, budget=budget, overwrite=True) as tap:
+        for _ in range(steps):
+            trainer.step()
+            tap.step()
+        tap.flush()
+        trainer.synchronize()
+    seconds = time.perf_counter() - started
+    said = next(text for text in tap.notices if text.startswith("budget="))
+    return seconds, said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--budget", type=float, default=0.02)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200, help="steps of a block")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--model", help="llama-0.95b, llama-small or llama-tiny")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    device = device_of(given.device)
+    if device == "cpu":
+        torch.set_num_threads(given.threads)
+    name, size = size_of(given.model, device)
+    trainer = Trainer(size, device)
+    ratios, seconds = [], {"plain": 0.0, "tapped": 0.0}
+    with tempfile.TemporaryDirectory(prefix="tensortap-") as scratch:
+        folder = Path(scratch) / "run"
+        plain(trainer, 5)
+        tapped(trainer, 8, given.budget, folder)  # loads kernels
+        for turn in range(given.rounds):
+            # In turns, so that neither is always measured right after the other.
+            order = ("plain", "tapped") if turn % 2 else ("tapped", "plain")
+            took: dict[str, float] = {}
+            for way in order:
+                if way == "plain":
+                    took[way] = plain(trainer, given.steps)
+                else:
+                    took[way], said = tapped(trainer, given.steps, given.budget, folder)
+            ratios.append(took["tapped"] / took["plain"])
+            for way, each in took.items():
+                seconds[way] += each
+            step = took["plain"] / given.steps
+            print(f"{device} {name}: plain {1e3 * step:.2f} ms a step, ratio {ratios[-1]:.4f}; {said}")
+    total = seconds["tapped"] / seconds["plain"]
+    print(f"all blocks {total:.4f}, median {statistics.median(ratios):.4f}, target {1 + given.budget:.3f} ± 0.010")
+
+
+if __name__ == "__main__":
+    main()

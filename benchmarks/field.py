@@ -1,0 +1,196 @@
+"""The mistakes and right pairs of tests/field: models of transformers, torchvision and timm.
+
+    python benchmarks/field.py                                    # what rules may be tuned on, about 40 minutes
+    python benchmarks/field.py --held-out                         # the rest
+    python benchmarks/field.py --setting float32 gemm --way summary --models llama gpt2
+    python benchmarks/field.py --only mask --setting attention -v # mistakes whose name contains a word
+    python benchmarks/field.py --no-mistakes --json right.json    # right pairs alone
+    python benchmarks/field.py --processes 2 --json after.json --against before.json
+
+Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
+noise floor); attention (the reference's is eager, the candidate's is torch's fused one). Ways: from tensors, from
+summaries, isolated. "exact": the first module named is the one to fix, and isolated, no other is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from field.measuring import OUTCOMES, WAYS, Bench, Outcome
+from field.mistake import Mistake
+from field.models import FAMILIES
+from field.ported import PORTED
+from field.right import RIGHT
+from field.settings import SETTINGS
+from field.zoo import MISTAKES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--models", nargs="+", choices=FAMILIES, help="only these families")
+    parser.add_argument("--only", default="", help="only mistakes whose name contains this")
+    parser.add_argument("--held-out", action="store_true", help="the families on which no rule is tuned")
+    parser.add_argument("--all", action="store_true", help="those and all others")
+    parser.add_argument("--mistakes", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--right", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--ported", action=argparse.BooleanOptionalAction, default=False, help="torch to paddle")
+    parser.add_argument("--pairs", type=int, default=0, help="pairs of mistakes at once, isolated")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write all outcomes")
+    parser.add_argument("--against", type=Path, help="outcomes of an earlier run: print what changed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every sentence that is not right")
+    options = parser.parse_args()
+    outcomes = measured(options)
+    print_tables(outcomes)
+    if options.verbose:
+        for outcome in outcomes:
+            if outcome.outcome not in ("exact", "right"):
+                print(outcome)
+    if options.json:
+        options.json.write_text(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
+    if options.against:
+        print_changes(json.loads(options.against.read_text()), outcomes)
+
+
+def measured(options: argparse.Namespace) -> list[Outcome]:
+    """All outcomes, family by family."""
+    families = [name for name, family in FAMILIES.items() if options.all or family.held_out == options.held_out]
+    families = [name for name in options.models or families if name in FAMILIES]
+    if options.processes == 1:
+        return [outcome for family in families for outcome in family_outcomes(family, options)]
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        parts = pool.map(family_outcomes, families, [options] * len(families))
+        return [outcome for part in parts for outcome in part]
+
+
+def family_outcomes(family: str, options: argparse.Namespace) -> list[Outcome]:
+    warnings.simplefilter("ignore")
+    _quiet()
+    started = time.perf_counter()
+    found: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="tensortap-field-") as folder:
+        bench = Bench(Path(folder))
+        for setting in options.setting:
+            for way in options.way:
+                found += [attempt() for attempt in _cases(family, setting, way, options, bench)]
+            bench.forget()
+        found += [attempt() for attempt in _right_cases(family, options, bench)]
+        if options.pairs and "isolated" in options.way:
+            for one, other in pairs_of(family, options.pairs):
+                found.append(bench.both_judged(one, other, "float32"))
+        if options.ported:
+            found += [pair.judged(bench, way) for pair in PORTED if pair.family == family for way in options.way]
+        bench.forget()
+    print(f"{family}: {len(found)} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return found
+
+
+def _cases(
+    family: str, setting: str, way: str, options: argparse.Namespace, bench: Bench
+) -> Iterator[Callable[[], Outcome]]:
+    if not options.mistakes or not SETTINGS[setting].suits(family):
+        return
+    for mistake in MISTAKES:
+        if mistake.family == family and options.only in mistake.name and (setting != "bf16" or mistake.in_short):
+            yield lambda mistake=mistake: _guarded(mistake, bench, setting, way)
+
+
+def _guarded(mistake: Mistake, bench: Bench, setting: str, way: str) -> Outcome:
+    """An error of the tool is an outcome, too."""
+    try:
+        return bench.judged(mistake, setting, way)
+    except Exception as error:  # any: the benchmark goes on
+        return Outcome(
+            mistake.name, mistake.family, setting, way, mistake.kind, mistake.held_out, mistake.places, "wrong",
+            sentence=f"{type(error).__name__}: {error}",
+        )  # fmt: skip
+
+
+def _right_cases(family: str, options: argparse.Namespace, bench: Bench) -> Iterator[Callable[[], Outcome]]:
+    if options.right:
+        for pair in RIGHT:
+            if pair.family == family and options.only in pair.name:
+                for way in options.way:
+                    yield lambda pair=pair, way=way: pair.judged(bench, way)
+
+
+def pairs_of(family: str, count: int) -> Iterator[tuple[Mistake, Mistake]]:
+    """Two mistakes of a family at different places, drawn at random. The optimizer's are left out."""
+    pool = [m for m in MISTAKES if m.family == family and m.kind != "update" and m.common is MISTAKES[0].common]
+    every = [
+        (one, other)
+        for number, one in enumerate(pool)
+        for other in pool[number + 1 :]
+        if not set(one.places) & set(other.places)
+    ]
+    random.Random(0).shuffle(every)
+    yield from every[:count]
+
+
+def _quiet() -> None:
+    try:
+        import transformers
+    except ImportError:
+        return
+    transformers.logging.set_verbosity_error()
+
+
+def print_tables(outcomes: Sequence[Outcome]) -> None:
+    mistakes = [outcome for outcome in outcomes if outcome.kind not in ("right", "two")]
+    if mistakes:
+        print(f"\n{'setting':12} {'way':10} {'mistakes':>8}" + "".join(f"{title:>13}" for title in OUTCOMES))
+    for setting in SETTINGS:
+        for way in WAYS:
+            cell = Counter(o.outcome for o in mistakes if o.setting == setting and o.way == way)
+            if total := sum(cell.values()):
+                share = f"{cell['exact']} ({cell['exact'] / total:.1%})"
+                rest = "".join(f"{cell[title]:>13}" for title in OUTCOMES[1:])
+                print(f"{setting:12} {way:10} {total:>8}{share:>13}{rest}")
+    right = [outcome for outcome in outcomes if outcome.kind == "right"]
+    if right:
+        print(f"\n{'right pairs':20} {'way':10} {'pairs':>6} {'false alarms':>13} {'cannot tell':>12}")
+    for setting in dict.fromkeys(outcome.setting for outcome in right):
+        for way in WAYS:
+            cell = Counter(o.outcome for o in right if o.setting == setting and o.way == way)
+            if total := sum(cell.values()):
+                print(f"{setting:20} {way:10} {total:>6} {cell['false alarm']:>13} {cell['cannot tell']:>12}")
+    for outcome in right:
+        if outcome.outcome != "right":
+            print(outcome)
+    if two := [outcome for outcome in outcomes if outcome.kind == "two"]:
+        cell = Counter(outcome.outcome for outcome in two)
+        print(
+            f"\ntwo mistakes at once: {len(two)}, both named {cell['exact'] + cell['named']}, exactly {cell['exact']}"
+        )
+
+
+def print_changes(before: list[dict[str, Any]], after: Sequence[Outcome]) -> None:
+    """What another run of the benchmark said about the same pairs."""
+    spots = ("name", "family", "setting", "way")
+    earlier = {tuple(entry[spot] for spot in spots): entry["outcome"] for entry in before}
+    for outcome in after:
+        was = earlier.get(tuple(getattr(outcome, spot) for spot in spots))
+        if was is not None and was != outcome.outcome:
+            print(f"was {was}, now {outcome}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a mistake is, and which modules a comparison must name for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from .models import FAMILIES
+from .patches import Apply
+from .running import Training, training_of
+
+Kind = Literal["forward", "backward", "state", "update", "precision"]
+
+
+def nothing(training: Training) -> None:
+    """Change nothing."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One change of a right training.
+
+    The module to name is the one to fix: a fault in what a container computes between its children, as a mask, is the
+    container's; a wrong parameter or buffer is its owner's; a wrong loss of transformers' models, or a fault in the
+    outermost forward, is the root's.
+    """
+
+    name: str
+    family: str
+    where: str | tuple[str, ...] | Callable[[str, nn.Parameter], bool]
+    """The module that must be named, or all that are equally wrong at once: names, or the parameters concerned."""
+    kind: Kind
+    """Where it shows first: in activations, gradients, the model's state, the state after a step; or in the last bits
+    of activations, so that a short dtype hides it."""
+    apply: Apply
+    common: Apply = nothing
+    """A change of both sides."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        if callable(self.where):
+            return _owners(self.family, self.where)
+        return (self.where,) if isinstance(self.where, str) else self.where
+
+    @property
+    def held_out(self) -> bool:
+        return FAMILIES[self.family].held_out
+
+    @property
+    def in_short(self) -> bool:
+        """Whether it is a mistake in bfloat16, too."""
+        return self.kind != "precision"
+
+
+def _owners(family: str, concerned: Callable[[str, nn.Parameter], bool]) -> tuple[str, ...]:
+    """The modules that own one of the parameters, under every name."""
+    model = training_of(family).model
+    found = {id(parameter) for name, parameter in model.named_parameters() if concerned(name, parameter)}
+    modules = model.named_modules(remove_duplicate=False)
+    return tuple(name for name, module in modules if found & {id(p) for p in module._parameters.values()})
+
+
+def every(name: str, parameter: nn.Parameter) -> bool:
+    """All parameters are concerned."""
+    return True
+
+
+def vectors(name: str, parameter: nn.Parameter) -> bool:
+    """Biases and norms are concerned."""
+    return parameter.ndim <= 1

@@ -1,0 +1,108 @@
+"""Pairs of right runs: the same maths computed in another way. None of them may raise an alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .measuring import Bench, Outcome, right_outcome
+from .mistake import nothing
+from .models import FAMILIES
+from .patches import Apply, reads, trains
+from .running import STEPS, Training, training_of
+from .settings import AUTOCAST, all_linear, linear_in_chunks, sums_in_two
+from .wrong import checkpointed
+
+
+@dataclass(frozen=True)
+class Right:
+    """Two right trainings of one family."""
+
+    setting: str
+    family: str
+    candidate: Apply = nothing
+    common: Apply = nothing
+    noise: Apply | None = None
+    attention: str = "eager"
+    steps: int = STEPS
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}, {self.steps} steps"
+
+    @property
+    def held_out(self) -> bool:
+        return FAMILIES[self.family].held_out
+
+    def judged(self, bench: Bench, way: str) -> Outcome:
+        training = training_of(self.family, self.attention, self.steps)
+        self.common(training)
+        self.candidate(training)
+        result = bench.compared(self.family, self.common, training, way, self.noise, self.steps)
+        return right_outcome(self.name, self.family, self.setting, way, self.held_out, result)
+
+
+def _channels_last(training: Training) -> None:
+    training.model.to(memory_format=torch.channels_last)
+
+    def change(batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
+
+    reads(change)(training)
+
+
+def _in_bf16(training: Training) -> None:
+    training.model.to(torch.bfloat16)
+
+
+def _compiled(module: str) -> Apply:
+    return lambda training: training.model.get_submodule(module).compile(backend="inductor")
+
+
+_SUMS, _OTHER_SUMS = sums_in_two(1 / 2), sums_in_two(1 / 4)
+_CHUNKS = all_linear(linear_in_chunks)
+_THREADS = trains(threads=2)
+_CHECKPOINTED = {
+    "llama": "model.layers.1",
+    "gpt2": "transformer.h.0",
+    "t5": "encoder.block.0",
+    "qwen3": "model.layers.0",
+}
+_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet")
+
+
+def _right() -> Iterator[Right]:
+    for family, of in FAMILIES.items():
+        yield Right("gemm", family, _SUMS)
+        yield Right("threads", family, _THREADS)
+        if of.attention:
+            yield Right("attention", family, attention="sdpa")
+        if not of.dropout:  # other dtypes draw other random numbers
+            yield Right("autocast", family, AUTOCAST)
+        if family not in _IMAGES:
+            yield Right("chunks", family, _CHUNKS)
+        yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+    for family in ("llama", "gpt2", "vit", "resnet", "phi", "roberta", "efficientnet"):
+        yield Right("bf16 parameters", family, _SUMS, common=_in_bf16, noise=_OTHER_SUMS)
+    for family in ("llama", "bert", "vit", "mixtral", "gpt_neox", "clip"):
+        yield Right("attention and gemm", family, _SUMS, attention="sdpa")
+    for family in ("llama", "t5", "resnet", "mixtral", "gemma3", "efficientnet"):
+        yield Right("gemm", family, _SUMS, steps=1)
+        yield Right("gemm", family, _SUMS, steps=10)
+    for family in ("qwen2", "vit", "qwen3", "clip"):
+        yield Right("attention", family, attention="sdpa", steps=3)
+        yield Right("attention", family, attention="sdpa", steps=10)
+    for family in _IMAGES:
+        yield Right("channels-last", family, _channels_last)
+    for family, module in _CHECKPOINTED.items():
+        yield Right("checkpointed", family, checkpointed(module))
+    yield Right("compiled", "llama", _compiled("model.layers.1.mlp"))
+    yield Right("compiled", "bert", _compiled("bert.pooler"))
+    yield Right("compiled", "mistral", trains(compiled="aot_eager"))
+    yield Right("compiled", "phi", _compiled("model.layers.0.mlp"))
+
+
+RIGHT = list(_right())

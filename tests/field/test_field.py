@@ -1,0 +1,92 @@
+"""Mistakes in models of transformers are found where they were made; right runs raise no alarm.
+
+Some of the zoo in two ways. All of it, with other settings and models: `python benchmarks/field.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from .measuring import Bench, Outcome
+from .models import FAMILIES
+from .right import RIGHT
+from .running import training_of
+from .zoo import MISTAKES
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+TRIED = ("llama", "gpt2", "mixtral", "resnet")  # they build without torchvision
+NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit")
+NAMED_AT_LEAST = 0.95
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("field")
+    yield Bench(folder)
+    shutil.rmtree(folder)
+
+
+def failures(outcomes: list[Outcome], right: str) -> str:
+    return "\n".join(str(outcome) for outcome in outcomes if outcome.outcome != right)
+
+
+def test_mistakes_are_named_exactly(bench: Bench) -> None:
+    tried = [mistake for mistake in MISTAKES if mistake.family in TRIED][::2]
+    outcomes = [bench.judged(mistake, "gemm", "summary") for mistake in tried]
+    exact = sum(outcome.outcome == "exact" for outcome in outcomes)
+    assert exact / len(outcomes) >= NAMED_AT_LEAST, failures(outcomes, "exact")
+
+
+def test_mistakes_are_named_exactly_in_isolation(bench: Bench) -> None:
+    tried = [mistake for mistake in MISTAKES if mistake.family in TRIED][1::3]
+    outcomes = [bench.judged(mistake, "float32", "isolated") for mistake in tried]
+    exact = sum(outcome.outcome == "exact" for outcome in outcomes)
+    assert exact / len(outcomes) >= NAMED_AT_LEAST, failures(outcomes, "exact")
+
+
+def test_mistakes_are_named_exactly_beside_another_attention(bench: Bench) -> None:
+    tried = [mistake for mistake in MISTAKES if mistake.family == "mistral"]
+    outcomes = [bench.judged(mistake, "attention", "summary") for mistake in tried]
+    assert not (said := failures(outcomes, "exact")), said
+
+
+def test_right_runs_do_not_alarm(bench: Bench) -> None:
+    tried = [
+        pair for pair in RIGHT if pair.family in TRIED and pair.setting in ("gemm", "attention") and pair.steps < 10
+    ]
+    outcomes = [pair.judged(bench, "summary") for pair in tried]
+    assert not (said := failures(outcomes, "right")), said
+
+
+# --- the zoo itself ---------------------------------------------------------------------------------------------------
+
+
+def test_the_zoo_is_large_and_a_third_of_it_is_held_out() -> None:
+    assert len({(mistake.family, mistake.name) for mistake in MISTAKES}) == len(MISTAKES) >= 150
+    assert len({(pair.family, pair.name) for pair in RIGHT}) == len(RIGHT) >= 150
+    assert 0.3 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.4
+
+
+def test_places_exist_and_both_sides_start_alike_unless_the_mistake_is_in_the_state() -> None:
+    for family in FAMILIES:
+        if family in NEED_TORCHVISION:
+            continue
+        reference = training_of(family)
+        for mistake in [mistake for mistake in MISTAKES if mistake.family == family]:
+            candidate = training_of(family)
+            names = {name for name, _ in reference.model.named_modules(remove_duplicate=False)}
+            assert set(mistake.places) <= names, mistake.name
+            random = torch.get_rng_state()
+            mistake.apply(candidate)
+            assert torch.equal(random, torch.get_rng_state()), mistake.name
+            right = dict(reference.model.named_parameters()) | dict(reference.model.named_buffers())
+            made = dict(candidate.model.named_parameters()) | dict(candidate.model.named_buffers())
+            same = all(torch.equal(made[name], value) for name, value in right.items())
+            assert same == (mistake.kind != "state"), mistake.name
