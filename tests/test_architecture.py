@@ -33,9 +33,12 @@ ROOMS = {
     "compat": COMMON | {"", "kernels", "frameworks", "capture", "store", "compare", "report", "model"},
     "demo": COMMON | {"", "capture", "compare", "store"},
     "bench": COMMON | {"", "frameworks", "kernels"},  # the kernel alone, without a capture around it
+    "integrations": COMMON | {"capture", "frameworks"},
+    "launch": COMMON | {"capture", "frameworks", "store"},
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON
-    | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"},
+    | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"}
+    | {"launch"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "health", "isolate", "kernels", "store", "errors", "core", "model", "replay"}
     | {"report"},
@@ -72,7 +75,9 @@ def test_rooms_import_only_what_they_may(room: str, path: Path) -> None:
             assert other == room or other in ROOMS[room], f"{room} must not import {name}"
         if top in ("torch", "paddle"):
             # demo and bench train models of their own: they are torch programs that use the library.
-            assert room in ("frameworks", "demo", "bench"), f"only frameworks may import {top}"
+            assert room in ("frameworks", "demo", "bench", "integrations"), f"only frameworks may import {top}"
+        if top in ("transformers", "lightning", "pytorch_lightning", "accelerate"):
+            assert room == "integrations", f"only integrations may import {top}"
         if top in ("rich", "typer"):
             assert room in ("report", "cli", "demo", "compat", "model"), (
                 f"{room} shows nothing and must not import {top}"

@@ -42,6 +42,7 @@ SAMPLES = (
     Sample("rank.json", "runs", "run", "run/rank_0/rank.json"),
     Sample("coverage.json", "runs", "run", "run/rank_0/coverage.json"),
     Sample("calls.jsonl", "runs", "run", "run/rank_0/calls.jsonl"),
+    Sample("loop.jsonl", "runs", "run", "run/rank_0/loop.jsonl"),
     Sample("index.arrows", "runs", "run", "run/rank_0/index.arrows"),
     Sample("shard", "runs", "run", "run/rank_0/*.safetensors"),
     Sample("noise", "noise", "noise", "noise*", "noise"),

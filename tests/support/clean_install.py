@@ -23,7 +23,10 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("bench", "check-hooks", "compare", "demo", "export", "health", "replay", "report", "show", "times", "view")
+VERBS = (
+    *("bench", "check-hooks", "compare", "demo", "export", "health", "replay", "report", "run", "show"),
+    *("times", "view", "watch"),
+)
 RUNS = """
 from pathlib import Path
 from made_runs import chain, write

@@ -59,10 +59,10 @@ class FakePlan:
 
     def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
         self._gpu.alone += 1
-        digest = digest_at(address, self._elements, self._dtype)
+        summary = summary_at(address, self._elements, self._dtype)
         found = result_at(result)
-        found["unchanged"] = bool(known) and result_at(known)["probe"][0] == digest % 2**32
-        write(found, digest)
+        found["unchanged"] = bool(known) and result_at(known)["probe"][0] == int(summary.digest) % 2**32
+        write(found, summary)
 
 
 class FakeTogether:
@@ -78,23 +78,26 @@ class FakeTogether:
         for address, elements, _, _, result in tensors:
             found = result_at(result)
             found["unchanged"] = False
-            write(found, digest_at(address, elements, self._dtype))
+            write(found, summary_at(address, elements, self._dtype))
 
 
-def digest_at(address: int, elements: int, dtype: str) -> int:
+def summary_at(address: int, elements: int, dtype: str) -> Any:
     data = ctypes.string_at(address, elements * ITEMS[dtype])
-    return int(summarize(np.frombuffer(data, dtype)).digest)
+    return summarize(np.frombuffer(data, dtype))
 
 
 def result_at(address: int) -> Any:
     return np.frombuffer((ctypes.c_char * RESULT.itemsize).from_address(address), RESULT)
 
 
-def write(found: Any, digest: int) -> None:
-    found["probe"] = digest % 2**32
+def write(found: Any, summary: Any) -> None:
+    """Write the digest and the counts of NaN and Inf; all else is zero."""
+    found["probe"] = int(summary.digest) % 2**32
     if not found["unchanged"][0]:
-        found["digest"] = digest
-        for name in ("about", "sum", "squares", "l1", "low", "high", "nan", "posinf", "neginf", "zeros"):
+        found["digest"] = int(summary.digest)
+        for name in ("nan", "posinf", "neginf"):
+            found[name] = getattr(summary, name)
+        for name in ("about", "sum", "squares", "l1", "low", "high", "zeros", "edge"):
             found[name] = 0
         found["sketch"] = np.zeros(BUCKETS, np.float32)
 

@@ -95,7 +95,8 @@ def broken(path: Path) -> None:
 def _train(model: nn.Module, path: Path, seed: int, keep: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = torch.Generator().manual_seed(seed)
-    with tt.capture(model, path, optimizer=optimizer, keep=keep):
+    kinds = ("input", "output", "grad_output", "param_grad")
+    with tt.capture(model, path, optimizer=optimizer, keep=keep, kinds=kinds):
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(8, 16, generator=data)).square().mean().backward()

@@ -36,6 +36,8 @@ class Example:
     """The original values of each record, by rank and key."""
     ranks: list[int] = field(default_factory=lambda: [0])
     keeps_tensors: bool = True
+    has_loop_facts: bool = False
+    """Whether it has the facts `world` of 2 ranks and a `group` whose lr changes from 0.5 to inf in step 1."""
 
 
 class RunConformance:
@@ -148,9 +150,32 @@ class RunConformance:
             assert run.arguments(record) is None or isinstance(run.arguments(record), dict)
         assert str(run.path) in repr(run)
 
+    def test_loop_facts(self, example: Example) -> None:
+        run = example.open()
+        for rank in (None, *run.ranks):
+            facts = run.loop(rank)
+            assert bool(facts) == example.has_loop_facts
+            assert facts.value("group", 10**6, "no such group") is None and facts.changes("no such fact") == []
+            assert len(list(facts)) == len(facts) and facts.subjects("no such fact") == []
+            if not facts:
+                assert facts.names() == []
+                continue
+            assert facts.names() == ["world", "group"] and facts.subjects("group") == ["0.0"]
+            assert facts.value("world", 10**6) == facts.value("world", 0) == {"size": 2}
+            before, after = (facts.value("group", step, "0.0") or {} for step in (0, 1))
+            assert before == {"lr": 0.5, "betas": (0.9, 0.99)} and after == before | {"lr": float("inf")}
+            assert [change.step for change in facts.changes("group", "0.0")] == [0, 1]
+            assert facts.value("group", -1, "0.0") is None, "nothing is known before the first"
+
     def test_a_rank_that_is_not_there(self, example: Example) -> None:
         run = example.open()
-        for ask in (run.index, run.sketches, lambda rank: list(run.records(rank=rank)), lambda rank: run.at(rank, 0)):
+        for ask in (
+            run.index,
+            run.sketches,
+            run.loop,
+            lambda rank: list(run.records(rank=rank)),
+            lambda rank: run.at(rank, 0),
+        ):
             with pytest.raises(RunNotFound, match="has no rank 1000"):
                 ask(1000)
 
