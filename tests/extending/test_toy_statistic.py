@@ -24,6 +24,7 @@ from support.read_page import ReadPage
 from tensortap.cli import main
 from tensortap.cli.gather import facts_of
 from tensortap.core import statistics
+from tensortap.core.placement import Placement
 from tensortap.core.records import Statistics, Summary
 from tensortap.core.statistics import Display, Statistic, register
 from tensortap.errors import RunUnreadable, UsageError
@@ -111,8 +112,8 @@ def test_both_kernels_compute_it(registered: Statistic, dtype: str, size: int) -
 def test_parts_merge(registered: Statistic) -> None:
     array = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
     parts = [
-        reference.summarize(array[:3], reference.Part((7, 5), (0, 0))),
-        reference.summarize(array[3:], reference.Part((7, 5), (3, 0))),
+        reference.summarize(array[:3], Placement.of_block((7, 5), (0, 0), (3, 5))),
+        reference.summarize(array[3:], Placement.of_block((7, 5), (3, 0), (4, 5))),
     ]
     merged, whole = reference.merge(parts), reference.summarize(array)
     assert merged[NAME] == whole[NAME] == int((array < 0).sum())
@@ -130,7 +131,10 @@ def test_parts_merge(registered: Statistic) -> None:
 )
 def test_merge_rules(merge: Any, compute: Any, expected: float) -> None:
     with register(negatives(dtype="float64", merge=merge, compute=compute)):
-        parts = [reference.summarize(np.array([x]), reference.Part((2,), (at,))) for at, x in enumerate((-3.0, 4.0))]
+        parts = [
+            reference.summarize(np.array([x]), Placement.of_block((2,), (at,), (1,)))
+            for at, x in enumerate((-3.0, 4.0))
+        ]
         assert reference.merge(parts)[NAME] == expected
 
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from tensortap.core import dtypes
+from tensortap.core.placement import Placement
 from tensortap.kernels.summary import cpu, reference
-from tensortap.kernels.summary.reference import Part
 
 
-def inputs() -> dict[str, tuple[npt.NDArray[Any], Part | None]]:
+def inputs() -> dict[str, tuple[npt.NDArray[Any], Placement | None]]:
     """Values that need no random generator, whose stream may change with NumPy's version."""
     steps = (np.arange(5000) * 37 % 1009 - 504) / 16  # exact in float32
     small = np.arange(3000) % 251 - 125
@@ -29,7 +29,7 @@ def inputs() -> dict[str, tuple[npt.NDArray[Any], Part | None]]:
         "int64": (small.astype(np.int64), None),
         "bool": (small % 3 == 0, None),
         "complex64": ((steps[:777] + 1j * steps[777:1554]).astype(np.complex64), None),
-        "a block": (grid, Part((2**20, 2**23), (2**19, 12345))),
+        "a block": (grid, Placement.of_block((2**20, 2**23), (2**19, 12345), (6, 10))),
     }
 
 

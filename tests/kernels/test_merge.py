@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from tensortap.core import dtypes
+from tensortap.core.placement import Placement
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 from tensortap.kernels.summary import reference
-from tensortap.kernels.summary.reference import Part
 
 Array = npt.NDArray[Any]
 
@@ -30,11 +30,15 @@ def random_array(name: str, shape: Sequence[int]) -> Array:
     return (values + 1j * values[::-1] if dtype.kind == "c" else values).astype(dtype)
 
 
+def block(shape: tuple[int, ...], offset: tuple[int, ...], part: Array) -> Placement:
+    return Placement.of_block(shape, offset, part.shape)
+
+
 def blocks(array: Array, cuts: Sequence[Sequence[int]]) -> list[Summary]:
     edges = [[0, *cut, n] for cut, n in zip(cuts, array.shape, strict=True)]
     spans = [[slice(a, b) for a, b in itertools.pairwise(edge)] for edge in edges]
     return [
-        reference.summarize(array[index], Part(array.shape, tuple(span.start for span in index)))
+        reference.summarize(array[index], block(array.shape, tuple(span.start for span in index), array[index]))
         for index in itertools.product(*spans)
     ]
 
@@ -105,11 +109,13 @@ def test_positions_past_32_bits(start: int) -> None:
     """A tiny block of a huge tensor merges out of its halves, and is not taken for the same block elsewhere."""
     array = random_array("bfloat16", (48,))
     shape = (2**51,)
-    here = reference.summarize(array, Part(shape, (start,)))
-    halves = [reference.summarize(array[s], Part(shape, (start + s.start,))) for s in (slice(0, 21), slice(21, 48))]
+    here = reference.summarize(array, block(shape, (start,), array))
+    halves = [
+        reference.summarize(array[s], block(shape, (start + s.start,), array[s])) for s in (slice(0, 21), slice(21, 48))
+    ]
     assert_same(reference.merge(halves), here)
     for other in (start + 1, start + 8, start + 2**33, start + 2**45):
-        there = reference.summarize(array, Part(shape, (other,)))
+        there = reference.summarize(array, block(shape, (other,), array))
         assert there.digest != here.digest
         assert not np.array_equal(there.sketch, here.sketch)
 
@@ -118,13 +124,13 @@ def test_signs_past_32_bits_do_not_repeat() -> None:
     """A constant with groups on both sides of the limit is still spread evenly."""
     ones = np.ones(1 << 14, np.float32)
     shape, limit = (2**40,), 2**35
-    both = [reference.summarize(ones, Part(shape, (start,))) for start in (0, limit)]
+    both = [reference.summarize(ones, block(shape, (start,), ones)) for start in (0, limit)]
     total = reference.sketch_distance(reference.merge(both), reference.summarize(np.empty(0)))
     assert total == pytest.approx(math.sqrt(2 * ones.size), rel=0.2)
 
 
 def test_a_block_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match=r"block of shape \(3, 4\) at offset \(2, 0\)"):
-        reference.summarize(np.zeros((3, 4)), Part((4, 4), (2, 0)))
+        reference.summarize(np.zeros((3, 4)), Placement.of_block((4, 4), (2, 0), (3, 4)))
     with pytest.raises(UsageError):
-        reference.summarize(np.zeros((3, 4)), Part((12,), (0,)))
+        reference.summarize(np.zeros((3, 4)), Placement.of_whole((12,), {}, ""))

@@ -84,7 +84,8 @@ class Chosen:
             places = np.flatnonzero(ranks == rank)
             taken = self.run.columns(rank).take(rows[places])
             sketches = self._sketches_of(rank, rows[places]) if sketch else [_NO_SKETCH] * len(places)
-            for place, record in zip(places.tolist(), decode(taken, rank, sketches), strict=True):
+            records = decode(taken, rank, sketches, self.run.placements(rank))
+            for place, record in zip(places.tolist(), records, strict=True):
                 found[place] = record
         return [record for record in found if record is not None]
 

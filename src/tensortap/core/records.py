@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensortap.core.causes import Cause
     from tensortap.core.details import Detail
     from tensortap.core.name_mapping import NameMapping
+    from tensortap.core.placement import Placement
 
 __all__ = [
     "ALL_FROZEN",
@@ -192,6 +193,9 @@ class Record:
     summary: Summary
     location: Location | None = None
     """None if the bytes were not kept."""
+    placement: Placement | None = None
+    """Position in the whole, whose digest and sketch the summary is part of. None in a run of one process: it is the
+    whole. None in a run of several: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,20 @@ from tensortap.core.machine import PORTABLE
 from tensortap.core.records import Summary
 
 if TYPE_CHECKING:
+    from tensortap.core.placement import Placement
     from tensortap.kernels.pairs.reference import PairMeasure
 
 __all__ = ["borrow_threads", "difference", "release", "summarize"]
 
 
-def summarize(array: npt.NDArray[Any], threads: int | None = None) -> Summary:
-    """Return the summary of an array in host memory; `summary.reference` defines every field."""
+def summarize(array: npt.NDArray[Any], threads: int | None = None, *, placement: Placement | None = None) -> Summary:
+    """Return the summary of an array in host memory; `summary.reference` defines every field.
+
+    With a placement, it is the summary of a part: digest and sketch belong to the positions in the whole.
+    """
     from tensortap.kernels.summary import cpu
 
-    return cpu.summarize(array, threads)
+    return cpu.summarize(array, threads, placement)
 
 
 def difference(

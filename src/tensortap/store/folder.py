@@ -19,6 +19,7 @@ from tensortap.store.format import (
     INDEX,
     LOOP,
     PARTIAL,
+    PLACEMENTS,
     PROGRESS_JSON,
     RANK_FORMAT,
     RANK_JSON,
@@ -187,6 +188,7 @@ def _clear(folder: Path) -> None:
 
 
 def _is_our_file(name: str) -> bool:
-    if name in (RANK_JSON, COVERAGE_JSON, PROGRESS_JSON, CALLS, LOOP, INDEX) or TEMPORARY_NAME.fullmatch(name):
+    known = (RANK_JSON, COVERAGE_JSON, PROGRESS_JSON, CALLS, LOOP, PLACEMENTS, INDEX)
+    if name in known or TEMPORARY_NAME.fullmatch(name):
         return True
     return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL)))

@@ -1,21 +1,25 @@
 """The format of a run on disk.
 
     runs/a/run.json                       format, version, world, started, and facts about the run
-    runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts
+    runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts; in a run of
+                                          several processes also mesh (names, sizes, coordinates) and renames
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
     runs/a/rank_0/progress.json           for those who watch: step, recorded steps, seconds, cost in seconds
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
                                           step, micro, module, call, arguments (see `tensortap.core.arguments`)
     runs/a/rank_0/loop.jsonl              loop facts, a line for each that changed: step, fact, of, value (see
                                           `tensortap.store.loop`)
+    runs/a/rank_0/placements.jsonl        a line for each distinct placement, in the order of their numbers:
+                                          shape, boxes, axes, source, order (see `tensortap.core.placement`)
     runs/a/rank_0/index.arrows            Arrow IPC stream, one row a record, SCHEMA below
     runs/a/rank_0/step_000000.0.safetensors   tensors; `.partial` at the end of the name while it is written
     runs/a/rank_0/ring_000000.0.safetensors   tensors of a ring: a row whose ring file is gone has no tensor any more
 
 The index is only appended to, a whole batch at a time, after the bytes that the batch refers to. So any prefix of it is
 valid. `file` is always the finished name; until the file is finished, the same bytes are at the same offset under the
-`.partial` name. A call's line in calls.jsonl is written before any row of the call, and a loop fact before every later
-row. A run without one of these files was written by a version that did not keep plain arguments or loop facts.
+`.partial` name. A call's line in calls.jsonl is written before any row of the call, a loop fact before every later row,
+and a placement before any row that names it. A run without calls.jsonl or loop.jsonl was written by a version that did
+not keep plain arguments or loop facts. A run without placements.jsonl has no placements.
 
 run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
 process, and not necessarily by the same tensortap.
@@ -26,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +39,10 @@ import pyarrow as pa
 from tensortap.core import statistics
 from tensortap.core.records import Key, Location, Record, Summary
 from tensortap.core.sketches import FULL, fold
+
+if TYPE_CHECKING:
+    from tensortap.core.placement import Placement
+    from tensortap.store.placements import PlacementTable
 
 __all__ = [
     "CALLS",
@@ -45,6 +53,7 @@ __all__ = [
     "LOOP",
     "OLDEST",
     "PARTIAL",
+    "PLACEMENTS",
     "PROGRESS_JSON",
     "RANK_FORMAT",
     "RANK_JSON",
@@ -72,7 +81,8 @@ FORMAT = 4
 1: the first.
 2: digest and sketch are defined anew (version 2 of `kernels.summary.reference`).
 3: the batches of the index may be compressed, and sketches may be folded to fewer sums (`core.sketches`).
-4: elements at the edge of the range are counted apart, in the column `edge` (version 3 of the summary).
+4: elements at the edge of the range are counted apart, in the column `edge` (version 3 of the summary). Rows may have
+   a placement; a run whose index lacks that column has none.
 """
 OLDEST = 4
 """Summaries of older runs cannot be compared with those of today."""
@@ -85,6 +95,7 @@ COVERAGE_JSON = "coverage.json"
 PROGRESS_JSON = "progress.json"
 CALLS = "calls.jsonl"
 LOOP = "loop.jsonl"
+PLACEMENTS = "placements.jsonl"
 INDEX = "index.arrows"
 PARTIAL = ".partial"
 
@@ -128,6 +139,7 @@ _COLUMNS: tuple[tuple[str, Any, bool, str], ...] = (
     ("file", pa.string(), True, "file next to the index that holds the bytes; null if they were not kept"),
     ("offset", pa.int64(), True, "where in the file the bytes begin, from the file's start"),
     ("nbytes", pa.int64(), True, "how many bytes"),
+    ("placement", pa.int64(), True, "line of placements.jsonl, from 0; null if the position in a whole is not known"),
 )
 
 SCHEMA = pa.schema(
@@ -138,6 +150,8 @@ SCHEMA = pa.schema(
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Closes an index that is complete. One that lacks it was cut off, or is still growing."""
 
+_OPTIONAL = ("placement",)
+"""The last columns of SCHEMA, which an index may lack."""
 _KEY = Key._fields
 _SCALARS = tuple(each.name for each in statistics.STORED)
 _PLAIN = ("seq", "cls", "dtype", "shape", "tensor")
@@ -173,12 +187,14 @@ def unknown_columns(schema: Any) -> list[str] | None:
 
     An index may have more columns than SCHEMA: statistics that the process that wrote it had registered.
     """
-    more = list(schema)[len(SCHEMA) :]
-    if not pa.schema(list(schema)[: len(SCHEMA)]).equals(SCHEMA) or len({f.name for f in schema}) < len(schema):
+    required = [field for field in SCHEMA if field.name not in _OPTIONAL]
+    found, more = list(schema)[: len(required)], list(schema)[len(required) :]
+    if not pa.schema(found).equals(pa.schema(required)) or len({f.name for f in schema}) < len(schema):
         return None
     if not all(field.nullable and field.type in (pa.int64(), pa.float64()) for field in more):
         return None
-    known = {each.name: pa.type_for_alias(each.dtype) for each in statistics.added()}
+    known = {name: SCHEMA.field(name).type for name in _OPTIONAL}
+    known |= {each.name: pa.type_for_alias(each.dtype) for each in statistics.added()}
     return [field.name for field in more if known.get(field.name) != field.type]
 
 
@@ -201,8 +217,17 @@ def with_known_columns(table: Any) -> Any:
     return pa.table(columns, schema=schema)
 
 
-def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None, buckets: int = FULL) -> Any:
-    """Return records as one Arrow batch. `first` marks the rows that have their sketch: the first of each tensor."""
+def encode(
+    records: Sequence[Record],
+    first: Sequence[bool],
+    schema: Any = None,
+    buckets: int = FULL,
+    placements: PlacementTable | None = None,
+) -> Any:
+    """Return records as one Arrow batch. `first` marks the rows that have their sketch: the first of each tensor.
+
+    `placements` numbers the placements of the records; without it, these are left out.
+    """
     schema = index_schema() if schema is None else schema
     columns: dict[str, Any] = {}
     for place, name in enumerate(_KEY):
@@ -214,6 +239,9 @@ def encode(records: Sequence[Record], first: Sequence[bool], schema: Any = None,
     locations = [record.location or (None, None, None) for record in records]
     columns["file"], columns["offset"], columns["nbytes"] = zip(*locations, strict=True)
     columns["sketch"] = [record.summary.sketch for record in records]
+    columns["placement"] = [
+        None if placements is None or each.placement is None else placements.number(each.placement) for each in records
+    ]
     for name in schema.names[len(SCHEMA) :]:
         columns[name] = [record.summary.more.get(name) for record in records]
     return encode_columns(columns, first, schema, buckets)
@@ -224,19 +252,25 @@ def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: An
 
     Sketches of more than `buckets` sums are folded to that many.
 
-    An added statistic may be missing, as from a device whose kernel does not compute it; it is null then.
+    An added statistic may be missing, as from a device whose kernel does not compute it; it is null then. So is the
+    placement.
     """
     schema = index_schema() if schema is None else schema
     sketches = _sketches(columns["sketch"], first, buckets)
+    nothing = [None] * len(sketches)
+    columns = {"placement": nothing, **columns}
     arrays = [sketches if field.name == "sketch" else _column(columns[field.name], field.type) for field in SCHEMA]
-    for field in list(schema)[len(SCHEMA) :]:
-        nothing = [None] * len(sketches)
-        arrays.append(_column(columns.get(field.name, nothing), field.type))
+    arrays += [_column(columns.get(field.name, nothing), field.type) for field in list(schema)[len(SCHEMA) :]]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) -> list[Record]:
-    """Return the records of an Arrow table. `sketches` has one for each row, also for repeated tensors."""
+def decode(
+    rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]], placements: Sequence[Placement] = ()
+) -> list[Record]:
+    """Return the records of an Arrow table. `sketches` has one for each row, also for repeated tensors.
+
+    `placements` are those of the rank, by number; without them, records have none.
+    """
     columns = {name: rows.column(name).to_pylist() for name in rows.column_names if name != "sketch"}
     keys = zip(*(columns[name] for name in _KEY), strict=True)
     scalars: Iterable[Any] = zip(*(columns[name] for name in _SCALARS), strict=True)
@@ -244,6 +278,7 @@ def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) ->
     more: Iterable[Any] = zip(*(columns[name] for name in added), strict=True) if added else repeat(())
     plain = zip(*(columns[name] for name in _PLAIN), strict=True)
     places = zip(columns["file"], columns["offset"], columns["nbytes"], strict=True)
+    numbers = columns["placement"] if placements else repeat(None, rows.num_rows)
     return [
         Record(
             Key(*key),
@@ -257,9 +292,10 @@ def decode(rows: Any, rank: int, sketches: Sequence[npt.NDArray[np.float32]]) ->
                 **dict(zip(_SCALARS, scalar, strict=True)), sketch=sketch, more=dict(zip(added, others, strict=True))
             ),
             None if place[0] is None else Location(*place),
+            None if number is None else placements[number],
         )
-        for (key, (seq, cls, dtype, shape, tensor), scalar, sketch, place), others in zip(
-            zip(keys, plain, scalars, sketches, places, strict=True), more, strict=False
+        for (key, (seq, cls, dtype, shape, tensor), scalar, sketch, place, number), others in zip(
+            zip(keys, plain, scalars, sketches, places, numbers, strict=True), more, strict=False
         )
     ]
 

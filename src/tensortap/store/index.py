@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.core import dtypes
+from tensortap.core.placement import Placement
 from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
 from tensortap.store.format import (
@@ -24,6 +25,7 @@ from tensortap.store.format import (
     without_sketch,
 )
 from tensortap.store.metadata import check_version
+from tensortap.store.placements import PlacementTable, read_placements
 from tensortap.store.source import Bytes
 
 __all__ = ["Index", "check_schema", "read_index"]
@@ -47,12 +49,15 @@ class Index:
         missing: bool = False,
         unknown: Sequence[str] = (),
         sketches: Callable[[], Any] | None = None,
+        placements: Sequence[Placement] = (),
     ) -> None:
         """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics.
 
-        `sketches` returns the column of sketches if `rows` does not have it.
+        `sketches` returns the column of sketches if `rows` does not have it. `placements` are those of the rank, by
+        their numbers in the column `placement`.
         """
         self.rank = rank
+        self.placements = placements
         self._read_sketches = sketches or partial(rows.column, "sketch")
         known = with_known_columns(rows)
         self._order = _order(known)
@@ -77,16 +82,20 @@ class Index:
             self.columns = self.columns.set_column(at, field, column)
 
     @classmethod
-    def of(cls, batches: Sequence[Any], rank: int, complete: bool = True) -> Index:
+    def of(
+        cls, batches: Sequence[Any], rank: int, complete: bool = True, placements: Sequence[Placement] = ()
+    ) -> Index:
         """Return the index of Arrow batches that are in memory already."""
         schema = batches[0].schema if batches else SCHEMA
-        return cls(rank, pa.Table.from_batches(batches, schema), complete=complete)
+        return cls(rank, pa.Table.from_batches(batches, schema), complete=complete, placements=placements)
 
     @classmethod
     def of_records(cls, records: Sequence[Record], rank: int, complete: bool = True) -> Index:
         """Return the index of records. The first of each tensor, whose `tensor` is its `seq`, brings the sketch."""
-        batches = [encode(records, [record.tensor == record.seq for record in records])] if records else []
-        return cls.of(batches, rank, complete)
+        placements = PlacementTable()
+        first = [record.tensor == record.seq for record in records]
+        batches = [encode(records, first, placements=placements)] if records else []
+        return cls.of(batches, rank, complete, placements)
 
     def __len__(self) -> int:
         return int(self.columns.num_rows)
@@ -109,7 +118,7 @@ class Index:
         sketches = self.sketch_column
         sources = self.sketch_rows[places]
         found = [sketches[int(row)].values.to_numpy() if row >= 0 else _NO_SKETCH for row in sources]
-        return decode(rows, self.rank, found)
+        return decode(rows, self.rank, found, self.placements)
 
     @cached_property
     def sketch_rows(self) -> npt.NDArray[np.int64]:
@@ -145,10 +154,11 @@ class Index:
         return result
 
 
-def read_index(source: Bytes, name: str, rank: int) -> Index:
+def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Index:
     """Read the index of a rank, batch by batch, up to the first that is not whole. It is mapped where possible.
 
-    Sketches are read later: those of a compressed index would have to be unpacked for every reader.
+    Sketches are read later: those of a compressed index would have to be unpacked for every reader. `placements` is
+    the name of the file of placements, which is read after the index: rows that it has not got are damage.
     """
     try:
         size = source.size(name)
@@ -183,7 +193,31 @@ def read_index(source: Bytes, name: str, rank: int) -> Index:
     if problem := _find_problem(rows):
         raise RunUnreadable(f"{path} is damaged: {problem}.")
     sketches = partial(_read_sketches, buffer, len(batches), path)
-    return Index(rank, rows, complete=complete, lost=size - end, unknown=unknown, sketches=sketches)
+    return Index(
+        rank,
+        rows,
+        complete=complete,
+        lost=size - end,
+        unknown=unknown,
+        sketches=sketches,
+        placements=_read_placements(source, placements, rows) if placements else (),
+    )
+
+
+def _read_placements(source: Bytes, name: str, rows: Any) -> list[Placement]:
+    """Return the placements. Without them the digests of their rows mean nothing, so a damaged file is an error."""
+    try:
+        found = read_placements(source, name)
+    except ValueError as error:
+        raise RunUnreadable(f"{source.address(name)} is damaged: {error}.") from error
+    if "placement" in rows.column_names:
+        bounds = pc.min_max(rows.column("placement")).as_py()
+        if bounds["max"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(found):
+            raise RunUnreadable(
+                f"{source.address(name)} is damaged: it has {len(found)} placements, and the index names number "
+                f"{bounds['min'] if bounds['min'] < 0 else bounds['max']}."
+            )
+    return found
 
 
 def _open_columns(stream: Any, fields: list[int]) -> Any:

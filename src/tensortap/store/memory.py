@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.machine import memory, neighbours
+from tensortap.core.placement import Mesh
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.core.sketches import FULL
 from tensortap.errors import StoreWriteError, UsageError
@@ -122,7 +123,7 @@ class MemoryWriter(RankWriter):
         self._status = RankStatus("running")
         self._batches = _Batches(self.path)
         _writers.add(self)
-        self._index = IndexWriter(self._batches, self._barrier, self._state, buckets)
+        self._index = IndexWriter(self._batches, self._barrier, self._state, buckets, self._placements)
 
     def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location | None:
         self._check_open()
@@ -185,6 +186,10 @@ class MemoryWriter(RankWriter):
         self._charge(_CALL_BYTES + 2 * len(json.dumps(value)))
         self._loop.add(LoopFact(step, fact, of, value))
 
+    def arrange(self, mesh: Mesh | None, renames: Mapping[str, str]) -> None:
+        super().arrange(mesh, renames)
+        self._status = replace(self._status, mesh=mesh, renames=dict(renames))
+
     def end_step(self, step: int) -> None:
         self._check_open()
         self._state.check()
@@ -218,13 +223,13 @@ class MemoryWriter(RankWriter):
         failure = self._state.failure
         if failure:
             status, reason = "failed", str(write_error(*failure))
-        self._status = RankStatus(status, reason)
+        self._status = replace(self._status, status=status, reason=reason)
         if not self._state.reported:
             self._state.check()
 
     def run(self) -> MemoryRun:
         """Return a run of all that is stored so far: call `flush` first, or `close`."""
-        index = Index.of(list(self._batches.found), self.rank, self._batches.complete)
+        index = Index.of(list(self._batches.found), self.rank, self._batches.complete, self._placements)
         with self._lock:
             tensors = dict(self._tensors)
         if self._uses_ring:
@@ -336,6 +341,12 @@ class _MemorySource(RunSource):
 
     def failure(self) -> str:
         return (self._status.reason or "no reason was given") if self._status.status == "failed" else ""
+
+    def mesh(self, rank: int) -> Mesh | None:
+        return self._status.mesh
+
+    def renames(self, rank: int) -> Mapping[str, str]:
+        return self._status.renames
 
     def calls(self, rank: int) -> Calls:
         return self._beside.calls

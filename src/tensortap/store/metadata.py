@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from reprlib import repr as short
 from typing import Any
 
+from tensortap.core.placement import Mesh
 from tensortap.core.records import Coverage
 from tensortap.errors import RunUnreadable, shorten
 from tensortap.store.format import FORMAT, OLDEST, RUN_FORMAT, rank_name
@@ -27,6 +28,9 @@ class RankStatus:
     status: str = "unknown"
     """running, finished or failed."""
     reason: str = ""
+    mesh: Mesh | None = None
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Global names of modules by the names that this rank's model has for them, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,15 @@ def parse_rank_status(value: Any, path: str) -> RankStatus:
         check_version(version, path)
     if not isinstance(value.get("status"), str):
         raise ValueError("it has no status")
-    return RankStatus(shorten(value["status"]), shorten(str(value.get("reason") or ""), _LONGEST_NOTICE))
+    mesh, renames = value.get("mesh"), value.get("renames") or {}
+    if not isinstance(renames, dict) or not all(isinstance(name, str) for name in renames.values()):
+        raise ValueError("its renames are not names by name")
+    return RankStatus(
+        shorten(value["status"]),
+        shorten(str(value.get("reason") or ""), _LONGEST_NOTICE),
+        None if mesh is None else Mesh.parse(mesh),
+        renames,
+    )
 
 
 def parse_coverage(value: Any) -> CoverageFile:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.core.arguments import read
+from tensortap.core.placement import Mesh, Placement
 from tensortap.core.presentation import CoverageByRank, reports
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
@@ -113,6 +114,14 @@ class RunSource(ABC):
     def loop(self, rank: int) -> LoopFacts | None:
         """Return the loop facts of a rank; None if they were not recorded."""
         return None
+
+    def mesh(self, rank: int) -> Mesh | None:
+        """Return the mesh of a rank; None if it is not known."""
+        return None
+
+    def renames(self, rank: int) -> Mapping[str, str]:
+        """Return the global names of modules by the names in the rank's own model, where they differ."""
+        return {}
 
     def steps(self) -> list[int] | None:
         """Return the steps if they are known without an index; else None."""
@@ -273,6 +282,24 @@ class Run:
         with reading(self.path):
             found = None if rank is None else self.source.loop(rank)
         return LoopFacts() if found is None else found
+
+    def placements(self, rank: int) -> Sequence[Placement]:
+        """Return the placements of a rank, by their numbers in the column `placement` of `index(rank)`."""
+        return self._index(rank).placements
+
+    def mesh(self, rank: int) -> Mesh | None:
+        """Return the axes of the run's processes and the position of this one; None if they are not known.
+
+        >>> run.mesh(1)                                                        # doctest: +SKIP
+        Mesh(names=('dp', 'tp'), sizes=(2, 2), coordinates=(0, 1))
+        """
+        with reading(self.path):
+            return self.source.mesh(rank)
+
+    def renames(self, rank: int) -> Mapping[str, str]:
+        """Return the names of records by the names that modules have in the rank's own model, where they differ."""
+        with reading(self.path):
+            return self.source.renames(rank)
 
     def at(self, rank: int, row: int) -> Record:
         """Return the record in a row of `index(rank)`."""

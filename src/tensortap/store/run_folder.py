@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.core.placement import Mesh
 from tensortap.core.records import Coverage, Record
 from tensortap.errors import RunNotFound, RunUnreadable, TensortapError
 from tensortap.store.calls import Calls, read_calls
@@ -21,6 +22,7 @@ from tensortap.store.format import (
     INDEX,
     LOOP,
     PARTIAL,
+    PLACEMENTS,
     RANK_JSON,
     RANK_NAME,
     RING_PREFIX,
@@ -87,11 +89,12 @@ class RunFolder(RunSource):
         self._coverage = {rank: self._read_coverage(rank) for rank in self.ranks}
 
     def read_index(self, rank: int) -> Index:
-        index = read_index(self._files, f"{rank_name(rank)}/{INDEX}", rank)
+        folder_name = rank_name(rank)
+        index = read_index(self._files, f"{folder_name}/{INDEX}", rank, f"{folder_name}/{PLACEMENTS}")
         files = index.columns.column("file")
         named = [name for name in pc.unique(files).to_pylist() if name is not None and name.startswith(RING_PREFIX)]
         if named:
-            folder = self.path / rank_name(rank)
+            folder = self.path / folder_name
             gone = [name for name in named if not any((folder / f"{name}{end}").exists() for end in ("", PARTIAL))]
             index.forget(pc.is_in(files, pa.array(gone, pa.string())).to_pylist())
         return index
@@ -132,6 +135,14 @@ class RunFolder(RunSource):
             except (OSError, ValueError):  # the notices report it
                 self._loops[rank] = None
         return self._loops[rank]
+
+    def mesh(self, rank: int) -> Mesh | None:
+        status = self._status.get(rank)
+        return None if status is None else status.mesh
+
+    def renames(self, rank: int) -> Mapping[str, str]:
+        status = self._status.get(rank)
+        return {} if status is None else status.renames
 
     def notices(self) -> list[str]:
         return self._notices

@@ -48,7 +48,7 @@ def check_digest(record: Record, array: npt.NDArray[Any]) -> None:
     """Raise RunUnreadable if the values are not those that were recorded."""
     from tensortap.kernels import summarize  # loads the compiler: only if something is verified
 
-    if (found := summarize(array).digest) != record.summary.digest:
+    if (found := summarize(array, placement=record.placement).digest) != record.summary.digest:
         raise RunUnreadable(
             f"{record.key} (rank {record.rank}): its bytes are damaged. Their digest is {found:016x}, and "
             f"{record.summary.digest:016x} was recorded."

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from numba import types
 
 from tensortap.core import dtypes, statistics
+from tensortap.core.placement import Placement
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 from tensortap.kernels.compiling import announced, load
@@ -61,12 +62,14 @@ class _SummaryScratch(threading.local):
         self.counter_address = _address(self.counter)
 
 
-def summarize(array: Array, threads: int | None = None) -> Summary:
+def summarize(array: Array, threads: int | None = None, placement: Placement | None = None) -> Summary:
     """Return the summary of `array` as `reference` defines it. `threads`: None means one for each core, at most 8.
 
     >>> summarize(np.array([3.0, -4.0], np.float32)).l2
     5.0
     """
+    if placement is not None:
+        return reference.summarize(array, placement)
     layout = _LAYOUTS.get(array.dtype)
     if layout is None or not array.flags.c_contiguous:
         array = reference.components(array)

@@ -5,7 +5,8 @@ summaries of two versions cannot be compared.
 
 **Elements.** A complex tensor is its real view, one trailing dimension of 2 longer, so that `elements`
 counts components. A bool is a uint8 of 0 or 1. An element's place is its flat position `pos` in C order in
-the whole tensor, whatever the strides in memory.
+the whole tensor, whatever the strides in memory. The summary of a part takes the elements in the boxes of its
+placement, with their positions in the whole; its counts and moments are those of these elements.
 
 **Counts and moments.** elements, nan, posinf, neginf, zeros (-0.0 is one) and edge: the finite elements at the
 edge of the dtype's range, |x| >= `dtypes.edge_of`, which masks are made of. Elements that are neither are ordinary.
@@ -44,13 +45,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes, statistics
+from tensortap.core.placement import Placement
 from tensortap.core.records import Summary
 from tensortap.errors import UsageError
 
@@ -58,12 +59,14 @@ __all__ = [
     "BUCKETS",
     "ROW",
     "VERSION",
-    "Part",
+    "Piece",
     "added_values",
+    "check_placement",
     "components",
     "digest_weights",
     "line_hash",
     "merge",
+    "placed_components",
     "sketch_distance",
     "summarize",
 ]
@@ -81,31 +84,21 @@ _BLOCK = 1 << 20  # elements at a time, so that positions and hashes of a large 
 Words = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The position of a rectangular block: the whole tensor's shape, and the index of the block's first element in it.
-
-    >>> summarize(np.ones((2, 3)), Part(shape=(4, 3), offset=(2, 0))).elements
-    6
-    """
-
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-
-
-def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
-    """Return the summary of a tensor, or of one part of it for `merge`.
+def summarize(array: npt.NDArray[Any], placement: Placement | None = None) -> Summary:
+    """Return the summary of a tensor, or of one part of a larger one for `merge`.
 
     >>> s = summarize(np.array([3.0, -4.0], np.float32))
     >>> s.l1, s.l2, s.zeros
     (7.0, 5.0, 0)
+
+    The lower half of a tensor of 4 rows:
+
+    >>> summarize(np.ones((2, 3)), Placement.of_block((4, 3), (2, 0), (2, 3))).elements
+    6
     """
-    if part is None:
-        part = Part(array.shape, (0,) * array.ndim)
-    _check(array.shape, part)
-    if array.dtype.kind == "c":
-        part = Part((*part.shape, 2), (*part.offset, 0))
-    array = components(array)
+    if placement is None:
+        placement = Placement.of_whole(array.shape, {}, "")
+    array, pieces = placed_components(array, placement)
     with np.errstate(invalid="ignore"):  # a signalling NaN
         values = array.astype(np.float64).ravel()
     marked = np.isinf(values) | (np.isfinite(values) & (np.abs(values) >= dtypes.edge_of(dtypes.name_of(array.dtype))))
@@ -113,9 +106,9 @@ def summarize(array: npt.NDArray[Any], part: Part | None = None) -> Summary:
     added = np.where(marked, np.sign(values), np.where(ordinary, values, 0.0))
     digest = 0
     sketch = np.zeros(BUCKETS)
-    bits = array.reshape(-1).view(f"<u{array.itemsize}")
+    bits = array.view(f"<u{array.itemsize}")
     with np.errstate(over="ignore", invalid="ignore"):
-        for span, pos in _positions(array.shape, part):
+        for span, pos in _positions(pieces):
             row, slot, j = _slots(pos)
             moved = np.uint64(ROW) * row + np.uint64(8) * slot + j
             digest += _digest(bits[span].astype(np.uint64), moved, array.itemsize)
@@ -224,27 +217,64 @@ def digest_weights() -> npt.NDArray[np.uint32]:
     return np.array(list(weights.values()), np.uint32)
 
 
-def _check(block: tuple[int, ...], part: Part) -> None:
-    fits = len(part.shape) == len(part.offset) == len(block) and all(
-        start >= 0 and start + n <= whole for start, n, whole in zip(part.offset, block, part.shape, strict=True)
-    )
-    if not fits:
-        raise UsageError(f"a block of shape {block} at offset {part.offset} does not fit in the whole's {part.shape}")
+class Piece(NamedTuple):
+    """One box of a placement: its shape, the index of its first element in the whole, and the shape of the whole."""
+
+    block: tuple[int, ...]
+    offset: tuple[int, ...]
+    whole: tuple[int, ...]
 
 
-def _positions(block: tuple[int, ...], part: Part) -> Iterator[tuple[slice, Words]]:
-    """Yield spans of the block's elements in C order, with their flat positions in the whole tensor."""
-    size = math.prod(block)
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        index = np.arange(start, stop, dtype=np.uint64)
-        pos = np.zeros(stop - start, np.uint64)
-        stride = 1
-        for n, offset, whole in zip(reversed(block), reversed(part.offset), reversed(part.shape), strict=True):
-            index, along = np.divmod(index, np.uint64(n))
-            pos += (along + np.uint64(offset)) * np.uint64(stride)
-            stride *= whole
-        yield slice(start, stop), pos
+def placed_components(array: npt.NDArray[Any], placement: Placement) -> tuple[npt.NDArray[Any], list[Piece]]:
+    """Return the components that the boxes hold, box after box in one dimension, and where each box sits."""
+    check_placement(array.shape, placement)
+    local = components(array)
+    order, shape, more = placement.order, placement.shape, array.dtype.kind == "c"
+    if placement.flat:
+        local, shape, order = local.reshape(-1, 2) if more else local.reshape(-1), (math.prod(shape),), ()
+    if order:
+        local = local.transpose((*order, len(order)) if more else order)
+    pieces = []
+    taken = [np.empty(0, local.dtype)]
+    for box in placement.boxes:
+        spans = (*box, (0, 0, 2)) if more else box
+        index: Any = (*(slice(start, start + n) for start, _, n in spans), ...)
+        taken.append(local[index].reshape(-1))
+        block, offset = tuple(n for _, _, n in spans), tuple(at for _, at, _ in spans)
+        pieces.append(Piece(block, offset, (*shape, 2) if more else shape))
+    return np.concatenate(taken), pieces
+
+
+def check_placement(shape: tuple[int, ...], placement: Placement) -> None:
+    """Raise UsageError if a local tensor of this shape does not have the boxes, or the whole does not."""
+    sizes = (math.prod(placement.shape),) if placement.flat else placement.shape
+    for box in placement.boxes:
+        inside = len(box) == len(sizes) and all(
+            start >= 0 and at >= 0 and at + n <= size for (start, at, n), size in zip(box, sizes, strict=True)
+        )
+        if not inside or not placement.fits(shape):
+            raise UsageError(
+                f"a block of shape {tuple(n for _, _, n in box)} at offset {tuple(at for _, at, _ in box)} of a tensor "
+                f"of shape {shape} does not fit in the whole's {placement.shape}"
+            )
+
+
+def _positions(pieces: Iterable[Piece]) -> Iterator[tuple[slice, Words]]:
+    """Yield spans of all elements, in the order of `placed_components`, with their flat positions in the whole."""
+    first = 0
+    for block, offsets, shape in pieces:
+        size = math.prod(block)
+        for start in range(0, size, _BLOCK):
+            stop = min(start + _BLOCK, size)
+            index = np.arange(start, stop, dtype=np.uint64)
+            pos = np.zeros(stop - start, np.uint64)
+            stride = 1
+            for n, offset, whole in zip(reversed(block), reversed(offsets), reversed(shape), strict=True):
+                index, along = np.divmod(index, np.uint64(n))
+                pos += (along + np.uint64(offset)) * np.uint64(stride)
+                stride *= whole
+            yield slice(first + start, first + stop), pos
+        first += size
 
 
 def _range(finite: npt.NDArray[np.float64]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from tensortap.core.file_io import BINARY
 from tensortap.core.records import Record
 from tensortap.core.sketches import FULL
 from tensortap.store.format import END_OF_STREAM, encode, encode_columns, index_schema
+from tensortap.store.placements import PlacementTable
 from tensortap.store.writer.state import WriterState, write_error
 
 __all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
@@ -144,9 +145,15 @@ class IndexWriter:
     """
 
     def __init__(
-        self, target: BatchTarget, barrier: Callable[[], bool], state: WriterState, buckets: int = FULL
+        self,
+        target: BatchTarget,
+        barrier: Callable[[], bool],
+        state: WriterState,
+        buckets: int = FULL,
+        placements: PlacementTable | None = None,
     ) -> None:
         self._target = target
+        self._placements = placements
         self._buckets = buckets
         self._barrier = barrier
         self._state = state
@@ -264,7 +271,7 @@ class IndexWriter:
             if single:
                 records: list[Any] = list(some)
                 first = self._seen.first(record.tensor for record in records)
-                yield len(records), encode(records, first, self._schema, self._buckets)
+                yield len(records), encode(records, first, self._schema, self._buckets, self._placements)
             else:
                 for together in some:
                     assert not isinstance(together, Record)

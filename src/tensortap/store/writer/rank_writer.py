@@ -15,9 +15,11 @@ import numpy.typing as npt
 
 from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes
+from tensortap.core.placement import Mesh, Placement
 from tensortap.core.records import Coverage, Location, Record
 from tensortap.errors import UsageError
 from tensortap.store.format import FORMAT, RUN_FORMAT
+from tensortap.store.placements import PlacementTable
 from tensortap.store.writer.index import IndexWriter, Rows
 from tensortap.store.writer.state import WriterState
 
@@ -45,6 +47,9 @@ class RankWriter(ABC):
         self._info = {**own, **info}
         self._closing = threading.Lock()
         self._closed = False
+        self._placements = PlacementTable(self._add_placement)
+        self._mesh: Mesh | None = None
+        self._renames: Mapping[str, str] = {}
 
     @abstractmethod
     def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location | None:
@@ -111,7 +116,23 @@ class RankWriter(ABC):
     def append(self, record: Record) -> None:
         """Queue an index row. It goes out with others, after the bytes it refers to."""
         self._check_open()
+        if record.placement is not None:
+            self._placements.number(record.placement)
         self._index.append(record)
+
+    def number_of(self, placement: Placement) -> int:
+        """Return the number of a placement, for the column `placement` of `append_rows`."""
+        self._check_open()
+        return self._placements.number(placement)
+
+    def arrange(self, mesh: Mesh | None, renames: Mapping[str, str]) -> None:
+        """Keep the mesh of this process, and the global names of its modules by their local names where they differ."""
+        self._check_open()
+        self._mesh, self._renames = mesh, dict(renames)
+
+    def _add_placement(self, placement: Placement) -> None:
+        """Store a new placement, before any row that names it."""
+        return
 
     def append_rows(self, rows: Rows) -> None:
         """Queue many rows whose values are not known yet. The index reads their columns when they go out."""

@@ -7,6 +7,7 @@ as after write(), but not a power failure.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes, MemoryPinning
 from tensortap.core.machine import cores, memory, neighbours
+from tensortap.core.placement import Mesh, Placement
 from tensortap.core.records import Coverage, Location
 from tensortap.core.sketches import FULL
 from tensortap.errors import TensortapError, UsageError
@@ -34,6 +36,7 @@ from tensortap.store.format import (
     FORMAT,
     INDEX,
     LOOP,
+    PLACEMENTS,
     PROGRESS_JSON,
     RANK_FORMAT,
     RANK_JSON,
@@ -120,6 +123,7 @@ class RunWriter(RankWriter):
         """Files whose lines are written before the index's rows."""
         self._calls: CallsWriter | None = None
         self._loop: LoopWriter | None = None
+        self._placement_lines: LinesWriter | None = None
         try:
             if calls:
                 self._calls = CallsWriter(self._folder / CALLS, self._state)
@@ -127,7 +131,8 @@ class RunWriter(RankWriter):
             if loop:
                 self._loop = LoopWriter(self._folder / LOOP, self._state)
                 self._lines.append(self._loop)
-            self._index = IndexWriter(IndexFile(self._folder / INDEX), self._barrier, self._state, buckets)
+            target = IndexFile(self._folder / INDEX)
+            self._index = IndexWriter(target, self._barrier, self._state, buckets, self._placements)
         except BaseException:
             for lines in self._lines:
                 lines.close()
@@ -175,6 +180,19 @@ class RunWriter(RankWriter):
         self._check_open()
         assert self._loop is not None, "loop=True says that loop facts are kept"
         self._loop.add(LoopFact(step, fact, of, value))
+
+    def arrange(self, mesh: Mesh | None, renames: Mapping[str, str]) -> None:
+        super().arrange(mesh, renames)
+        try:
+            self._write_status("running", "")
+        except OSError as error:
+            raise write_error(error, self._folder / RANK_JSON) from error
+
+    def _add_placement(self, placement: Placement) -> None:
+        if self._placement_lines is None:  # most runs have none, and no file
+            self._placement_lines = LinesWriter(self._folder / PLACEMENTS, self._state)
+            self._lines.append(self._placement_lines)
+        self._placement_lines.add_line(placement.as_dict())
 
     def end_step(self, step: int) -> None:
         """Complete the step's files and send its rows out, without waiting for the disk."""
@@ -271,10 +289,12 @@ class RunWriter(RankWriter):
             "records": counts.get("records"),
             "files": counts.get("files"),
             "bytes": counts.get("bytes"),
+            "mesh": None if self._mesh is None else self._mesh.as_dict(),
+            "renames": dict(self._renames),
         }
         path = self._folder / RANK_JSON
         if running:
-            write_json(path, value, reserve=_STATUS_BYTES)
+            write_json(path, value, reserve=_STATUS_BYTES + len(json.dumps(value)))
             return
         try:
             write_json(path, value)
