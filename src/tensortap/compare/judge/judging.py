@@ -22,6 +22,7 @@ from tensortap.compare.judge.rules import (
     NAIVE_SUM,
     ROUNDING,
     SAME_MASK,
+    UNSEEN_PARAMETERS,
     find_tolerance,
     is_doubtful_sum,
 )
@@ -61,6 +62,8 @@ class Judgement:
     """Rows of choices that differ, as rounding may have decided."""
     cancelling: frozenset[int] = frozenset()
     """Rows of gradients that are close and consist of rounding alone: sums that cancel out."""
+    unsupported: frozenset[int] = frozenset()
+    """Rows that are close only because more was allowed for something that was not recorded."""
 
 
 class _Judge:
@@ -76,6 +79,7 @@ class _Judge:
         self.kinks: dict[int, CrossedKink] = {}
         self.ties = Ties(evidence)
         self._cancelling: set[int] = set()
+        self._unsupported: set[int] = set()
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
         self._worst_output: dict[tuple[int, int, int], int] = {}
@@ -119,6 +123,7 @@ class _Judge:
             self.kinks,
             self.ties.choices,
             frozenset(row for row in self._cancelling if self.status[row] == "close"),
+            frozenset(row for row in self._unsupported if self.status[row] == "close"),
         )
 
     def _judge(self, row: int) -> None:
@@ -161,6 +166,10 @@ class _Judge:
         elif error <= self.tolerance[row]:
             self.status[row] = "close"
             self._note_cancelling(row, sources)
+            if self.rule[row] == UNSEEN_PARAMETERS:
+                pair = JudgedPair(evidence, row, sources, incoming)
+                if error > find_tolerance(pair, recorded_alone=True)[0]:
+                    self._unsupported.add(row)
             if self.structure.kind[row] == "param_grad":
                 evidence.summed.add_right_gradient(row, error)
             return

@@ -16,7 +16,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.recomputations import changed_recomputations
-from tensortap.compare.judge.rules import MOVED_TIES, NAIVE_SUM, UNSEEN_PARAMETERS
+from tensortap.compare.judge.rules import MOVED_TIES, NAIVE_SUM
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD
@@ -100,6 +100,8 @@ def conclude(
         said += f" {matched.splits.words()}."
     if verdict == "match" and (open_ties := _unjudged_by_ties(judgement)):
         verdict, said = "incomparable", sentence.describe_open_ties(open_ties, said)
+    if verdict == "match" and judgement.unsupported:
+        verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":
         verdict = "imprecise"
         said = f"{describe_less_exact(less_exact, _several(matched))} Within tolerance, {said[0].lower()}{said[1:]}"
@@ -191,6 +193,8 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
     agree = "Everything that both runs have matches" if steps else "The runs match"
+    if judgement.unsupported:
+        agree = "As far as the records show, everything agrees"
     agree = "Everything that could be judged matches" if unjudged else agree
     if left_out:
         what = "could be judged" if unjudged else "was compared"
@@ -199,9 +203,8 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
         agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
     if not counts.get("close"):
         return sentence.describe_match(counts, None, agree) + steps + beside.describe_uncompared(matched, True)
-    hidden = sentence.describe_hidden_optimizer(_hidden(matched, judgement))
-    uncompared = beside.describe_uncompared(matched, optimizer=not hidden)
-    return sentence.describe_match(counts, _worst(matched, judgement), agree) + hidden + steps + uncompared
+    uncompared = beside.describe_uncompared(matched, optimizer=not judgement.unsupported)
+    return sentence.describe_match(counts, _worst(matched, judgement), agree) + steps + uncompared
 
 
 def _worst(matched: Matched, judgement: Judgement) -> str:
@@ -225,16 +228,21 @@ def _worst(matched: Matched, judgement: Judgement) -> str:
     return "; ".join(parts)
 
 
-def _hidden(matched: Matched, judgement: Judgement, until: int | None = None) -> float | None:
-    """Return the largest tolerance up to a step that is due to unrecorded parameters; None if there is none."""
-    rows = [row for row, rule in enumerate(judgement.rule) if rule == UNSEEN_PARAMETERS]
-    steps = matched.reference.step[matched.alignment.reference[rows]]
-    allowed = [
-        float(judgement.tolerance[row])
-        for row, step in zip(rows, steps.tolist(), strict=True)
-        if judgement.status[row] == "close" and (until is None or step <= until)
-    ]
+def _hidden(matched: Matched, judgement: Judgement, until: int) -> float | None:
+    """Return the largest tolerance up to a step that is due to unrecorded parameters; None if no pair needed it."""
+    rows = sorted(judgement.unsupported)
+    steps = matched.reference.step[matched.alignment.reference[rows]].tolist()
+    allowed = [float(judgement.tolerance[row]) for row, step in zip(rows, steps, strict=True) if step <= until]
     return max(allowed, default=None)
+
+
+def _unsupported(matched: Matched, judgement: Judgement) -> str:
+    """Say that noise of parameters that were not recorded may explain what differs, or may not."""
+    rows = np.array(sorted(judgement.unsupported))
+    left, ours = matched.reference, matched.alignment.reference[rows]
+    worst = int(np.argmax(matched.measures.rel_l2[rows]))
+    off, key = float(matched.measures.rel_l2[rows[worst]]), str(left.key(int(ours[worst])))
+    return sentence.describe_unsupported(len(rows), int(left.step[ours].min()), off, key)
 
 
 def _other_steps(matched: Matched, until: int | None = None) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "describe_unrelated",
     "describe_unseen_parameters",
     "describe_unseen_start",
+    "describe_unsupported",
     "describe_worst",
     "forward_agrees",
     "listed",
@@ -233,6 +234,22 @@ def describe_hidden_optimizer(allowed: float | None) -> str:
     return (
         f" Parameters were not recorded: up to {rounded(allowed)} was allowed for gradient noise that an optimizer "
         'magnifies. This may hide a wrong optimizer: capture kinds=(..., "param").'
+    )
+
+
+def describe_unsupported(pairs: int, step: int, off: float, worst: str) -> str:
+    """Say that the verdict is open, because parameters were not recorded and differences depend on them.
+
+    >>> describe_unsupported(1, 1, 3e-5, "layer:output:0")
+    'Cannot tell whether the runs match: from step 1 on, 1 pair is off by 3e-5 (layer:output:0). That may be gradient
+    noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with optimizer=, or
+    kinds=(..., "param").'
+    """
+    which = f"{pairs:,} pairs are off by up to" if pairs > 1 else "1 pair is off by"
+    return (
+        f"Cannot tell whether the runs match: from step {step} on, {which} {rounded(off)} ({worst}). That may be gradient "
+        "noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with optimizer=, "
+        'or kinds=(..., "param").'
     )
 
 

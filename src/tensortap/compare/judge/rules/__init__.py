@@ -68,10 +68,16 @@ class Rule:
     applies: Callable[[JudgedPair], bool]
     amount: Callable[[JudgedPair], float]
     """The relative error that it allows."""
+    for_unrecorded: bool = False
+    """Whether it allows for something that was not recorded, and by far more than if it were. A match that needs it is
+    none: the records do not show whether the difference is noise or a mistake."""
 
 
-def find_tolerance(pair: JudgedPair) -> tuple[float, str]:
-    """Return the relative error that a pair is allowed, and the name of the rule that allows it."""
+def find_tolerance(pair: JudgedPair, recorded_alone: bool = False) -> tuple[float, str]:
+    """Return the relative error that a pair is allowed, and the name of the rule that allows it.
+
+    recorded_alone: leave out what is allowed for something that was not recorded.
+    """
     if pair.row in pair.evidence.pairs.masks:
         return 0.0, SAME_MASK
     if pair.policy.fixed:
@@ -79,6 +85,8 @@ def find_tolerance(pair: JudgedPair) -> tuple[float, str]:
         return pair.policy.fixed_tolerance(pair.l2, elements), _AS_GIVEN
     allowed, name = pair.base, ROUNDING
     for rule in RULES:
+        if recorded_alone and rule.for_unrecorded:
+            continue
         if rule.applies(pair) and (amount := rule.amount(pair)) > allowed:
             allowed, name = amount, rule.name
     return allowed, name
@@ -238,5 +246,6 @@ RULES: tuple[Rule, ...] = (
         UNSEEN_PARAMETERS,
         _is_of("output", "input"),
         lambda pair: pair.evidence.noise_of_unrecorded_parameters(pair.row),
+        for_unrecorded=True,
     ),
 )
