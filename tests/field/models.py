@@ -6,220 +6,44 @@ A third of the families is held out: rules of the comparison are never tuned on 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
+from .building import (
+    CLASSIFIED,
+    HEADS,
+    IMAGES,
+    INNER,
+    LAYERS,
+    PLAIN,
+    TEXT,
+    UNPADDED,
+    WIDTH,
+    WINDOW,
+    WITH_ROUTER,
+    WORDS,
+    Batch,
+    Family,
+    Loss,
+    captioned,
+    classified,
+    decoder,
+    efficientnet,
+    encoder,
+    fused_or_not,
+    hf,
+    outer_loss,
+    own_loss,
+    pictures,
+    seeing,
+    speech,
+    tv,
+)
+from .newer_models import NEWER
 
-WORDS, LENGTH, ROWS, CLASSES = 96, 12, 4, 5
-WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
-WINDOW = 7  # every query sees a token: what attention makes of none at all differs by implementation
-
-Batch = dict[str, Tensor]
-Loss = Callable[[nn.Module, Batch], Tensor]
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: how to build it, what it is fed, and how its loss is computed."""
-
-    build: Callable[[str], nn.Module]
-    """Takes the attention implementation."""
-    batch: Callable[[torch.Generator], Batch]
-    loss: Loss
-    attention: bool = True
-    """Whether it can run with another attention implementation."""
-    held_out: bool = False
-    micros: int = 1
-    dropout: bool = False
-    """Whether it draws random numbers in its forward."""
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def language(random: torch.Generator, *, pad: int = 0) -> Batch:
-    """Tokens, their mask, and labels that leave the padding out."""
-    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
-    mask = (torch.arange(LENGTH) < torch.tensor([LENGTH, 9, LENGTH, 6])[:, None]).long()
-    return {
-        "input_ids": tokens.masked_fill(mask == 0, pad),
-        "attention_mask": mask,
-        "labels": tokens.masked_fill(mask == 0, -100),
-    }
-
-
-def unpadded(random: torch.Generator) -> Batch:
-    """Tokens without a mask."""
-    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
-    """Tokens, their mask, and a class for each row."""
-    batch = language(random, pad=pad)
-    return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
-
-
-def pictures(random: torch.Generator, *, rows: int = ROWS, size: int = 32) -> Batch:
-    """Images and their classes."""
-    return {
-        "pixel_values": torch.randn(rows, 3, size, size, generator=random),
-        "labels": torch.randint(CLASSES, (rows,), generator=random),
-    }
-
-
-def speech(random: torch.Generator) -> Batch:
-    return {
-        "input_features": torch.randn(ROWS, 8, 24, generator=random),
-        "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
-    }
-
-
-def captioned(random: torch.Generator) -> Batch:
-    batch = language(random)
-    del batch["labels"]
-    batch["input_ids"][:, 5] = WORDS - 1  # the token whose state stands for the sentence
-    return batch | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
-
-
-def own_loss(model: nn.Module, batch: Batch, **options: Any) -> Tensor:
-    """The model computes its loss itself, as those of transformers do."""
-    loss: Tensor = model(**batch, **options).loss
-    return loss
-
-
-def outer_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss is computed outside the model."""
-    return F.cross_entropy(model(batch["pixel_values"]).float(), batch["labels"])
-
-
-# --- families ---------------------------------------------------------------------------------------------------------
-
-
-def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Module:
-    import transformers
-
-    config = transformers.AutoConfig.for_model(kind, **options)
-    model: nn.Module = getattr(transformers, head).from_config(config, attn_implementation=attention)
-    return model
-
-
-def hf(kind: str, head: str = "AutoModelForCausalLM", **options: Any) -> Callable[[str], nn.Module]:
-    """A model of transformers, built from its configuration alone."""
-    return functools.partial(_transformers, kind, head, **options)
-
-
-def decoder(kind: str, **options: Any) -> Callable[[str], nn.Module]:
-    """A decoder whose configuration has the usual names."""
-    usual = {
-        "vocab_size": WORDS,
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "use_cache": False,
-    }
-    return hf(kind, **(usual | options))
-
-
-def encoder(kind: str, **options: Any) -> Callable[[str], nn.Module]:
-    usual = {
-        "vocab_size": WORDS,
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 40,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "num_labels": CLASSES,
-    }
-    return hf(kind, "AutoModelForSequenceClassification", **(usual | options))
-
-
-def seeing(kind: str, **options: Any) -> Callable[[str], nn.Module]:
-    return hf(kind, "AutoModelForImageClassification", num_labels=CLASSES, **options)
-
-
-def _torchvision(name: str, attention: str, **options: Any) -> nn.Module:
-    _prepare_torchvision()
-    from torchvision import models
-
-    model: nn.Module = getattr(models, name)(num_classes=CLASSES, **options)
-    return model
-
-
-@functools.cache
-def _prepare_torchvision() -> Any:
-    """Declare the operators that torchvision looks for on import, where its build and torch's do not fit together."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        import sys
-
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return library
-    return None
-
-
-def tv(name: str, **options: Any) -> Callable[[str], nn.Module]:
-    """A model of torchvision."""
-    return functools.partial(_torchvision, name, **options)
-
-
-def _timm(name: str, attention: str, **options: Any) -> nn.Module:
-    _prepare_torchvision()
-    import timm
-
-    model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
-    return model
-
-
-def _fused_or_not(name: str, attention: str, **options: Any) -> nn.Module:
-    """timm's attention has a switch of its own."""
-    model = _timm(name, attention, **options)
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = attention == "sdpa"
-    return model
-
-
-def _efficientnet(attention: str) -> nn.Module:
-    """torchvision's, with three short stages."""
-    _prepare_torchvision()
-    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
-
-    stages = [MBConvConfig(1, 3, 1, 8, 8, 1), MBConvConfig(4, 3, 2, 8, 16, 2), MBConvConfig(4, 5, 2, 16, 24, 2)]
-    model: nn.Module = EfficientNet(stages, dropout=0.0, stochastic_depth_prob=0.0, num_classes=CLASSES)
-    return model
-
-
-_TEXT = functools.partial(Family, batch=language, loss=own_loss)
-_UNPADDED = functools.partial(Family, batch=unpadded, loss=own_loss)
-_CLASSES = functools.partial(Family, batch=classified, loss=own_loss)
-_IMAGES = functools.partial(Family, batch=pictures, loss=own_loss)
-_PLAIN = functools.partial(Family, batch=pictures, loss=outer_loss, attention=False)
-
-_WITH_ROUTER = functools.partial(own_loss, output_router_logits=True)
+__all__ = ["FAMILIES", "Batch", "Family", "Loss"]
 
 FAMILIES: dict[str, Family] = {
-    "llama": _TEXT(decoder("llama", num_key_value_heads=2), micros=2),
-    "gpt2": _TEXT(
+    "llama": TEXT(decoder("llama", num_key_value_heads=2), micros=2),
+    "gpt2": TEXT(
         hf(
             "gpt2",
             vocab_size=WORDS,
@@ -234,8 +58,8 @@ FAMILIES: dict[str, Family] = {
         ),
         dropout=True,
     ),
-    "bert": _CLASSES(encoder("bert", hidden_dropout_prob=0.1), dropout=True),
-    "t5": _TEXT(
+    "bert": CLASSIFIED(encoder("bert", hidden_dropout_prob=0.1), dropout=True),
+    "t5": TEXT(
         hf(
             "t5",
             "AutoModelForSeq2SeqLM",
@@ -252,13 +76,13 @@ FAMILIES: dict[str, Family] = {
         attention=False,
         micros=2,
     ),
-    "mistral": _TEXT(decoder("mistral", num_key_value_heads=2, sliding_window=WINDOW)),
-    "qwen2": _TEXT(decoder("qwen2", num_key_value_heads=2, tie_word_embeddings=True)),
-    "mixtral": _TEXT(
+    "mistral": TEXT(decoder("mistral", num_key_value_heads=2, sliding_window=WINDOW)),
+    "qwen2": TEXT(decoder("qwen2", num_key_value_heads=2, tie_word_embeddings=True)),
+    "mixtral": TEXT(
         decoder("mixtral", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
-        loss=_WITH_ROUTER,
+        loss=WITH_ROUTER,
     ),
-    "gemma2": _TEXT(
+    "gemma2": TEXT(
         decoder(
             "gemma2",
             num_key_value_heads=2,
@@ -271,8 +95,8 @@ FAMILIES: dict[str, Family] = {
         ),
         attention=False,
     ),
-    "opt": _UNPADDED(decoder("opt", ffn_dim=INNER, dropout=0.0, word_embed_proj_dim=WIDTH)),
-    "bloom": _TEXT(
+    "opt": UNPADDED(decoder("opt", ffn_dim=INNER, dropout=0.0, word_embed_proj_dim=WIDTH)),
+    "bloom": TEXT(
         hf(
             "bloom",
             vocab_size=WORDS,
@@ -284,7 +108,7 @@ FAMILIES: dict[str, Family] = {
         ),
         attention=False,
     ),
-    "vit": _IMAGES(
+    "vit": IMAGES(
         seeing(
             "vit",
             hidden_size=WIDTH,
@@ -324,21 +148,21 @@ FAMILIES: dict[str, Family] = {
         speech,
         own_loss,
     ),
-    "deberta": _CLASSES(
+    "deberta": CLASSIFIED(
         encoder("deberta-v2", pos_att_type=["p2c", "c2p"], relative_attention=True, pad_token_id=0), attention=False
     ),
-    "resnet": _PLAIN(
+    "resnet": PLAIN(
         seeing("resnet", embedding_size=8, hidden_sizes=[8, 16, 24], depths=[1, 2, 1], layer_type="basic"),
         loss=own_loss,
     ),
-    "mobilenet_v2": _PLAIN(
+    "mobilenet_v2": PLAIN(
         tv("mobilenet_v2", width_mult=0.25, dropout=0.0), batch=functools.partial(pictures, rows=8, size=64)
     ),
-    "convnext": _PLAIN(
+    "convnext": PLAIN(
         seeing("convnext", hidden_sizes=[16, 24, 32, 32], depths=[1, 1, 2, 1], image_size=32, drop_path_rate=0.0),
         loss=own_loss,
     ),
-    "swin": _IMAGES(
+    "swin": IMAGES(
         seeing(
             "swin",
             embed_dim=16,
@@ -352,22 +176,22 @@ FAMILIES: dict[str, Family] = {
         attention=False,
     ),
     # --- held out
-    "qwen3": _TEXT(decoder("qwen3", num_key_value_heads=2, head_dim=8), held_out=True, micros=2),
-    "phi": _UNPADDED(decoder("phi", resid_pdrop=0.0, embd_pdrop=0.0), held_out=True),
-    "gpt_neox": _TEXT(decoder("gpt_neox", rotary_pct=0.5, hidden_dropout=0.0), held_out=True),
-    "falcon": _TEXT(
+    "qwen3": TEXT(decoder("qwen3", num_key_value_heads=2, head_dim=8), held_out=True, micros=2),
+    "phi": UNPADDED(decoder("phi", resid_pdrop=0.0, embd_pdrop=0.0), held_out=True),
+    "gpt_neox": TEXT(decoder("gpt_neox", rotary_pct=0.5, hidden_dropout=0.0), held_out=True),
+    "falcon": TEXT(
         decoder("falcon", alibi=False, multi_query=True, parallel_attn=True, new_decoder_architecture=False),
         held_out=True,
     ),
-    "gemma3": _TEXT(
+    "gemma3": TEXT(
         decoder("gemma3_text", num_key_value_heads=2, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8),
         held_out=True,
     ),
     "roberta": Family(
         encoder("roberta", pad_token_id=1), functools.partial(classified, pad=1), own_loss, held_out=True
     ),
-    "olmoe": _TEXT(
-        decoder("olmoe", num_experts=4, num_experts_per_tok=2, norm_topk_prob=True), loss=_WITH_ROUTER, held_out=True
+    "olmoe": TEXT(
+        decoder("olmoe", num_experts=4, num_experts_per_tok=2, norm_topk_prob=True), loss=WITH_ROUTER, held_out=True
     ),
     "clip": Family(
         hf(
@@ -396,13 +220,13 @@ FAMILIES: dict[str, Family] = {
         functools.partial(own_loss, return_loss=True),
         held_out=True,
     ),
-    "mamba": _TEXT(
+    "mamba": TEXT(
         hf("mamba", vocab_size=WORDS, hidden_size=WIDTH, state_size=4, num_hidden_layers=LAYERS, use_cache=False),
         attention=False,
         held_out=True,
     ),
-    "efficientnet": _PLAIN(_efficientnet, held_out=True),
-    "tv_swin": _PLAIN(
+    "efficientnet": PLAIN(efficientnet, held_out=True),
+    "tv_swin": PLAIN(
         tv(
             "SwinTransformer",
             patch_size=[2, 2],
@@ -416,7 +240,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "timm_vit": Family(
         functools.partial(
-            _fused_or_not,
+            fused_or_not,
             "vit_tiny_patch16_224",
             img_size=32,
             patch_size=8,
@@ -428,4 +252,4 @@ FAMILIES: dict[str, Family] = {
         outer_loss,
         held_out=True,
     ),
-}
+} | NEWER

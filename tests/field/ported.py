@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 import tensortap as tt
 
+from .building import CLASSES, tv
 from .measuring import Bench, Outcome, right_outcome
-from .models import CLASSES, tv
 
 ROWS, SIZE, STEPS = 4, 64, 2
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .building import WINDOW
 from .running import Training
 
 
@@ -160,3 +161,35 @@ def base_of_rotary(base: float) -> Callable[[Tensor], Tensor]:
         return base ** -(torch.arange(len(inverse)) / len(inverse))
 
     return change
+
+
+def rotary_of_halves(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """Pairs halves, where the tables are for neighbours, in GPT-J's layout."""
+    sin, cos = (torch.cat((table, table), -1)[:, :, None, :] for table in (sin, cos))
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def rotary_of_first_half(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Pairs halves, where the model pairs neighbours and turns a part of each head."""
+    width = cos.shape[-1]
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+
+    def turned(x: Tensor) -> Tensor:
+        part, rest = x[..., :width], x[..., width:]
+        half = torch.cat((-part[..., width // 2 :], part[..., : width // 2]), -1)
+        return torch.cat((part * cos + half * sin, rest), -1)
+
+    return turned(q), turned(k)
+
+
+def alternating(tensor: Tensor) -> Tensor:
+    """1, -1, 1, ..."""
+    return 1 - 2 * (torch.arange(tensor.numel()) % 2).to(tensor.dtype)
+
+
+def narrower_window(bias: Tensor) -> Tensor:
+    """A local mask that hides one more token of the past."""
+    return bias & torch.ones_like(bias).triu(2 - WINDOW)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from .decoders import DECODERS
 from .encoders import ENCODERS
 from .held_out import HELD_OUT
+from .newer_decoders import NEWER_DECODERS
+from .newer_encoders import NEWER_ENCODERS
+from .newer_held_out import NEWER_HELD_OUT
 from .vision import VISION
 
-MISTAKES = [*DECODERS, *ENCODERS, *VISION, *HELD_OUT]
+MISTAKES = [*DECODERS, *ENCODERS, *VISION, *HELD_OUT, *NEWER_DECODERS, *NEWER_ENCODERS, *NEWER_HELD_OUT]

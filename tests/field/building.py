@@ -1,0 +1,215 @@
+"""What families of models are made of: data, losses, and builders for models with tiny configurations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch import Tensor, nn
+
+WORDS, LENGTH, ROWS, CLASSES = 96, 12, 4, 5
+WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
+WINDOW = 7  # every query sees a token: what attention makes of none at all differs by implementation
+
+Batch = dict[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: how to build it, what it is fed, and how its loss is computed."""
+
+    build: Callable[[str], nn.Module]
+    """Takes the attention implementation."""
+    batch: Callable[[torch.Generator], Batch]
+    loss: Loss
+    attention: bool = True
+    """Whether it can run with another attention implementation."""
+    held_out: bool = False
+    micros: int = 1
+    dropout: bool = False
+    """Whether it draws random numbers in its forward."""
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def language(random: torch.Generator, *, pad: int = 0) -> Batch:
+    """Tokens, their mask, and labels that leave the padding out."""
+    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
+    mask = (torch.arange(LENGTH) < torch.tensor([LENGTH, 9, LENGTH, 6])[:, None]).long()
+    return {
+        "input_ids": tokens.masked_fill(mask == 0, pad),
+        "attention_mask": mask,
+        "labels": tokens.masked_fill(mask == 0, -100),
+    }
+
+
+def unpadded(random: torch.Generator) -> Batch:
+    """Tokens without a mask."""
+    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
+    """Tokens, their mask, and a class for each row."""
+    batch = language(random, pad=pad)
+    return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
+
+
+def pictures(random: torch.Generator, *, rows: int = ROWS, size: int = 32) -> Batch:
+    """Images and their classes."""
+    return {
+        "pixel_values": torch.randn(rows, 3, size, size, generator=random),
+        "labels": torch.randint(CLASSES, (rows,), generator=random),
+    }
+
+
+def speech(random: torch.Generator) -> Batch:
+    return {
+        "input_features": torch.randn(ROWS, 8, 24, generator=random),
+        "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
+    }
+
+
+def captioned(random: torch.Generator) -> Batch:
+    batch = language(random)
+    del batch["labels"]
+    batch["input_ids"][:, 5] = WORDS - 1  # the token whose state stands for the sentence
+    return batch | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def own_loss(model: nn.Module, batch: Batch, **options: Any) -> Tensor:
+    """The model computes its loss itself, as those of transformers do."""
+    loss: Tensor = model(**batch, **options).loss
+    return loss
+
+
+def outer_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss is computed outside the model."""
+    return F.cross_entropy(model(batch["pixel_values"]).float(), batch["labels"])
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **options)
+    model: nn.Module = getattr(transformers, head).from_config(config, attn_implementation=attention)
+    return model
+
+
+def hf(kind: str, head: str = "AutoModelForCausalLM", **options: Any) -> Callable[[str], nn.Module]:
+    """A model of transformers, built from its configuration alone."""
+    return functools.partial(_transformers, kind, head, **options)
+
+
+def decoder(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A decoder whose configuration has the usual names."""
+    usual = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "use_cache": False,
+    }
+    return hf(kind, **(usual | options))
+
+
+def encoder(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    usual = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": 40,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "num_labels": CLASSES,
+    }
+    return hf(kind, "AutoModelForSequenceClassification", **(usual | options))
+
+
+def seeing(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    return hf(kind, "AutoModelForImageClassification", num_labels=CLASSES, **options)
+
+
+def _torchvision(name: str, attention: str, **options: Any) -> nn.Module:
+    _prepare_torchvision()
+    from torchvision import models
+
+    model: nn.Module = getattr(models, name)(num_classes=CLASSES, **options)
+    return model
+
+
+@functools.cache
+def _prepare_torchvision() -> Any:
+    """Declare the operators that torchvision looks for on import, where its build and torch's do not fit together."""
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        import sys
+
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+def tv(name: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A model of torchvision."""
+    return functools.partial(_torchvision, name, **options)
+
+
+def _timm(name: str, attention: str, **options: Any) -> nn.Module:
+    _prepare_torchvision()
+    import timm
+
+    model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
+    return model
+
+
+def fused_or_not(name: str, attention: str, **options: Any) -> nn.Module:
+    """timm's attention has a switch of its own."""
+    model = _timm(name, attention, **options)
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = attention == "sdpa"
+    return model
+
+
+def efficientnet(attention: str) -> nn.Module:
+    """torchvision's, with three short stages."""
+    _prepare_torchvision()
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    stages = [MBConvConfig(1, 3, 1, 8, 8, 1), MBConvConfig(4, 3, 2, 8, 16, 2), MBConvConfig(4, 5, 2, 16, 24, 2)]
+    model: nn.Module = EfficientNet(stages, dropout=0.0, stochastic_depth_prob=0.0, num_classes=CLASSES)
+    return model
+
+
+TEXT = functools.partial(Family, batch=language, loss=own_loss)
+UNPADDED = functools.partial(Family, batch=unpadded, loss=own_loss)
+CLASSIFIED = functools.partial(Family, batch=classified, loss=own_loss)
+IMAGES = functools.partial(Family, batch=pictures, loss=own_loss)
+PLAIN = functools.partial(Family, batch=pictures, loss=outer_loss, attention=False)
+
+WITH_ROUTER = functools.partial(own_loss, output_router_logits=True)
