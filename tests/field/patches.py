@@ -12,13 +12,17 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from .models import Batch
+from support.training_changes import Apply, both, does, has, holds, reads, regroups, trains
+
 from .running import Training, usual_groups
 
-Apply = Callable[[Training], None]
+__all__ = [
+    "Apply", "attends", "both", "does", "edits", "has", "holds", "optimizes", "reads", "returns", "told", "trains",
+    "untied", "uses",
+]  # fmt: skip
+
 Change = Callable[[Tensor], Tensor]
 
 
@@ -46,16 +50,6 @@ def _edited(function: Any, old: str, new: str, names: dict[str, Any]) -> Functio
 def uses(module: str, method: str = "forward", **names: Any) -> Apply:
     """A module's method finds other functions under these global names."""
     return edits(module, f"def {method}(", f"def {method}(", method, **names)
-
-
-def does(module: str, function: Callable[..., Any], method: str = "forward") -> Apply:
-    """Replace the module's method by `function(module, ...)`."""
-
-    def apply(training: Training) -> None:
-        target = training.model.get_submodule(module)
-        setattr(target, method, MethodType(function, target))
-
-    return apply
 
 
 def returns(module: str, change: Change) -> Apply:
@@ -99,34 +93,11 @@ def attends(module: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
     return uses(module, ALL_ATTENTION_FUNCTIONS=_Attention(change))
 
 
-def has(module: str, **attributes: Any) -> Apply:
-    """Change plain attributes of the module."""
-
-    def apply(training: Training) -> None:
-        target = training.model.get_submodule(module)
-        for name, value in attributes.items():
-            assert hasattr(target, name), name
-            setattr(target, name, value)
-
-    return apply
-
-
 def told(module: str, method: str, *arguments: Any) -> Apply:
     """Call a method of the module beforehand: eval(), requires_grad_(False)."""
 
     def apply(training: Training) -> None:
         getattr(training.model.get_submodule(module), method)(*arguments)
-
-    return apply
-
-
-def holds(module: str, tensor: str, change: Change) -> Apply:
-    """Change the values of a parameter or buffer, as a bad checkpoint does."""
-
-    def apply(training: Training) -> None:
-        target = getattr(training.model.get_submodule(module), tensor)
-        with torch.no_grad():
-            target.copy_(change(target.clone()))
 
     return apply
 
@@ -141,41 +112,6 @@ def untied(module: str) -> Apply:
     return apply
 
 
-def trains(**options: Any) -> Apply:
-    """Change the training loop."""
-
-    def apply(training: Training) -> None:
-        for name, value in options.items():
-            assert hasattr(training, name), name
-            setattr(training, name, value)
-
-    return apply
-
-
 def optimizes(matters: Callable[[str, nn.Parameter], bool], options: dict[str, float] | None) -> Apply:
     """Some parameters get other options; with None, the optimizer does not get them."""
-
-    def groups(name: str, parameter: nn.Parameter) -> dict[str, float] | None:
-        usual = usual_groups(name, parameter)
-        if not matters(name, parameter) or usual is None:
-            return usual
-        return None if options is None else usual | options
-
-    return trains(groups=groups)
-
-
-def reads(change: Callable[[Batch], Batch]) -> Apply:
-    """Change the data."""
-
-    def apply(training: Training) -> None:
-        training.batches = [[change(batch) for batch in micro] for micro in training.batches]
-
-    return apply
-
-
-def both(*applies: Apply) -> Apply:
-    def apply(training: Training) -> None:
-        for each in applies:
-            each(training)
-
-    return apply
+    return regroups(usual_groups, matters, options)
