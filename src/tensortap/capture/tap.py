@@ -21,6 +21,7 @@ from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.loop.recomputed import Recomputations
+from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recorder import Recorder
@@ -258,6 +259,8 @@ class Tap(Observer):
             loop_fact = self._run.writer.loop_fact
             self._loop = LoopBook(self._framework, self._tree, self._clock, loop_fact, [*kinds])
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
+            if "input" in kinds:
+                watcher.rows = InputRows(self._framework, loop_fact)
             if not set(GRADIENT_KINDS).isdisjoint(kinds):
                 watcher.detached = DetachedValues(self._framework, loop_fact)
                 watcher.recomputations = Recomputations(self._framework, self._clock, loop_fact)

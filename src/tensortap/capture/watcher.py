@@ -13,6 +13,7 @@ from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.gradients.shares import InputGradients, WatchedInput
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.recomputed import Recomputations
+from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.selection import Keep, Selection
@@ -69,6 +70,7 @@ class Watcher:
         """Called for every call whose plain arguments differ from those of the call before; see `RunWriter.called`."""
         self.recomputations: Recomputations | None = None
         """Compares recomputations with the calls that they repeat."""
+        self.rows: InputRows | None = None
         self.detached: DetachedValues | None = None
         """Notes which values autograd does not reach, where that is kept."""
         self.modes: Modes | None = None
@@ -175,6 +177,8 @@ class Watcher:
         self._record_pieces()
         if self.detached is not None:
             self.detached.end_step(self._clock.step)
+        if self.rows is not None:
+            self.rows.end_step(self._clock.step)
         if self.recomputations is not None:
             self.recomputations.end_step(self._clock.step)
         if self.modes is not None:
@@ -275,6 +279,8 @@ class Watcher:
             self._note_arguments(call, opened)
         if self.detached is not None:
             self.detached.entered(site, call, opened)
+        if call.opens and self.rows is not None:
+            self.rows.entered(call, opened)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
         return call

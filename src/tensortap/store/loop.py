@@ -12,6 +12,8 @@ until the next line with the same `fact` and `of`. Facts:
                                 that it reaches; other outputs
     recomputation  of a module  its code made another value in backward than in the first forward: module, micro, call,
                                 kind, path and rel_l2 of the value; written once for a module
+    rows        of ""           for each input in host memory, by micro step and path ("0.input_ids"): a digest of its
+                                rows, whatever their order
     random      of a generator  digest of its state at the start of the step; of "torch.cpu", "python", ...
     optimizer   of "0", ...     class, number of groups, clipping inside of it; of its place or key in optimizer=
     group       of "0.1", ...   settings of a parameter group, as the step used them: lr, betas, weight_decay, ...

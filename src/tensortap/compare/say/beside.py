@@ -7,12 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.rows import same_rows
 from tensortap.compare.align.settings import SettingDifferences, TieDifference
 from tensortap.compare.matching import Matched
 from tensortap.core.arguments import ArgumentDifference, in_words
+from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, display_name
 
-__all__ = ["attribute_notes", "describe_attributes", "describe_dtype", "describe_uncompared", "dtype_note", "tie_notes"]
+__all__ = [
+    "attribute_notes",
+    "describe_attributes",
+    "describe_dtype",
+    "describe_order",
+    "describe_uncompared",
+    "dtype_note",
+    "tie_notes",
+]
 
 _FEW, _MOST_ATTRIBUTES = 3, 3
 _EVERYWHERE = 0.25
@@ -65,6 +75,15 @@ def dtype_note(matched: Matched) -> list[str]:
     where = f"{len(changed):,} of {len(alignment.reference):,} pairs have" if len(changed) > 1 else "one pair has"
     key = left.key(int(alignment.reference[first]))
     return [f"{where} other dtypes, the first is {key}: {ours} in the reference and {theirs} in the candidate"]
+
+
+def describe_order(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the model was given the reference's rows in another order."""
+    if first.cause is not Cause.INPUT or first.row is None or matched.plan is not None:
+        return ""
+    if not same_rows(matched.reference, matched.candidate, matched.alignment, first.row):
+        return ""
+    return " It has the same rows in another order: check how the data are shuffled."
 
 
 def describe_dtype(first: Finding, matched: Matched) -> str:

@@ -170,7 +170,7 @@ def _sentence(
 def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings) + describe_loop(first, matched.settings.loop)
-    settings += describe_uncleared(first, matched)
+    settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
     return settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
 
 

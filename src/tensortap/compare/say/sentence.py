@@ -240,16 +240,14 @@ def describe_hidden_optimizer(allowed: float | None) -> str:
 def describe_unsupported(pairs: int, step: int, off: float, worst: str) -> str:
     """Say that the verdict is open, because parameters were not recorded and differences depend on them.
 
-    >>> describe_unsupported(1, 1, 3e-5, "layer:output:0")
-    'Cannot tell whether the runs match: from step 1 on, 1 pair is off by 3e-5 (layer:output:0). That may be gradient
-    noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with optimizer=, or
-    kinds=(..., "param").'
+    >>> describe_unsupported(1, 1, 3e-5, "fc · output 0").partition(". ")[0]
+    'Cannot tell whether the runs match: from step 1 on, 1 pair is off by 3.0e-5 (fc · output 0)'
     """
     which = f"{pairs:,} pairs are off by up to" if pairs > 1 else "1 pair is off by"
     return (
-        f"Cannot tell whether the runs match: from step {step} on, {which} {rounded(off)} ({worst}). That may be gradient "
-        "noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with optimizer=, "
-        'or kinds=(..., "param").'
+        f"Cannot tell whether the runs match: from step {step} on, {which} {rounded(off)} ({worst}). That may be "
+        "gradient noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with "
+        'optimizer=, or kinds=(..., "param").'
     )
 
 

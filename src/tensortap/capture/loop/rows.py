@@ -1,0 +1,41 @@
+"""Notes a digest of the rows that each micro step reads, whatever their order: another order of the same data shows.
+
+The notes become the loop fact `rows`, at the end of each step. Tensors on a device are left out: reading them would
+make the host wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensortap.capture.clock import ModuleCall
+from tensortap.capture.flatten import Opened
+from tensortap.core.interrupts import suppress_errors
+from tensortap.frameworks.base import Framework
+from tensortap.kernels.summary.row_order import digest_of_rows
+
+__all__ = ["InputRows"]
+
+
+class InputRows:
+    """Collects the rows of the model's inputs over a step."""
+
+    def __init__(self, framework: Framework, write: Callable[[int, str, str, Mapping[str, Any]], None]) -> None:
+        self._framework = framework
+        self._write = write
+        self._found: dict[str, str] = {}
+
+    def entered(self, call: ModuleCall, opened: Opened) -> None:
+        """Note the inputs of a call that opens a micro step."""
+        with suppress_errors():
+            for path, tensor in opened.tensors:
+                if self._framework.device_reader(tensor) is None:
+                    digest = digest_of_rows(self._framework.host(tensor))
+                    if digest is not None:
+                        self._found[f"{call.micro}.{path}"] = f"{digest:016x}"
+
+    def end_step(self, step: int) -> None:
+        if self._found:
+            self._write(step, "rows", "", dict(self._found))
+        self._found.clear()
