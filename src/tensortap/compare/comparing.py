@@ -9,8 +9,10 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from tensortap.compare.align.alignment import Renames, one_module_each
-from tensortap.compare.align.ranks import unpaired_ranks
+from tensortap.compare.align.ranks import UnpairedRanks, unpaired_ranks
 from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadable_tensors
+from tensortap.compare.join.evidence import ParallelEvidence
+from tensortap.compare.join.joining import join_runs
 from tensortap.compare.judge.attribution import attribute
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement, judge
@@ -79,10 +81,11 @@ def open_comparison(
     if not renames and rules is None:
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
+    reference, candidate, joining = join_runs(reference, candidate, options, renames)
     plan = plan_of(reference, candidate, renames, rules)
 
     def judged(plan: ModelMapping | None) -> _Judged:
-        matched = match(reference, candidate, renames, options, options.progress, device, plan)
+        matched = match(reference, candidate, renames, options, options.progress, device, plan, joining)
         pairs = pairs_of(matched)
         noise = as_one(noise_of(matched, options, opened, device), pairs.row_gain)
         policy = Policy(options.rtol, options.atol, noise, mapped=frameworks_differ(reference, candidate))
@@ -104,13 +107,16 @@ def open_comparison(
     builder = matched.finding_builder(judgement, structure)
     missing = find_missing_gradients(matched, structure, judgement.affected_calls)
     extra = {**find_recomputations(matched), **find_extra_gradients(matched, structure)}
+    parallel = ParallelEvidence.of(joining, matched)
+    extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
+    born = parallel.explained(born, structure)
     if born and not (missing or extra):
         unread = find_unread(judgement, pairs, structure, born)
         judgement, born = unread.without(judgement), [] if unread.rows else born
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
-    unpaired = unpaired_ranks(matched, options.ranks)
+    unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)
     precision = NO_PRECISION
     others = calls_with_other_values(matched, structure, renames)
     if (truth := truth_of(matched, options, others, opened, device)) is not None:
@@ -119,7 +125,10 @@ def open_comparison(
             builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])
         )
     comparison = conclude(
-        matched, judgement, born, policy, renames, missing, extra, unpaired, doubts=doubts, precision=precision
+        *(matched, judgement, born, policy, renames, missing, extra, unpaired),
+        doubts=doubts,
+        precision=precision,
+        parallel=parallel,
     )
     sources = (reference_source, candidate_source, *options.noise, options.truth)
     in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)

@@ -16,6 +16,9 @@ from tensortap.compare.align.settings import SettingDifferences
 from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation
 from tensortap.compare.align.splits import OtherSplits, without_other_splits
 from tensortap.compare.align.step_gradients import complete_step_gradients
+from tensortap.compare.join.joining import NOT_JOINED, Joining
+from tensortap.compare.join.norms import fill_norms, withdraw_guesses, withdraw_other_parts
+from tensortap.compare.join.scaling import NO_SCALING, Scaling, find_scaling
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.lost_masks import find_lost_masks
@@ -73,6 +76,8 @@ class Matched:
     """Modules of one side that include what the other side has in separate modules."""
     splits: OtherSplits = field(default_factory=lambda: OtherSplits({}))
     """Steps that the sides split into other numbers of micro batches."""
+    scaling: Scaling = NO_SCALING
+    """The factor between the gradients of sides that split a batch over other numbers of ranks."""
 
     @cached_property
     def allowances(self) -> dict[int, Allowance]:
@@ -175,6 +180,7 @@ def match(
     progress: Callable[[int, int], None] | None,
     device: PairDevice | None,
     plan: ModelMapping | None = None,
+    joining: Joining = NOT_JOINED,
 ) -> Matched:
     """Align and measure. With `until_first`, pairs after the first divergence stay unmeasured."""
     left = Side(reference, _scope(options, None, candidate))
@@ -192,7 +198,12 @@ def match(
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     alignment, splits = without_other_splits(left, right, alignment)
+    if joining:
+        alignment = joining.without_unjoined(left, right, alignment)
+    scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
     measures = prepare(left, right, alignment)
+    fill_norms(measures, left, right, alignment)
+    withdraw_other_parts(measures, left, right, alignment)
     tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
     for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
@@ -203,7 +214,8 @@ def match(
     open_pairs = np.setdiff1d(open_pairs, list(measures.masks))
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan, repeated, fusions, splits)
+    withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
+    found = Matched(left, right, alignment, measures, plan, repeated, fusions, splits, scaling)
     stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
         progress = None  # the total is unknown
@@ -215,6 +227,7 @@ def match(
         for pair, measure in measured:
             measures.take(pair, measure)
         _remeasure_edges(found, part, tolerances)
+        withdraw_guesses(measures, left, right, alignment, part)
         if stops and _diverges(found, last, options):
             break
     return found

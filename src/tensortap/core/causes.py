@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["CAUSES", "CONTAINER_CAUSES", "OUTSIDE_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
+__all__ = ["CAUSES", "CONTAINER_CAUSES", "LAYOUT_CAUSES", "OUTSIDE_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
 
 
 class Cause(str, Enum):
@@ -73,10 +73,55 @@ class Cause(str, Enum):
     LESS_EXACT = "less_exact"
     """A module rounds more than the reference's: it is within tolerance, but further from the truth."""
 
+    REPLICA = "replica"
+    """A rank holds another value than the replicas of it on other ranks."""
+    STALE_REPLICA = "stale_replica"
+    """A rank still holds an earlier value, while its replicas were updated."""
+    LAYOUT = "layout"
+    """The parts that ranks hold do not cover the whole once."""
+    MISSING_REDUCTION = "missing_reduction"
+    """Each rank holds a summand where the reduced value belongs."""
+    REPEATED_REDUCTION = "repeated_reduction"
+    """A value was summed over ranks that hold the whole sum already."""
+    MEAN_FOR_SUM = "mean_for_sum"
+    """A value was averaged over ranks where it should be summed."""
+    SWAPPED_RANKS = "swapped_ranks"
+    """Ranks hold the parts that belong to other ranks."""
+    INTERLEAVING = "interleaving"
+    """Parts that are fused into one tensor, such as query, key and value, are interleaved in another way."""
+    EXPERT_PLACEMENT = "expert_placement"
+    """A module holds the parameters of another expert."""
+    STAGE_OFFSET = "stage_offset"
+    """A module holds the parameters of another layer: the numbering of a pipeline stage is off."""
+    PADDING = "padding"
+    """Padding, as of a vocabulary, takes part in the computation."""
+    SEQUENCE_ORDER = "sequence_order"
+    """The ranks hold the positions of a sequence in another order."""
+    GRADIENT_SCALE = "gradient_scale"
+    """All gradients, also those that the optimizer uses, are scaled by one factor."""
+
     def __str__(self) -> str:
         return str(self.value)  # versions of Python differ in what they print for such an enum
 
 
+LAYOUT_CAUSES = frozenset(
+    {
+        Cause.REPLICA,
+        Cause.STALE_REPLICA,
+        Cause.LAYOUT,
+        Cause.MISSING_REDUCTION,
+        Cause.REPEATED_REDUCTION,
+        Cause.MEAN_FOR_SUM,
+        Cause.SWAPPED_RANKS,
+        Cause.INTERLEAVING,
+        Cause.EXPERT_PLACEMENT,
+        Cause.STAGE_OFFSET,
+        Cause.PADDING,
+        Cause.SEQUENCE_ORDER,
+        Cause.GRADIENT_SCALE,
+    }
+)
+"""Causes that only runs of several ranks have."""
 PARAMETER_CAUSES = frozenset({Cause.PARAMETER_AT_START, Cause.PARAMETER_CHANGED, Cause.OPTIMIZER})
 """Causes that are about a parameter's value: no module computed it."""
 OUTSIDE_CAUSES = frozenset(
@@ -290,5 +335,75 @@ CAUSES: dict[Cause, CauseWording] = {
         "less exact than the reference",
         "{name} {how} the reference's: in {where}, {value} is {distances}.",
         "in {where}, its {path} is further from the exact result",
+    ),
+    Cause.REPLICA: CauseWording(
+        "replica that differs",
+        "{ranks} of {count} replicas of {record} {verb} {since} {step}: {fact}.",
+        "{ranks} of {count} replicas of {record} {verb} {since} {step}",
+    ),
+    Cause.STALE_REPLICA: CauseWording(
+        "replica that was not updated",
+        "{ranks} of {count} replicas of {record} {verb} {since} {step}: {fact}.",
+        "{ranks} of {count} replicas of {record} {verb} {since} {step}",
+    ),
+    Cause.LAYOUT: CauseWording(
+        "parts that do not make up the whole",
+        "The ranks do not hold {record} once: {fact}.",
+        "its ranks do not hold {record} once",
+    ),
+    Cause.MISSING_REDUCTION: CauseWording(
+        "missing reduction",
+        "{name}: in {where}, each of the {count} {axis} ranks holds a partial sum; {fact}: an all-reduce is "
+        "missing{pass}.",
+        "in {where}, each of the {count} {axis} ranks holds a partial sum; {fact}",
+    ),
+    Cause.REPEATED_REDUCTION: CauseWording(
+        "repeated reduction",
+        "{name}: in {where}, {record} is {count} times the reference's on each of the {count} {axis} ranks: it is "
+        "summed over {axis} once too often{pass}.",
+        "in {where}, {record} is {count} times the reference's",
+    ),
+    Cause.MEAN_FOR_SUM: CauseWording(
+        "mean instead of a sum",
+        "{name}: in {where}, {record} is 1/{count} of the reference's on each of the {count} {axis} ranks: it is "
+        "averaged over {axis} where it must be summed{pass}.",
+        "in {where}, {record} is 1/{count} of the reference's",
+    ),
+    Cause.SWAPPED_RANKS: CauseWording(
+        "parts on the wrong ranks",
+        "{name}: in {where}, the {count} {axis} ranks hold the parts of {record} in another order: {fact}.",
+        "in {where}, the {count} {axis} ranks hold the parts of {record} in another order",
+    ),
+    Cause.INTERLEAVING: CauseWording(
+        "other interleaving",
+        "{name}: in {where}, {record} has the reference's numbers in another order over the {count} {axis} ranks: "
+        "{fact}.",
+        "in {where}, {record} is interleaved in another way",
+    ),
+    Cause.EXPERT_PLACEMENT: CauseWording(
+        "expert on the wrong rank",
+        "{name}: in {where}, {record} is not its own: {fact}. Check which experts each {axis} rank holds.",
+        "in {where}, {record} is that of another expert",
+    ),
+    Cause.STAGE_OFFSET: CauseWording(
+        "layer of another stage",
+        "{name}: in {where}, {record} is not its own: {fact}. Check the first layer of each {axis} stage.",
+        "in {where}, {record} is that of another layer",
+    ),
+    Cause.PADDING: CauseWording(
+        "padding that takes part",
+        "{name}: in {where}, padding of {record} takes part in the computation: {fact}.",
+        "in {where}, padding of {record} takes part in the computation",
+    ),
+    Cause.SEQUENCE_ORDER: CauseWording(
+        "other order of the sequence",
+        "{name}: in {where}, the {count} {axis} ranks hold the positions of {record} in another order: {fact}.",
+        "in {where}, the {axis} ranks hold the positions of {record} in another order",
+    ),
+    Cause.GRADIENT_SCALE: CauseWording(
+        "all gradients scaled",
+        "{agrees} gradients are scaled: in {where}, all of them are {fact} times the reference's, also those that the "
+        "optimizer uses: check the averaging of the loss over {axis} ranks.",
+        "in {where}, all gradients are {fact} times the reference's",
     ),
 }

@@ -39,6 +39,7 @@ __all__ = [
     "HealthReport",
     "Key",
     "Kind",
+    "LayoutFact",
     "Location",
     "PairStatus",
     "Phase",
@@ -278,6 +279,22 @@ class TruthErrors:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutFact:
+    """What the ranks of a parallel run have to do with a finding."""
+
+    axis: str
+    """The axis of the mesh; empty if it is not known."""
+    ranks: tuple[int, ...]
+    """The ranks that are wrong, or that hold the parts."""
+    count: int
+    """How many ranks hold a part, a summand or a replica along the axis."""
+    words: str = ""
+    """What they hold, as the end of a sentence."""
+    residual: float = float("nan")
+    """How far off the explanation is, relative to the reference's record; NaN if it is exact or was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A record that is wrong although its sources are right, with the cause and the module to inspect."""
 
@@ -287,7 +304,8 @@ class Finding:
     status: str
     """diverged | nonfinite | shape; for gradients also missing (only the reference has it) and extra (only the
     candidate has it); imprecise if it is within tolerance, and further from a truth than the reference's;
-    recomputed if the candidate's recomputation made another value than its own first forward"""
+    recomputed if the candidate's recomputation made another value than its own first forward; replica if ranks that
+    should hold the same value do not; layout if the parts that its ranks hold do not make up the whole"""
     cause: Cause
     """The code that made it wrong."""
     difference: Difference | None
@@ -312,6 +330,8 @@ class Finding:
     """Its row in `Comparison.table`; None if only one side has the record."""
     truth: TruthErrors | None = None
     """How far both sides are from the truth, if one was given."""
+    layout: LayoutFact | None = None
+    """The axis and ranks that are to blame, if the cause is one of parallel layouts."""
 
     @property
     def module(self) -> str:

@@ -30,7 +30,8 @@ def health(
     details: number of tensors to inspect element by element, for `HealthReport.details`.
 
     The verdict is "healthy", "suspicious", or "empty" if there is no record. Suspicious are NaN and Inf, layers that
-    explode or vanish, and layers that are zero in every step; `tensortap.health.diagnosis` has the exact definitions.
+    explode or vanish, layers that are zero in every step, and ranks whose replicas differ;
+    `tensortap.health.diagnosis` has the exact definitions.
 
     >>> report = tensortap.health("runs/a")
     >>> print(report)

@@ -35,6 +35,7 @@ from tensortap.compare.judge.structure import Structure
 from tensortap.compare.sources import Source, open_source
 from tensortap.core import dtypes
 from tensortap.core.records import GRADIENT_KINDS, HEALTH_STATUSES, HealthFinding, HealthReport, display_name
+from tensortap.health.replicas import LAYOUT, REPLICA, find_layout_problems
 
 __all__ = ["FAR", "GROWN", "open_health_report"]
 
@@ -52,7 +53,7 @@ _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _POLICY = (
     "Suspicious: a NaN or Inf, an element beyond half of its dtype's range (but for masks), a root mean square "
     f"{FAR:,.0f} times larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, "
-    "or all zeros"
+    "or all zeros; ranks whose replicas of a value differ, or whose parts of a tensor do not make it up"
 )
 _WORDS = {
     "nonfinite": "has {nan:,} NaN and {inf:,} Inf among {elements:,} elements",
@@ -71,7 +72,8 @@ def open_health_report(
     """Return the report, and an inspector of its records that works as long as the run is open."""
     side = Side(open_source(source, opened), scope)
     status = _judge(side)
-    births = [*_recomputed(side), *_births(side, status)]
+    of_ranks, notes = find_layout_problems(side)
+    births = [*of_ranks, *_recomputed(side), *_births(side, status)]
     inspector = RecordDetails(side)
     counts = Counter(HEALTH_STATUSES[code] for code in status.tolist())
     found = HealthReport(
@@ -82,10 +84,11 @@ def open_health_report(
         births=births,
         counts=counts,
         table=_table(side, status, [birth.row for birth in births]),
+        notes=notes,
     )
     if details and len(side):
         looked = list(inspector.details([birth.row for birth in births], details))
-        found = replace(found, details=looked, notes=unreadable_tensors(looked))
+        found = replace(found, details=looked, notes=[*notes, *unreadable_tensors(looked)])
     return found, inspector
 
 
@@ -309,6 +312,8 @@ def _sentence(births: Sequence[HealthFinding], side: Side, status: Codes) -> str
     first = next((birth for birth in births if birth.status == "nonfinite"), births[0])
     cls = f" ({first.cls})" if first.cls else ""
     what = f"{first.key.kind} {first.key.path} of {display_name(first.key.module)}{cls} in step {first.key.step}"
+    if first.status in (REPLICA, LAYOUT):
+        return f"{first.text}."
     if first.status == RECOMPUTED:
         return f"A recomputation differs: {what} {first.text}. A random state, or a mode such as autocast, was lost."
     if first.status == "nonfinite":

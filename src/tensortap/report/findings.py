@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.core.arguments import as_json
-from tensortap.core.records import Comparison, Finding, TruthErrors, display_name
+from tensortap.core.records import Comparison, Finding, LayoutFact, TruthErrors, display_name
 from tensortap.report import pairs
 from tensortap.report.wording import clean, plural
 
@@ -43,6 +43,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
             for path, ours, theirs in finding.arguments
         ],
         "truth": None if finding.truth is None else _truth_object(finding.truth),
+        "layout": None if finding.layout is None else _layout_object(finding.layout),
         **measured,
     }
 
@@ -55,6 +56,10 @@ def _truth_object(truth: TruthErrors) -> dict[str, Any]:
         "roundings": truth.roundings,
         "exact": truth.exact,
     }
+
+
+def _layout_object(fact: LayoutFact) -> dict[str, Any]:
+    return {"axis": fact.axis, "ranks": list(fact.ranks), "count": fact.count, "residual": fact.residual}
 
 
 def first_row(comparison: Comparison) -> dict[str, Any] | None:

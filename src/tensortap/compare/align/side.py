@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.compare.join.bands import Assembly
+from tensortap.compare.join.source import joined_source
 from tensortap.core.records import ALL_FROZEN, PHASES, Key, display_name
 from tensortap.core.sketches import FULL, of_one_size
 from tensortap.store import Run
@@ -86,6 +89,9 @@ def has_evaluation(run: Run) -> bool:
 class Side:
     """The records of a run that take part, in order of rank and execution."""
 
+    _scales: Mapping[int, float] = MappingProxyType({})
+    """Factors of records that were recorded in another scale, by row."""
+
     def __init__(self, run: Run, scope: Scope) -> None:
         self.run = run
         patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
@@ -94,6 +100,8 @@ class Side:
         phases = TRAINING_PHASES if scope.training_only and has_evaluation(run) else None
         chosen = Filter(module=matching, kind=scope.kinds, step=steps, phase=phases)
         everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps, phases))
+        kinds = (scope.kinds,) if isinstance(scope.kinds, str) else scope.kinds
+        self._chosen: tuple[Container[Any] | None, ...] = (matching, kinds, steps, phases)
         self.is_selection = scope.modules is not None or scope.kinds is not None
         """Whether modules or kinds were left out on purpose."""
         self.without_evaluation = phases is not None
@@ -116,6 +124,14 @@ class Side:
     def __len__(self) -> int:
         return len(self.row)
 
+    def takes(self, key: Key) -> bool:
+        """Whether a record of this identity would take part."""
+        chosen = self._chosen
+        return all(
+            wanted is None or value in wanted
+            for wanted, value in zip(chosen, (key.module, key.kind, key.step, key.phase), strict=True)
+        )
+
     def __getattr__(self, name: str) -> Any:
         """Return a column of numbers, read on first use."""
         if name.startswith("_") or name == "table" or name not in self.table.column_names:
@@ -126,7 +142,7 @@ class Side:
 
     def replace(self, table: Any, row: Ints, rank: Ints) -> None:
         """Replace all records by others of the same run; what was read from the old ones is forgotten."""
-        kept = {name: vars(self)[name] for name in ("run", "is_selection", "without_evaluation", "ranks")}
+        kept = {name: vars(self)[name] for name in ("run", "is_selection", "without_evaluation", "ranks", "_chosen")}
         vars(self).clear()
         vars(self).update(kept, table=table, row=row, rank=rank)
 
@@ -238,7 +254,38 @@ class Side:
     @cached_property
     def reordered(self) -> Bools:
         """Whether the conversion reorders the elements, so that digest and sketch do not apply."""
-        return np.zeros(len(self), bool)
+        joined = joined_source(self.run)
+        if joined is None or not joined.without_positions:
+            return np.zeros(len(self), bool)
+        found: Bools = np.isin(joined.groups[self.row], list(joined.without_positions))
+        return found
+
+    @cached_property
+    def pieced(self) -> Bools:
+        """Whether a tensor is stored in several pieces, by several ranks."""
+        joined = joined_source(self.run)
+        return np.zeros(len(self), bool) if joined is None else joined.pieced[self.row]
+
+    def assembly(self, row: int) -> Assembly | None:
+        """Return the pieces of a tensor; None if it is stored in one."""
+        joined = joined_source(self.run)
+        if joined is None or not self.pieced[row]:
+            return None
+        found = joined.assembly(int(self.row[row]))
+        return replace(found, weight=found.weight * self._scales.get(row, 1.0))
+
+    def rescale(self, rows: Ints, factor: float) -> None:
+        """Multiply records of a joined run by a factor, wherever their values are read. Bits are then unknown."""
+        for name in ("min", "max", "mean", "std", "l1", "l2"):
+            column = np.array(getattr(self, name), np.float64)
+            column[rows] *= factor
+            setattr(self, name, column)
+        digest = np.array(getattr(self, "digest"))  # noqa: B009 - a column, which only __getattr__ knows
+        digest[rows] = ~digest[rows]
+        pieced = self.pieced.copy()
+        pieced[rows] = True
+        vars(self).update(digest=digest, pieced=pieced)
+        self._scales = {**self._scales, **dict.fromkeys(rows.tolist(), factor)}
 
     def shape(self, row: int) -> tuple[int, ...]:
         return tuple(self.shapes[row].as_py())
@@ -267,9 +314,15 @@ class Side:
             else:
                 which.append(np.full(len(own), -1))
         matrices = of_one_size(matrices) or [np.empty((0, FULL), np.float32)]
-        return np.concatenate(matrices) if len(matrices) > 1 else matrices[0], np.concatenate(
-            which
-        ) if which else np.empty(0, np.int64)
+        matrix = np.concatenate(matrices) if len(matrices) > 1 else matrices[0]
+        places = np.concatenate(which) if which else np.empty(0, np.int64)
+        if not self._scales or not matrix.size:
+            return matrix, places
+        rows = np.array([row for row in self._scales if places[row] >= 0], np.int64)
+        factors = np.array([self._scales[row] for row in rows.tolist()], np.float32)
+        scaled = matrix[places[rows]] * factors[:, None]
+        places[rows] = len(matrix) + np.arange(len(rows))
+        return np.concatenate([matrix, scaled]), places
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
         """Return (path, offset, bytes) of records whose bytes were stored."""
@@ -280,7 +333,10 @@ class Side:
 
     def array(self, row: int) -> npt.NDArray[Any]:
         """Load the tensor of one record."""
-        return self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
+        found = self.run.load(self.run.at(int(self.rank[row]), int(self.row[row])))
+        if row not in self._scales:
+            return found
+        return (found.astype(np.float64) * self._scales[row]).astype(found.dtype)
 
 
 def hash_of_shape(shape: tuple[int, ...]) -> int:

@@ -44,12 +44,17 @@ class OnDevice:
         with TaskReader() as small_reader, _Reader() as reader:
             line = _Line(self._device, max(self._piece, _LARGEST_CHUNK) + ALIGNED, reader, gather)
             for batch in batches(gather.expect(tasks), self._piece):
-                worth = [task.elements > 0 and task.nbytes >= self._least for _, task in batch]
+                worth = [self._is_worth_it(task) for _, task in batch]
                 for number, task in compress(batch, worth):
                     yield from line.put(number, task)
                 small = [each for each, large in zip(batch, worth, strict=True) if not large]
                 yield from gather.add(small, work(small, small_reader))
             yield from line.finish()
+
+    def _is_worth_it(self, task: Task) -> bool:
+        """Whether a device measures a task faster. Tensors in pieces are gathered by the CPU, which measures them."""
+        in_pieces = task.reference.whole is not None or task.candidate.whole is not None
+        return task.elements > 0 and task.nbytes >= self._least and not in_pieces
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.join.bands import Assembly, read_range
 from tensortap.core import dtypes
 from tensortap.core.machine import cores
 from tensortap.errors import UsageError
@@ -51,6 +52,8 @@ class Span:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    whole: Assembly | None = None
+    """The pieces of the tensor, if several ranks stored it; then the range above stands for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,8 @@ class TaskReader:
         nbytes = task.elements * dtype.itemsize
         if not nbytes:
             return np.empty(0, dtype)
+        if span.whole is not None:
+            return read_range(self._files, span.whole, span.dtype, task.start, task.start + task.elements)
         data = self._files.view(span.name, span.offset + task.start * dtype.itemsize, nbytes)
         return np.frombuffer(data, np.uint8).view(dtype)
 

@@ -57,10 +57,14 @@ class Measures:
     masks: dict[int, MaskDifference] = field(default_factory=dict)
     """Pairs of masks that were compared by what they hide."""
 
+    withdrawn: set[int] = field(default_factory=set)
+    """Pairs that are not of the same elements, so that nothing is known of their difference."""
+
     @property
     def open(self) -> npt.NDArray[np.int64]:
         """Pairs that are not known to be equal by their digests."""
-        return np.flatnonzero(~self.equal & ~self.reshaped)
+        found = np.flatnonzero(~self.equal & ~self.reshaped)
+        return np.setdiff1d(found, list(self.withdrawn)) if self.withdrawn else found
 
     @property
     def nonfinite(self) -> Bools:
@@ -75,6 +79,7 @@ class Measures:
         found |= edges & (ours["inf"] + ours["edge"] != theirs["inf"] + theirs["edge"])
         found[[pair for pair, difference in self.differences.items() if _misplaced(difference)]] = True
         found[list(self.masks)] = False
+        found[list(self.withdrawn)] = False
         return found
 
     def take(self, pair: int, measure: PairMeasure) -> None:
@@ -133,7 +138,7 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
         same_dtype = same_dtype[reference.dtype.codes[left], candidate.dtype.codes[right]]
     reshaped = reference.shape_hash[left] != candidate.shape_hash[right]
     equal = (reference.digest[left] == candidate.digest[right]) & same_dtype & ~reshaped if len(left) else reshaped
-    equal &= ~candidate.reordered[right]
+    equal &= ~(candidate.reordered[right] | reference.reordered[left])
     count = len(left)
     zeros = np.where(equal, 0.0, np.nan)
     return Measures(
@@ -156,7 +161,7 @@ def estimate(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[Any]
 ) -> None:
     """Estimate pairs from their sketches, for tensors that were not stored on both sides."""
-    reordered = candidate.reordered[alignment.candidate[pairs]]
+    reordered = candidate.reordered[alignment.candidate[pairs]] | reference.reordered[alignment.reference[pairs]]
     _bound(measures, pairs[reordered], OTHER_LAYOUT)
     pairs = pairs[~reordered]
     if not len(pairs):
@@ -180,7 +185,7 @@ def _from_distance(measures: Measures, pairs: npt.NDArray[Any], apart: Floats, e
     ours, theirs = (measures.sides[name]["l2"][pairs] for name in ("reference", "candidate"))
     with np.errstate(divide="ignore", invalid="ignore"):
         # The norms are exact, and the distance is at least their difference.
-        apart = np.maximum(apart, np.abs(ours - theirs))
+        apart = np.fmax(apart, np.abs(ours - theirs))  # the norm of a sum over ranks is not known
         relative = np.where(ours > 0, apart / ours, np.where(apart > 0, np.inf, 0.0))
         closeness = 1 - (apart**2 - (ours - theirs) ** 2) / (2 * ours * theirs)
     measures.rel_l2[pairs] = relative

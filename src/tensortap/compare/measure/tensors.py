@@ -147,4 +147,4 @@ def _in_memory(
 def _spans(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[Span]:
     dtypes = side.dtype.at(rows)
     for row, dtype, (path, offset, nbytes) in zip(rows.tolist(), dtypes, side.locations(rows), strict=True):
-        yield Span(path, dtype, side.shape(row), offset, nbytes)
+        yield Span(path, dtype, side.shape(row), offset, nbytes, side.assembly(row))

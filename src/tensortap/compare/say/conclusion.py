@@ -13,6 +13,7 @@ from tensortap.compare.align.calls import argument_notes
 from tensortap.compare.align.incomplete import incomplete_runs
 from tensortap.compare.align.ranks import UnpairedRanks, other_worlds
 from tensortap.compare.align.side import Side
+from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEvidence
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.recomputations import changed_recomputations
@@ -53,6 +54,7 @@ def conclude(
     isolated: bool = False,
     doubts: Doubts = NO_DOUBTS,
     precision: Precision = NO_PRECISION,
+    parallel: ParallelEvidence = NO_PARALLEL_EVIDENCE,
 ) -> Comparison:
     """Build the comparison from the judgement and the births.
 
@@ -61,6 +63,7 @@ def conclude(
     unpaired: ranks that were not compared; without a divergence elsewhere, they make the verdict "incomparable".
     isolated: every module ran on the reference's own inputs.
     precision: what a truth says about both sides.
+    parallel: what joining the ranks of both sides found.
     """
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     rows = alignment.reference
@@ -75,7 +78,7 @@ def conclude(
     if one_sided:
         counts["unmatched"] = one_sided
     pairs = len(rows)
-    incomplete = incomplete_runs(matched)
+    incomplete = ", and ".join(filter(None, (incomplete_runs(matched), parallel.unjudged())))
     verdict: Verdict = "diverged" if births else "incomparable" if unpaired or incomplete else "match"
     judged = pairs > counts["unjudged"]
     ours, theirs = matched.splits.left_out
@@ -105,8 +108,9 @@ def conclude(
     if less_exact and verdict == "match":
         verdict = "imprecise"
         said = f"{describe_less_exact(less_exact, _several(matched))} Within tolerance, {said[0].lower()}{said[1:]}"
-    notes = [*guessed, *([unpaired.note()] if unpaired else []), *_notes(matched, judgement, renames, births)]
-    if not unpaired and not isolated and (worlds := other_worlds(left.run, right.run)):
+    notes = [*guessed, *([unpaired.note()] if unpaired else []), *parallel.notes(births)]
+    notes += _notes(matched, judgement, renames, births)
+    if not unpaired and not isolated and not parallel.joining and (worlds := other_worlds(left.run, right.run)):
         notes.append(f"{worlds}; only ranks with records were compared")
     if matched.splits.micros and too_few:
         notes.append(matched.splits.words())
@@ -123,7 +127,7 @@ def conclude(
         first=first,
         births=births,
         counts=dict(counts),
-        unmatched=_unmatched(matched),
+        unmatched=parallel.reasons(_unmatched(matched)),
         table=table_of(left, right, alignment, measures, judgement, [*born, *less_exact], precision.errors),
         policy=policy.described(),
         notes=notes,

@@ -33,6 +33,7 @@ __all__ = [
     "describe_unsupported",
     "describe_worst",
     "forward_agrees",
+    "layout_slots",
     "listed",
     "rounded",
 ]
@@ -87,6 +88,7 @@ def describe_divergence(
         "cut_by": f": {display_name(first.module)} cuts it off" if first.container is not None else "",
         "elsewhere": elsewhere if first.counterpart is not None else "",
         "sources": _sources(first, wording, ran_alike),
+        **layout_slots(first),
     }
     return wording.sentence.format(**slots)
 
@@ -103,6 +105,7 @@ def describe_isolated(
     slots["sent"] = f"the gradient at its input {first.key.path}"
     if first.key.kind == "grad_output":
         slots["sent"] = f"the gradient that {slots['name']} sends back to {slots['target']}"
+    slots |= layout_slots(first)
     slots["clause"] = wording.isolated.format(**slots)
     slots["more"] = _more_modules(births)
     verdict = wording.isolated_verdict.format(**slots)
@@ -134,6 +137,43 @@ def _slots(first: Finding, where: str, tensors: tuple[ComparedTensor, ComparedTe
         "target": f"{module}'s output" if key.kind == "grad_output" else f"its input {key.path}",
         "part": _PARTS.get(key.kind, ""),
         "value": f"{key.kind} {key.path}" + (f" of {module}" if first.container is not None else ""),
+    }
+
+
+_RECORDS = {
+    "param": "parameter {path}",
+    "buffer": "buffer {path}",
+    "param_grad": "the gradient of {path}",
+    "step_grad": "the gradient of {path} that the optimizer uses",
+    "grad_output": "the gradient at its output {path}",
+    "grad_input": "the gradient at its input {path}",
+    "input": "its input {path}",
+    "output": "its output {path}",
+}
+
+
+def layout_slots(finding: Finding) -> dict[str, str]:
+    """Return what the wording of causes of parallel layouts may name."""
+    fact = finding.layout
+    if fact is None:
+        return {}
+    key, many = finding.key, len(fact.ranks) > 1
+    record = _RECORDS.get(key.kind, "{path}").format(path=key.path)
+    if finding.status in ("replica", "layout"):  # the sentence does not begin with the module
+        record = f"{display_name(key.module)} {key.kind} {key.path}"
+        record = _full(finding) if key.kind in ("param", "buffer") else record
+    elif key.kind == "grad_output" and finding.container is not None:
+        record = f"the gradient that it sends back to {display_name(key.module)}"
+    backward = key.phase == "backward" or key.kind == "step_grad"
+    return {
+        "axis": fact.axis or "parallel",
+        "ranks": f"{'Ranks' if many else 'Rank'} {listed(fact.ranks)}",
+        "verb": "differ" if many else "differs",
+        "since": "since step",
+        "count": f"{fact.count:,}",
+        "fact": fact.words,
+        "record": record,
+        "pass": " in backward" if backward else "",
     }
 
 

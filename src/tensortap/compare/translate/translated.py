@@ -51,7 +51,7 @@ class Translated(Side):
     def __init__(self, own: Side, plan: ModelMapping, kinds_known: bool = True, fusions: Fusions | None = None) -> None:
         """Against a checkpoint, which does not know its buffers from its parameters, all are parameters."""
         self._fusions = fusions or Fusions()
-        self.run, self.ranks, self.own = own.run, own.ranks, own
+        self.run, self.ranks, self.own, self._chosen = own.run, own.ranks, own, own._chosen
         self._kinds_known = kinds_known
         self._made_by: dict[str, list[tuple[str, LayoutConversion]]] = {}
         for made, reading in plan.tensor_matches.conversions.items():

@@ -11,7 +11,7 @@
                 counterpart     the candidate's name of the module at fault, if it differs
                 rank, cls, status                              status is diverged | nonfinite | shape, or, of a gradient
                                                                that only one side has, missing | extra; recomputed;
-                                                               imprecise
+                                                               replica; layout; imprecise
                                                                if it is within tolerance, and less exact
                 cause           the code that made it wrong, one of the values of `core.causes.Cause`: output,
                                 container_code, optimizer, missing_gradient, ...
@@ -21,6 +21,7 @@
                 tolerance, row_tolerance, rule                 the tolerance, that of one row, and the rule
                 arguments       plain arguments in which the call of the module at fault differs: path, reference and
                                 candidate of each, as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
+                layout          null, or what ranks of a parallel run have to do with it: axis, ranks, count, residual
                 truth           null, or how far both sides are from a truth: of, reference, candidate, roundings, exact
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
                 candidate_value, max_ulp, mismatched, row_rel_l2, row_index

@@ -1,0 +1,12 @@
+"""Join the records of several ranks to records of whole tensors, before two runs are aligned.
+
+geometry.py     boxes in a whole: do they cover it once?
+pieces.py       the rows of all ranks as columns, with their identities and placements
+layout.py       the layout of each identity: shards, replicas and partial sums; replicas vote by digest
+source.py       a run of whole tensors over a run of many ranks
+bands.py        the bytes of a whole tensor, a range of positions at a time
+resolve.py      what only the other side can decide: tied votes, records without a placement
+scaling.py      a constant factor over all gradients
+hypotheses.py   the causes that only parallel layouts have
+findings.py     replicas, gaps and overlaps as findings
+"""

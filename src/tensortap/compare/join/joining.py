@@ -1,0 +1,124 @@
+"""Join the ranks of two runs before they are aligned, and report what could not be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from tensortap.compare.align.alignment import Alignment, Renames
+from tensortap.compare.align.side import Side
+from tensortap.compare.join.layout import Plan
+from tensortap.compare.join.pieces import Ints
+from tensortap.compare.join.resolve import OtherSide, key_of, resolve
+from tensortap.compare.join.source import JoinedSource, joined_source
+from tensortap.compare.options import ComparisonOptions
+from tensortap.core.records import Key
+from tensortap.store import Run
+
+__all__ = ["NOT_JOINED", "Joining", "Unjoined", "join_runs"]
+
+
+@dataclass(frozen=True)
+class Unjoined:
+    """A record of a whole tensor that its ranks do not make up."""
+
+    side: str
+    key: Key
+    cls: str
+    ranks: tuple[int, ...]
+    plan: Plan
+    recorded: bool
+    """Whether all ranks of the run were recorded, so that the layout itself is wrong."""
+
+    @property
+    def why(self) -> str:
+        """The reason, without a full stop."""
+        plan, covering = self.plan, self.plan.covering
+        if plan.unknown:
+            return plan.unknown
+        if plan.lacking:
+            return f"{plan.lacking:,} of its summands along {plan.reductions[0][0]} were not recorded"
+        if covering.doubled:
+            return f"{covering.doubled:,} of its {covering.elements:,} elements are held by several ranks"
+        return f"{covering.missing:,} of its {covering.elements:,} elements are held by no rank"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What joining the ranks of two runs found."""
+
+    sides: dict[str, JoinedSource] = field(default_factory=dict)
+    """The joined sides, by "reference" and "candidate"."""
+
+    def __bool__(self) -> bool:
+        return bool(self.sides)
+
+    def unjoined(self) -> Iterator[Unjoined]:
+        """Yield the records that could not be joined, by side."""
+        for side, joined in self.sides.items():
+            layout = joined.layout
+            bad = [bool(plan.unknown) or not plan.covering.once or plan.lacking > 0 for plan in layout.plans]
+            for group in layout.where(np.array(bad, bool)).tolist():
+                plan = layout.plan_of(group)
+                ranks = tuple(layout.pieces.rank[layout.members(group)].tolist())
+                yield Unjoined(side, Key(*key_of(layout, group)), "", ranks, plan, joined.is_recorded)
+
+    def without_unjoined(self, reference: Side, candidate: Side, alignment: Alignment) -> Alignment:
+        """Return the alignment without one-sided records whose counterpart could not be joined: it is not missing."""
+        keys: dict[str, set[Key]] = {"reference": set(), "candidate": set()}
+        for each in self.unjoined():
+            keys[each.side].add(each.key)
+        return replace(
+            alignment,
+            only_reference=_without(reference, alignment.only_reference, keys["candidate"]),
+            only_candidate=_without(candidate, alignment.only_candidate, keys["reference"]),
+        )
+
+
+NOT_JOINED = Joining()
+
+
+def _without(side: Side, rows: Ints, keys: set[Key]) -> Ints:
+    if not keys:
+        return rows
+    return np.array([row for row in rows.tolist() if side.key(row) not in keys], np.int64)
+
+
+def join_runs(reference: Run, candidate: Run, options: ComparisonOptions, renames: Renames) -> tuple[Run, Run, Joining]:
+    """Return both runs with the records of their ranks joined to those of whole tensors, where that is necessary.
+
+    Ranks that the caller selected are compared one by one, and so are runs of the same number of ranks without
+    placements.
+    """
+    if options.ranks is not None or not (_needs_joining(reference, candidate) or _needs_joining(candidate, reference)):
+        return reference, candidate, NOT_JOINED
+    sides = {"reference": JoinedSource(reference), "candidate": JoinedSource(candidate)}
+    runs = {name: Run(source) for name, source in sides.items()}
+    if options.mapping is None:
+        # Each side knows the other's names: the candidate's are renamed to the reference's.
+        back = _back(renames, sides["candidate"]) if renames else None
+        resolve(sides["candidate"], OtherSide(runs["reference"], back))
+        resolve(sides["reference"], OtherSide(runs["candidate"], renames if renames else None))
+    return runs["reference"], runs["candidate"], Joining(sides)
+
+
+def _back(renames: Renames, candidate: JoinedSource) -> Callable[[str], str]:
+    """Return the candidate's name of a module by the reference's."""
+    names = {spot[1] for spot in candidate.layout.pieces.spots}
+    return partial(_looked_up, {renames(name): name for name in names})
+
+
+def _looked_up(names: dict[str, str], name: str) -> str:
+    return names.get(name, name)
+
+
+def _needs_joining(run: Run, other: Run) -> bool:
+    if joined_source(run) is not None or run.is_checkpoint:
+        return False
+    if any(len(run.placements(rank)) for rank in run.ranks):
+        return True
+    worlds = [max(each.info.get("world") or 1, len(each.ranks)) for each in (run, other)]
+    return len(run.ranks) > 1 and worlds[0] != worlds[1]
