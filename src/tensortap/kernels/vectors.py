@@ -6,9 +6,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["add_signed", "greater", "lesser", "never_inlined", "pointer", "take"]
+__all__ = ["add_signed", "copy_bytes", "greater", "lesser", "never_inlined", "pointer", "take"]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -71,6 +72,18 @@ def add_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any) -> An
         return context.get_dummy_value()
 
     return types.void(like, types.intp, types.intp, types.uint32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy bytes between addresses that do not overlap. A loop in numba would copy them one by one."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
 
 
 def _choice(name: str) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from numba import carray, types
 from numba.extending import overload
 
-from tensortap.kernels.vectors import add_signed, greater, lesser, pointer, take
+from tensortap.kernels.vectors import add_signed, copy_bytes, greater, lesser, pointer, take
 
 __all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WEIGHTS", "WORK", "finish", "run", "team_entry"]
 
@@ -29,11 +29,11 @@ FIELDS = 16
 RECORD = FIELDS + 256
 """A chunk's result in 8-byte fields: the numbers below, then the sketch in float64."""
 _N, _NAN, _POSINF, _NEGINF, _ZEROS, _EDGE, _MIN, _MAX, _MEAN, _M2, _L1, _DIGEST = range(12)
-_RAW, _VALUES, _ORDINARY, _FEW, _SUMS, _SIGNS = (i * 8192 for i in range(6))
+_RAW, _VALUES, _ORDINARY, _FEW, _SUMS, _SIGNS, _PIECE, _PIECE_VALUES = (i * 8192 for i in range(8))
 WEIGHTS = 64
 """Offset of the digest's weights among the constants: 1024 bytes for each order of a line's groups in their slots.
 Elements of one byte have 128 orders, wider ones 64, 32 and 16."""
-SCRATCH = 6 * 8192
+SCRATCH = 8 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
 _FOLD = 8  # rows that are summed in float32 before the sums are added in float64: few enough to lose no precision
 _LARGE = 1e37  # a few such numbers overflow a float32 sum, so these rows are added one by one
@@ -299,11 +299,150 @@ def _fold(sums: Any, into: Any) -> None:
 
 
 @_compiled()
+def _piece_digest(raw: int, g: int, groups: int, row: int, moved: int, itemsize: int, constants: int) -> Any:
+    """Return the digest of neighbouring groups of one row of the whole, from group `g` on."""
+    golden = carray(pointer(constants + 8), 1, np.uint64)[0]
+    bits = 7  # log2 of the groups in a line; shifts, because divisions would take most of the time of a short piece
+    while (1 << (7 - bits)) < itemsize:
+        bits -= 1
+    of_line = 1 << bits
+    words_of_group = 2 * itemsize
+    weights = constants + WEIGHTS + 1024 * (256 - 2 * of_line) + (moved & (of_line - 1)) * 1024
+    digest = np.uint64(0)
+    end = g + groups
+    while g < end:
+        place = g & (of_line - 1)
+        some = min(of_line - place, end - g)
+        count = some * words_of_group
+        total = np.uint64(0)
+        if count == 256:
+            total = _digest(carray(pointer(raw), 256, np.uint32), carray(pointer(weights), 256, np.uint32))
+        else:
+            words = carray(pointer(raw), count, np.uint32)
+            weight = carray(pointer(weights + 4 * words_of_group * place), count, np.uint32)
+            for i in range(count):
+                total += np.uint64(words[i]) * np.uint64(weight[i])
+        digest += total * _line_hash(np.uint64(row * itemsize + ((g ^ moved) >> bits)), golden)
+        raw += 4 * count
+        g += some
+    return digest
+
+
+@_compiled()
+def _piece_sketch(like: Any, few: int, values: int, g: int, groups: int, row: int, moved: int, signs: Any) -> None:
+    """Add neighbouring groups of one row of the whole to the sums. `signs` are those of the groups, in their order."""
+    size = 8 * like.itemsize
+    shift = np.uint32(8 * (row & 3))
+    for i in range(groups):
+        slot = (g + i) ^ moved
+        add_signed(like, few + slot * size, values + i * size, np.uint32(signs[i] >> shift))
+
+
+@_compiled()
+def _piece_signs(row: int, g: int, groups: int, moved: int, seed: Any, out: Any) -> None:
+    """Compute the sign bits of neighbouring groups of one row of the whole."""
+    first = np.uint64(row >> 2) * np.uint64(128)
+    key = np.uint32(_mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
+    low = np.uint32(first)
+    for i in range(groups):
+        out[i] = _mix(np.uint32(np.uint32(low + np.uint32((g + i) ^ moved)) ^ key))
+
+
+@_compiled()
+def _shifted(source: int, count: int, shift: int, width: int, groups: int, target: int) -> int:
+    """Copy elements into zeros, `shift` elements from the start of whole groups, and return where the groups are."""
+    into = carray(pointer(target), groups * width, np.uint64)  # a group has 8 elements
+    for i in range(width):
+        into[i] = 0
+        into[(groups - 1) * width + i] = 0
+    copy_bytes(target + shift * width, source, count * width)
+    return target
+
+
+@_compiled()
+def _pieces(
+    raw: int,
+    values: int,
+    begin: int,
+    n: int,
+    runs: Any,
+    run: int,
+    signs_of: int,
+    itemsize: int,
+    like: Any,
+    scratch: int,
+    constants: int,
+) -> Any:
+    """Digest a row of the part and add it to the sums, piece by piece: neighbours in one row of the whole.
+
+    `begin` is the number of its first element in the part, `run` the run that has it, and `signs_of` the four rows of
+    the whole whose signs are in the scratch memory. Return the digest, the last run, and the new `signs_of`.
+    """
+    seeds = carray(pointer(constants), 2, np.uint32)
+    signs = carray(pointer(scratch + _SIGNS), 128, np.uint32)
+    full_signs = carray(pointer(scratch + _SIGNS + 1024), 128, np.uint32)
+    digest = np.uint64(0)
+    at, end = begin, begin + n
+    while at < end:
+        while runs[run + 1, 0] <= at:
+            run += 1
+        pos = runs[run, 1] + at - runs[run, 0]
+        inside = pos & (ROW - 1)
+        count = min(min(end, runs[run + 1, 0]) - at, ROW - inside)
+        row, g, shift = pos >> 10, inside >> 3, inside & 7
+        groups = (shift + count + 7) >> 3
+        source, numbers = raw + (at - begin) * itemsize, values + (at - begin) * like.itemsize
+        if shift != 0 or count & 7 != 0 or source & 7 != 0:
+            source = _shifted(source, count, shift, itemsize, groups, scratch + _PIECE)
+            numbers = _shifted(numbers, count, shift, like.itemsize, groups, scratch + _PIECE_VALUES)
+        moved = _moved(row, seeds[1])
+        digest += _piece_digest(source, g, groups, row, moved, itemsize, constants)
+        if groups == 128:
+            if row >> 2 != signs_of:
+                signs_of = row >> 2
+                _signs(row, seeds[0], full_signs)
+            _add(like, scratch + _FEW, numbers, full_signs, moved, row)
+        else:
+            _piece_signs(row, g, groups, moved, seeds[0], signs)
+            _piece_sketch(like, scratch + _FEW, numbers, g, groups, row, moved, signs)
+        at += count
+    return digest, run, signs_of
+
+
+@_compiled()
+def _find_run(runs: Any, element: int) -> int:
+    """Return the run that has an element of the part."""
+    low, high = 0, runs.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs[middle, 0] <= element:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@_compiled()
 def _chunk(
-    source: int, elements: int, first: int, layout: Any, like: Any, record: int, scratch: int, constants: int
+    source: int,
+    elements: int,
+    first: int,
+    layout: Any,
+    like: Any,
+    placed: Any,
+    record: int,
+    scratch: int,
+    constants: int,
 ) -> None:
-    """Summarise up to 256 rows, from row `first` on, into one record."""
+    """Summarise up to 256 rows, from row `first` on, into one record.
+
+    `placed` has the address and the number of the runs of a part of a whole; no address if it is the whole.
+    """
     itemsize, code, table = layout
+    runs_at, runs_count = placed
+    runs = carray(pointer(runs_at), (runs_count, 2), np.int64)
+    run = _find_run(runs, first * ROW) if runs_at != 0 else 0
+    signs_of = -1
     tables = constants + WEIGHTS + 1024 * (256 - 2 * (128 // itemsize))
     out = carray(pointer(record), FIELDS, np.float64)
     seeds = carray(pointer(constants), 2, np.uint32)
@@ -328,11 +467,12 @@ def _chunk(
             _load(start, n * itemsize, ROW * itemsize, scratch + _RAW)
             start = scratch + _RAW
         moved = _moved(row, seeds[1])
-        weights = carray(pointer(tables + moved % groups * 1024), 256, np.uint32)
-        for k in range(itemsize):
-            words = carray(pointer(start + k * 1024), 256, np.uint32)
-            line = np.uint64(row * itemsize + (k ^ (moved // groups)))
-            digest += _digest(words, weights) * _line_hash(line, golden)
+        if runs_at == 0:
+            weights = carray(pointer(tables + moved % groups * 1024), 256, np.uint32)
+            for k in range(itemsize):
+                words = carray(pointer(start + k * 1024), 256, np.uint32)
+                line = np.uint64(row * itemsize + (k ^ (moved // groups)))
+                digest += _digest(words, weights) * _line_hash(line, golden)
         at = start
         if code != _DIRECT:
             at = scratch + _VALUES
@@ -342,9 +482,15 @@ def _chunk(
             at = scratch + _VALUES
         if largest > _LARGE:
             _fold(few, sums)
-        if row % 4 == 0 or row == first:
-            _signs(row, seeds[0], signs)
-        _add(like, scratch + _FEW, at, signs, moved, row)
+        if runs_at != 0:
+            more, run, signs_of = _pieces(
+                start, at, row * ROW, n, runs, run, signs_of, itemsize, like, scratch, constants
+            )
+            digest += more
+        else:
+            if row % 4 == 0 or row == first:
+                _signs(row, seeds[0], signs)
+            _add(like, scratch + _FEW, at, signs, moved, row)
         if (row - first) % _FOLD == _FOLD - 1 or row == last - 1 or largest > _LARGE:
             _fold(few, sums)
     carray(pointer(record), FIELDS, np.uint64)[_DIGEST] = digest
@@ -366,8 +512,13 @@ def run(
     records: int,
     scratch: int,
     constants: int,
+    runs: int,
+    runs_count: int,
 ) -> None:
-    """Work on chunks, as numbers of the dtype of `like`, until none is left. Many threads may run it at once."""
+    """Work on chunks, as numbers of the dtype of `like`, until none is left. Many threads may run it at once.
+
+    `runs` is the address of `runs_count` rows of `PlacedRuns.table`; 0 for a whole tensor.
+    """
     chunks = (elements + CHUNK_ROWS * ROW - 1) // (CHUNK_ROWS * ROW)
     layout = (itemsize, code, table)
     while True:
@@ -375,7 +526,7 @@ def run(
         if chunk >= chunks:
             return
         record = records + chunk * RECORD * 8
-        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, record, scratch, constants)
+        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, (runs, runs_count), record, scratch, constants)
 
 
 @_entry
@@ -395,15 +546,15 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
         sketch[i] = out[FIELDS + i]
 
 
-WORK = 10
+WORK = 12
 """Arguments of a member of the team in 8-byte fields: those of `run` except `like` and `scratch`, then the scratch
 memory of all members and the counter of members."""
 
 
 @_compiled()
 def _member(work: Any, like: Any) -> None:
-    scratch = work[8] + take(work[9]) * SCRATCH
-    run(work[0], work[1], work[2], work[3], work[4], like, work[5], work[6], scratch, work[7])
+    scratch = work[10] + take(work[11]) * SCRATCH
+    run(work[0], work[1], work[2], work[3], work[4], like, work[5], work[6], scratch, work[7], work[8], work[9])
 
 
 def _narrow_member(arguments: Any) -> None:
