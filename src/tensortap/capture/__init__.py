@@ -38,6 +38,7 @@ def capture(
     on_nonfinite: str | None = None,
     ring: int | None = None,
     loss: str | None = None,
+    layout: str | Path | Mapping[str, Any] | None = None,
 ) -> Tap:
     """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`, and write its tensors to a folder.
 
@@ -78,6 +79,9 @@ def capture(
         exception leaves the block, if the loss jumps, or at `tap.keep()`. Patterns of `keep` may say "ring"; without
         one, all modules that keep a summary take part.
     loss: the output that is the loss, like "criterion" or "(root):loss". `tap.loss(value)` is another way to give it.
+    layout: in a run of several processes, where plain tensors between parallel layers sit in the whole, and the global
+        names of a stage's layers or a rank's experts: a TOML file, or a mapping of the same form. docs/parallel.md has
+        the notation. DTensor, FSDP, DDP, pipeline stages and Megatron's layers need none.
 
     Plain arguments of calls are kept as well, where they change.
 
@@ -95,6 +99,7 @@ def capture(
     >>> tensortap.compare(tap.run, "runs/a")
     """
     from tensortap.capture.incidents import IncidentOptions, ringed
+    from tensortap.capture.layout import read_layout
     from tensortap.capture.models import one_model
     from tensortap.capture.tap import Tap, TapOptions  # loads the writer, so only when needed
 
@@ -119,5 +124,6 @@ def capture(
         evaluation=evaluation,
         budget=budget,
         incidents=incidents,
+        layout=read_layout(layout),
     )
     return Tap(one_model(model), path, selection, options, optimizer)

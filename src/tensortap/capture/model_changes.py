@@ -83,7 +83,7 @@ class ModelChanges:
     def refresh(self) -> None:
         """Walk the model again, and hook what has changed."""
         self._watcher.stale = False
-        tree = Tree(self._framework, self._model, self._tree.eager, self._compiled)
+        tree = Tree(self._framework, self._model, self._tree.eager, self._compiled, self._tree.names)
         before = {site.name: site for site in self._tree.sites}
         chosen = [s for s in tree.sites if self._selection.wants_module(s.name, s.cls, s.owner)]
         self._tree = tree

@@ -25,7 +25,7 @@ from tensortap.capture.messages import say
 from tensortap.capture.model_changes import ModelChanges
 from tensortap.capture.modes import Modes
 from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.tree import Site, Tree
+from tensortap.capture.tree import NamesOf, Site, Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in
 from tensortap.core.presentation import CoverageRows
@@ -105,7 +105,7 @@ class Observer:
         self._closed = False
         self._optimizers: Optimizers | None = None
         self._model = model
-        self._tree = Tree(self._framework, model, bool(eager))
+        self._tree = Tree(self._framework, model, bool(eager), names=self._names_of(model))
         chosen = [s for s in self._tree.sites if selection.wants_module(s.name, s.cls, s.owner)]
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         selection.check_found(len(chosen), names, classes)
@@ -123,6 +123,10 @@ class Observer:
                 undo.callback(self._sink.close, "failed", "the hooks could not be placed", self._book)
                 self._watch(self._sink, [site.name for site in chosen], optimizer, undo)
             self._undo = undo.pop_all()
+
+    def _names_of(self, model: Any) -> NamesOf | None:
+        """Return what names the modules, if the model is a part of a larger one."""
+        return None
 
     def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
         self._watcher = self._new_watcher(sink, chosen)

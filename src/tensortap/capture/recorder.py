@@ -14,10 +14,12 @@ from typing import Any
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
+from tensortap.capture.placer import Placer
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.core import dtypes
+from tensortap.core.placement import Placement
 from tensortap.core.records import Key, Location, Record, Summary
 from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.device_reader import DeviceReader
@@ -42,6 +44,7 @@ class _SeenTensor:
     number: int
     summary: Summary
     location: Location | None = None
+    placement: Placement | None = None
 
     def alive(self) -> bool:
         return self.identity is not None and self.identity.alive()
@@ -96,6 +99,8 @@ class Recorder:
         self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
+        self.placer: Placer | None = None
+        """Finds where in a whole each tensor sits; None in a run of one process."""
         self.alarm: Alarm | None = None
         """Looks at every summary for NaN, Inf and the loss."""
         self.changed_unseen: set[str] = set()
@@ -117,6 +122,8 @@ class Recorder:
         This runs first for every tensor between the calls of a model. For most tensors on a device it is all that runs.
         """
         self._decided = None
+        if self.placer is not None:  # its position must be known while the tensor is at hand
+            return False
         if not self._device_readers:  # none is made here: a CUDA graph may be being captured
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
@@ -128,6 +135,9 @@ class Recorder:
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         decided, self._decided = self._decided, None
+        if self.placer is not None:
+            self._record_placed(tensor, key, site, keep)
+            return
         for device in self._device_readers:
             device.run_deferred()  # records have an order
         if (device_reader := self._framework.device_reader(tensor)) is None:
@@ -144,28 +154,41 @@ class Recorder:
         """
         for device in self._device_readers:
             device.run_deferred()
+        placement = self._place(tensor, key, site)
         gradients = self._gradients.pop((key.module, key.path), [])
         only = gradients[0] if len(gradients) == 1 else None
-        if (device_reader := self._framework.device_reader(tensor)) is None:
-            self._record_gradient_here(tensor, key, site, keep, only if isinstance(only, _SeenTensor) else None)
+        if placement is not None or (device_reader := self._framework.device_reader(tensor)) is None:
+            before = only if isinstance(only, _SeenTensor) else None
+            self._record_gradient_here(tensor, key, site, keep, before, placement)
         else:
             row = only[1] if isinstance(only, tuple) and only[0] is self._pending else None
             self._record_there(device_reader, key, site, keep, tensor, repeats=row)
 
     def _record_gradient_here(
-        self, tensor: Any, key: Key, site: Site, keep: Keep, gradient: _SeenTensor | None
+        self,
+        tensor: Any,
+        key: Key,
+        site: Site,
+        keep: Keep,
+        gradient: _SeenTensor | None,
+        placement: Placement | None = None,
     ) -> None:
         array = self._framework.host(tensor)
-        if gradient is None:
-            self._write_record(array, _SeenTensor(None, b"", next(self._numbers), summarize(array)), key, site, keep)
-            return
-        identity = self._framework.identity(tensor)
-        same = identity is not None and gradient.identity == identity and gradient.alive()
-        if same and gradient.probe == probe(array):
-            return
-        summary = summarize(array)
-        if summary.digest != gradient.summary.digest or summary.elements != gradient.summary.elements:
-            self._write_record(array, _SeenTensor(None, b"", next(self._numbers), summary), key, site, keep)
+        if gradient is not None and gradient.placement == placement:
+            identity = self._framework.identity(tensor)
+            same = identity is not None and gradient.identity == identity and gradient.alive()
+            if same and gradient.probe == probe(array):
+                return
+        else:
+            gradient = None
+        summary = summarize(array, placement=placement)
+        if (
+            gradient is None
+            or summary.digest != gradient.summary.digest
+            or summary.elements != gradient.summary.elements
+        ):
+            seen = _SeenTensor(None, b"", next(self._numbers), summary, placement=placement)
+            self._write_record(array, seen, key, site, keep)
 
     def _note_gradient(self, key: Key, seen: Any) -> None:
         """Take note of a param_grad, to recognise it in the optimizer's step."""
@@ -224,14 +247,32 @@ class Recorder:
         for device_reader in self._device_readers:
             device_reader.close()
 
-    def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+    def _record_placed(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        """Record a tensor of a run of several processes, whose position in the whole is found now."""
+        for device in self._device_readers:
+            device.run_deferred()
+        placement = self._place(tensor, key, site)
+        assert self.placer is not None
+        key = self.placer.key_in_whole(key)
+        if placement is None and (device_reader := self._framework.device_reader(tensor)) is not None:
+            self._record_there(device_reader, key, site, keep, tensor)
+        else:
+            self._record_here(tensor, key, site, keep, placement)
+
+    def _place(self, tensor: Any, key: Key, site: Site) -> Placement | None:
+        if self.placer is None:
+            return None
+        return self.placer.place(tensor, self._framework.local_shape(tensor), key, site)
+
+    def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep, placement: Placement | None = None) -> None:
         # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
         identity = None if key.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
         seen = probe(array) if identity is not None else b""
         known = self._seen_before(identity)
-        if known is None or known.probe != seen:
-            known = _SeenTensor(identity, seen, next(self._numbers), summarize(array))
+        if known is None or known.probe != seen or known.placement != placement:
+            summary = summarize(array, placement=placement)
+            known = _SeenTensor(identity, seen, next(self._numbers), summary, placement=placement)
             self._remember(known)
         if key.kind == "param_grad":
             self._note_gradient(key, known)
@@ -251,6 +292,7 @@ class Recorder:
                 tensor=known.number,
                 summary=known.summary,
                 location=known.location if keep != "summary" else None,
+                placement=known.placement,
             )
         )
         if self.alarm is not None:

@@ -17,6 +17,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
 from tensortap.capture.environment import describe_environment
 from tensortap.capture.incidents import IncidentOptions, Incidents
+from tensortap.capture.layout import Layout
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
@@ -24,9 +25,10 @@ from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
+from tensortap.capture.parallel import Parallel
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Selection
-from tensortap.capture.tree import Tree
+from tensortap.capture.tree import NamesOf, Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
@@ -62,6 +64,7 @@ class TapOptions:
     evaluation: bool = False
     budget: float | None = None
     incidents: IncidentOptions = field(default_factory=IncidentOptions)
+    layout: Layout = field(default_factory=Layout)
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -87,6 +90,7 @@ class RunSink:
         selection: Selection,
         options: TapOptions,
         lock: AbstractContextManager[Any],
+        parallel: Parallel,
     ) -> None:
         threads = framework.compute_threads(tree.sites[0].owner)
         rank = framework.rank()
@@ -126,6 +130,9 @@ class RunSink:
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
         self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
+        self._recorder.placer = parallel.placer
+        if parallel.placer is not None or parallel.renames:
+            self.writer.arrange(parallel.mesh, parallel.renames)
         self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))
         self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
         self.record, self.record_gradient = self._recorder.record, self._recorder.record_step_gradient
@@ -243,8 +250,19 @@ class Tap(Observer):
             self._undo.callback(resume)
 
     def _open_run(self) -> RunSink:
-        self._run = RunSink(self._framework, self._tree, self.path, self._selection, self._options, self._lock)
+        parallel = self._parallel
+        parallel.check(self._framework, self._tree)
+        for text in parallel.notices:
+            self._book.notice(text)
+        parallel.report = self._book.notice
+        self._run = RunSink(
+            self._framework, self._tree, self.path, self._selection, self._options, self._lock, parallel
+        )
         return self._run
+
+    def _names_of(self, model: Any) -> NamesOf | None:
+        self._parallel = Parallel(self._framework, model, self._options.layout)
+        return self._parallel.names
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         watcher = super()._new_watcher(sink, chosen)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensortap.frameworks.base import Framework
 
-__all__ = ["ModuleAlias", "Site", "Tree"]
+__all__ = ["ModuleAlias", "NamesOf", "Site", "Tree"]
+
+NamesOf = Callable[[Sequence[tuple[str, Any]]], Mapping[str, str]]
+"""Returns the names of modules in a larger model, by the names that they have here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +46,20 @@ class ModuleAlias:
 class Tree:
     """All sites of a model in definition order, and their aliases."""
 
-    def __init__(self, framework: Framework, model: Any, eager: bool = False, compiled: Collection[int] = ()) -> None:
-        """Walk the model. `compiled`: ids of modules that run compiled, through a wrapper outside of the model."""
+    def __init__(
+        self,
+        framework: Framework,
+        model: Any,
+        eager: bool = False,
+        compiled: Collection[int] = (),
+        names: NamesOf | None = None,
+    ) -> None:
+        """Walk the model. `compiled`: ids of modules that run compiled, through a wrapper outside of the model.
+
+        `names` returns the names of modules in a larger model of which this one is a part.
+        """
         self.eager = eager
+        self.names = names
         self.sites: list[Site] = []
         self.aliases: list[ModuleAlias] = []
         self.wrappers: list[Any] = []
@@ -53,11 +67,24 @@ class Tree:
         self._compiled = compiled
         self._known: dict[int, str] = {}
         self._walk(model, "", None)
+        if names is not None:
+            self._rename(names([(site.name, site.owner) for site in self.sites]))
 
     @property
     def modules(self) -> Collection[int]:
         """The ids of all modules, wrappers included."""
         return self._known
+
+    def _rename(self, names: Mapping[str, str]) -> None:
+        def renamed(name: str) -> str:
+            return names.get(name, name)
+
+        self.sites = [
+            replace(site, name=renamed(site.name), inside=None if site.inside is None else renamed(site.inside))
+            for site in self.sites
+        ]
+        self.aliases = [replace(each, first=renamed(each.first)) for each in self.aliases]
+        self._known = {key: renamed(name) for key, name in self._known.items()}
 
     def _walk(self, module: Any, name: str, inside: str | None) -> None:
         if (first := self._known.get(id(module))) is not None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensortap.core import statistics
 from tensortap.core.arguments import all_in_words, read
+from tensortap.core.placement import in_words
 from tensortap.core.records import KINDS, PHASES, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.report.facts import RunFacts
@@ -23,9 +24,21 @@ from tensortap.store import Run
 from tensortap.store.format import decode
 from tensortap.store.query import Filter
 
-__all__ = ["Choice", "Chosen", "calls_of", "choose", "facts_of", "parse_steps_filter", "sorts", "suggestion"]
+__all__ = [
+    "Choice",
+    "Chosen",
+    "calls_of",
+    "choose",
+    "facts_of",
+    "layouts_of",
+    "mesh_in_words",
+    "parse_steps_filter",
+    "sorts",
+    "suggestion",
+]
 
 _NAMES = ("seq", "step", "micro", "call", "module", "kind", "dtype")
+_RENAMES = 3
 _CHUNK = 1024
 _NO_SKETCH = np.empty(0, np.float32)
 
@@ -146,7 +159,31 @@ def facts_of(run: Run) -> RunFacts:
         notices=run.notices,
         coverage=run.coverage,
         calls=_calls(run),
+        mesh=mesh_in_words(run),
     )
+
+
+def mesh_in_words(run: Run) -> str:
+    """Return the axes of the run's processes and their sizes; empty if they are not known."""
+    meshes = [mesh for rank in run.ranks if (mesh := run.mesh(rank)) is not None]
+    if not meshes:
+        return ""
+    axes = " × ".join(f"{name} {size}" for name, size in zip(meshes[0].names, meshes[0].sizes, strict=True))
+    renamed = sorted({f"{own} → {new}" for rank in run.ranks for own, new in run.renames(rank).items() if "." in own})
+    return axes + (f"; renamed: {', '.join(renamed[:_RENAMES])}{', …' * (len(renamed) > _RENAMES)}" if renamed else "")
+
+
+def layouts_of(run: Run, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return where the records sit in their wholes, in words: each identity once, with the parts of all ranks."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for record in records:
+        if record.placement is not None:
+            name = f"{display_name(record.key.module)} {record.key.kind} {record.key.path}"
+            found.setdefault(name, {}).setdefault(in_words(record.placement), []).append(record.rank)
+    return [
+        (name, "; ".join(f"rank {', '.join(map(str, sorted(set(ranks))))} {words}" for words, ranks in parts.items()))
+        for name, parts in found.items()
+    ]
 
 
 def calls_of(run: Run, records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -86,7 +86,14 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
         hint = "" if len(chosen) else gather.suggestion(run, choice.modules)
         records = list(chosen.records(limit))
         view = RecordsView(
-            records, len(chosen), len(run), choice.sort, len(run.ranks), hint, gather.calls_of(run, records)
+            records,
+            len(chosen),
+            len(run),
+            choice.sort,
+            len(run.ranks),
+            hint,
+            gather.calls_of(run, records),
+            gather.layouts_of(run, list(chosen.records())) if choice.modules else (),
         )
         lines = run_page.render(run_page.build(gather.facts_of(run), view, coverage), screen.width())
     screen.print_lines(lines)

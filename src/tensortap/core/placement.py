@@ -12,7 +12,7 @@ from math import prod
 from reprlib import repr as short
 from typing import Any
 
-__all__ = ["GUESS", "PARTIAL", "REPLICA", "SHARD", "Box", "Mesh", "Placement", "Span"]
+__all__ = ["GUESS", "PARTIAL", "REPLICA", "SHARD", "Box", "Mesh", "Placement", "Span", "in_words"]
 
 Span = tuple[int, int, int]
 """Along one dimension: the first index in the local tensor, the first index in the whole, and the length."""
@@ -32,6 +32,7 @@ _MOST_DIMENSIONS = 64
 _MOST_BOXES = 1 << 20
 _LARGEST = 1 << 62
 _LONGEST_NAME = 200
+_SHOWN_BOXES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,24 @@ class Mesh:
         if not all(0 <= at < size for at, size in zip(coordinates, sizes, strict=True)):
             raise ValueError(f"the coordinates {short(coordinates)} are outside of a mesh of sizes {short(sizes)}")
         return cls(tuple(names), sizes, coordinates)
+
+
+def in_words(placement: Placement) -> str:
+    """Return a placement as people read it.
+
+    >>> in_words(Placement.of_block((32, 16), (16, 0), (16, 16), {"tp": "shard"}))
+    '16-31, 0-15 of 32x16 (tp shard; layout)'
+    """
+    shape = "x".join(map(str, placement.shape)) or "a number"
+    roles = ", ".join(f"{axis} {role}" for axis, role in placement.axes.items())
+    known = f"({roles}; {placement.source})" if roles else f"({placement.source})"
+    if placement.is_whole:
+        return f"all of {shape} {known}"
+    if not placement.elements:
+        return f"nothing of {shape} {known}"
+    boxes = [", ".join(f"{at}-{at + length - 1}" for _, at, length in box) for box in placement.boxes[:_SHOWN_BOXES]]
+    more = f" and {len(placement.boxes) - _SHOWN_BOXES} more" if len(placement.boxes) > _SHOWN_BOXES else ""
+    return f"{' + '.join(boxes)}{more}{' (flat)' if placement.flat else ''} of {shape} {known}"
 
 
 def _parse_box(box: Any, shape: tuple[int, ...]) -> Box:

@@ -210,6 +210,9 @@ class TensorValues(Protocol):
     def identity(self, tensor: Any) -> Identity | None:
         """Return the identity, or None if the framework tracks no changes: every sighting is then read again."""
 
+    def local_shape(self, tensor: Any) -> tuple[int, ...]:
+        """Return the shape of what this process holds of a tensor."""
+
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         """Return the elements as a NumPy array: a view of a tensor in host memory, not a copy.
 

@@ -154,6 +154,9 @@ class FrameworkBase:
     def identity(self, tensor: Any) -> Identity | None:
         return None
 
+    def local_shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         raise NotImplementedError
 

@@ -132,6 +132,7 @@ CAPTURE_OPTIONS = (
     CaptureOption("on_nonfinite", str, "stop|keep", "What happens when a NaN or Inf is born."),
     CaptureOption("ring", _parse_count, "STEPS", "Hold the tensors of the last so many steps."),
     CaptureOption("loss", str, "OUTPUT", "The output that is the loss, like criterion or (root):loss."),
+    CaptureOption("layout", str, "FILE", "A TOML file with the parallel layout of plain tensors, and global names."),
     CaptureOption("gather", parse_flag, "", "On a GPU, read several tensors in one launch."),
 )
 """An option of `capture` joins the command line, the environment and tensortap.toml with one line here."""

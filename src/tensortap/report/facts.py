@@ -32,6 +32,8 @@ class RunFacts:
     """By rank."""
     calls: Sequence[tuple[str, str]] = ()
     """Modules that were called with plain arguments, and the arguments in words."""
+    mesh: str = ""
+    """The axes of the run's processes, in words."""
 
 
 def ran_on(info: Mapping[str, object]) -> str:

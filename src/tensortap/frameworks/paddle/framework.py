@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.placing import ModelPlacer
     from tensortap.frameworks.player import Player
     from tensortap.frameworks.profiling import Profiling
 
@@ -120,6 +121,11 @@ class Paddle(PaddleSubstitution, PaddleOptimizers, FrameworkBase):
 
     def world(self) -> int:
         return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+    def model_placer(self, model: Any) -> ModelPlacer | None:
+        from tensortap.frameworks.paddle.placements import PaddlePlacer
+
+        return PaddlePlacer(model)
 
     def compute_threads(self, model: Any) -> int:
         on_cpu = all(parameter.place.is_cpu_place() for parameter in model.parameters())
@@ -322,6 +328,9 @@ class Paddle(PaddleSubstitution, PaddleOptimizers, FrameworkBase):
             tensor.inplace_version,
         )
         return Identity(token, lambda: reference() is not None)
+
+    def local_shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple((tensor._local_value() if tensor.is_dist() else tensor).shape)
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()

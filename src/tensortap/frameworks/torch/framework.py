@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.ownership import Ownership
+    from tensortap.frameworks.placing import ModelPlacer
     from tensortap.frameworks.player import Player
     from tensortap.frameworks.profiling import Profiling
 
@@ -88,6 +89,13 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))
+
+    def model_placer(self, model: torch.nn.Module) -> ModelPlacer | None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return None
+        from tensortap.frameworks.torch.placements.placer import TorchPlacer
+
+        return TorchPlacer(model)
 
     def compute_threads(self, model: torch.nn.Module) -> int:
         devices = {parameter.device.type for parameter in model.parameters()}
@@ -171,6 +179,10 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if name == "DistributedDataParallel":
             return "parameter gradients are each rank's own, before DistributedDataParallel averages them"
         for parameter in module._parameters.values():
+            if parameter is not None and getattr(parameter, "_is_flat_param", False):
+                return "FSDP has joined its parameters in one: pass use_orig_params=True to see each of them"
+            if parameter is not None and getattr(parameter, "_fsdp_flattened", False):
+                return "FSDP reduces its gradients in one flat tensor: step_grad has them, param_grad does not"
             if parameter is not None and is_distributed(parameter):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""

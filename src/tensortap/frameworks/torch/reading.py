@@ -19,7 +19,7 @@ from tensortap.frameworks.base import Identity
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
-from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_distributed
+from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_distributed, is_in_transit
 
 __all__ = ["TensorReading"]
 
@@ -51,7 +51,7 @@ class TensorReading:
                 return _CAPTURING
         elif not tensor.is_cpu:
             return ""
-        own = tensor.layout is torch.strided and (plain or not is_distributed(tensor))
+        own = tensor.layout is torch.strided and (plain or not (is_distributed(tensor) or is_in_transit(tensor)))
         return "its memory has been freed" if own and not tensor.data_ptr() and tensor.numel() else ""
 
     def sampled(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -63,8 +63,13 @@ class TensorReading:
             return torch.take(tensor.detach(), places.long().to(tensor.device, non_blocking=True))
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
+        if is_in_transit(tensor):  # a wrapper without memory of its own
+            return None
         token = token_of(tensor)
         return None if token is None else Identity(token, StorageAlive(tensor.untyped_storage()))
+
+    def local_shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        return tuple((tensor.to_local() if is_distributed(tensor) else tensor).shape)
 
     def host(self, tensor: torch.Tensor) -> npt.NDArray[np.generic]:
         tensor = tensor.detach()
@@ -130,7 +135,7 @@ def _unreadable_by_kind(tensor: torch.Tensor) -> str:
         return _FUNCTORCH
     if tensor.dtype not in NAMES:
         return f"dtype {_name(tensor.dtype)} is not supported"
-    if is_traceable_wrapper_subclass(tensor) and not is_distributed(tensor):
+    if is_traceable_wrapper_subclass(tensor) and not is_distributed(tensor) and not is_in_transit(tensor):
         return f"a {type(tensor).__name__} has no elements of its own"
     return ""
 

@@ -11,7 +11,18 @@ import torch
 
 from tensortap.core import dtypes
 
-__all__ = ["BITS", "NAMES", "PLAIN", "dense", "from_numpy", "is_distributed", "is_flat", "is_plain_flat"]
+__all__ = [
+    "BITS",
+    "NAMES",
+    "PLAIN",
+    "arrived",
+    "dense",
+    "from_numpy",
+    "is_distributed",
+    "is_flat",
+    "is_in_transit",
+    "is_plain_flat",
+]
 
 _STRIDED = torch.strided
 PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -54,9 +65,18 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a distributed tensor, and all elements of a sparse one."""
     if is_distributed(tensor):
         tensor = tensor.to_local()
-        if type(tensor).__name__ == "AsyncCollectiveTensor":  # still in transit from other ranks
-            tensor = tensor.wait()
+    tensor = arrived(tensor)
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def is_in_transit(tensor: torch.Tensor) -> bool:
+    """Return whether a collective may still be writing the tensor."""
+    return type(tensor).__name__ == "AsyncCollectiveTensor"
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a tensor that is still in transit from other ranks, as its first use would."""
+    return tensor.wait() if is_in_transit(tensor) else tensor
 
 
 def from_numpy(values: npt.NDArray[np.generic]) -> torch.Tensor:

@@ -96,6 +96,7 @@ def record_object(record: Record, sketch: bool = False, arguments: Arguments = N
         "shape": list(record.shape),
         "tensor": record.tensor,
         **{each.name: _written(each, summary[each.name]) for each in statistics.stored()},
+        "placement": None if record.placement is None else record.placement.as_dict(),
         "location": None if record.location is None else record.location._asdict(),
         "arguments": None if arguments is None else {path: as_json(value) for path, value in arguments.items()},
     }

@@ -33,6 +33,8 @@ class RecordsView:
     hint: str = ""
     """A suggestion if nothing matches."""
     calls: Sequence[tuple[str, str]] = ()
+    layouts: Sequence[tuple[str, str]] = ()
+    """Records of one module, and where each sits in its whole, in words."""
     """Modules of the records that got plain arguments, with the arguments in words."""
 
     @property

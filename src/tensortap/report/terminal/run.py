@@ -81,7 +81,9 @@ def render(page: RunPage, width: int | None) -> list[Text]:
         lines += table.lines(columns_of(page.view), width)
     if rest := remainder(page.view):
         lines += _wrapped(rest, width, "dim")
-    return lines + _call_lines(page.view.calls, width)
+    lines += _listed("layout", [f"{name}: {words}" for name, words in page.view.layouts], width)
+    calls = [f"{display_name(module)}: {words}" for module, words in page.view.calls]
+    return lines + _listed("called with", calls, width)
 
 
 # --- the data ------------------------------------------------------------------------------------------------------
@@ -106,6 +108,7 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
         ("ran on", ran_on(info)),
         ("started", when(info["started"]) if "started" in info else ""),
         ("captured", f"{steps}, {ranks}"),
+        ("mesh", facts.mesh),
         ("records", what),
         ("on disk", nbytes(facts.bytes_on_disk)),
     ]
@@ -169,13 +172,13 @@ def _all_modules(group: CoverageGroup, width: int | None) -> list[Text]:
     return table.lines(columns, width, indent=_LABEL + 4)[1:]
 
 
-def _call_lines(calls: Sequence[tuple[str, str]], width: int | None) -> list[Text]:
-    if not calls:
+def _listed(title: str, entries: Sequence[str], width: int | None) -> list[Text]:
+    if not entries:
         return []
-    lines = [Text(), Text("called with", "bold")]
-    for module, words in calls[:_CALLS]:
-        lines += _wrapped(f"{clean(display_name(module))}: {clean(words)}", width, "")
-    left = len(calls) - _CALLS
+    lines = [Text(), Text(title, "bold")]
+    for entry in entries[:_CALLS]:
+        lines += _wrapped(clean(entry), width, "")
+    left = len(entries) - _CALLS
     return lines + (_wrapped(f"and {count(left)} more: --module chooses", width, "dim") if left > 0 else [])
 
 

@@ -1,0 +1,42 @@
+"""Names of a stage's modules in the whole model, from the numbers that layers know of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["global_layer_names"]
+
+_NUMBERS = (("layer_number", 1), ("layer_idx", 0), ("layer_id", 0), ("layer_index", 0))
+"""Attributes of a layer or of its direct children that hold its number in the whole model, and the first number."""
+
+
+def global_layer_names(modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
+    """Return the global names of numbered modules, such as layers.0 of the second stage, by their own names.
+
+    All layers of a list must know their numbers, and these must be consecutive: otherwise nothing is renamed.
+    """
+    lists: dict[str, dict[int, tuple[str, Any]]] = {}
+    for name, module in modules:
+        container, _, last = name.rpartition(".")
+        if last.isdecimal():
+            lists.setdefault(container, {})[int(last)] = name, module
+    found = {}
+    for container, layers in lists.items():
+        numbers = {own: _number_of(module) for own, (_, module) in layers.items()}
+        shifts = {number - own for own, number in numbers.items() if number is not None}
+        if None in numbers.values() or len(shifts) != 1 or (shift := shifts.pop()) <= 0:
+            continue
+        for own, (name, _) in layers.items():
+            found[name] = f"{container}.{own + shift}" if container else str(own + shift)
+    return found
+
+
+def _number_of(layer: Any) -> int | None:
+    children = list(getattr(layer, "_modules", {}).values())
+    for attribute, first in _NUMBERS:
+        for item in (layer, *children):
+            number = getattr(item, attribute, None) if item is not None else None
+            if type(number) is int and number >= first:
+                return number - first
+    return None

@@ -1,0 +1,139 @@
+"""Real processes in every layout: the tap changes nothing, and parts merge into the records of one process."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from parallel_models import LAYOUTS, model, train, work
+
+import tensortap as tt
+from tensortap.core.placement import Mesh
+from tensortap.core.records import Key, Record, Summary
+from tensortap.kernels.summary.reference import merge
+from tensortap.store.run import Run
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+
+ALL = [name for layouts in LAYOUTS.values() for name in layouts]
+_TRIES = 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layouts; gloo itself aborts now and then, and a new group of processes goes on with the next layout."""
+    folder = tmp_path_factory.mktemp("parallel")
+    for world in LAYOUTS:
+        for attempt in range(_TRIES):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            try:
+                mp.spawn(work, args=(world, str(folder), port), nprocs=world)
+                break
+            except mp.ProcessExitedException as error:
+                if error.signal_name != "SIGABRT" or attempt == _TRIES - 1:
+                    raise
+                for name in LAYOUTS[world]:
+                    done = [folder / f"{name}.{rank}" for rank in range(world)]
+                    if not all(each.exists() for each in done):
+                        shutil.rmtree(folder / name, ignore_errors=True)
+                        for each in done:
+                            each.unlink(missing_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(model(), folder / "one")
+    torch.set_num_threads(threads)
+    return folder
+
+
+def joined(run: Run) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for record in run:
+        found.setdefault(record.key, []).append(record)
+    return found
+
+
+def whole(records: Sequence[Record]) -> Summary:
+    """The parts of a record, each once, as one summary."""
+    parts = {record.placement.boxes: record.summary for record in records if record.placement is not None}
+    return merge(parts.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_tap_changes_no_bit(runs: Path, name: str) -> None:
+    assert {file.read_text() for file in runs.glob(f"{name}.*")} == {"same"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_merge_into_those_of_one_process(runs: Path, name: str) -> None:
+    found = joined(tt.open(runs / name))
+    checked = 0
+    for record in tt.open(runs / "one").records(step=0, kind="param", call=0):
+        parts = found[record.key]
+        assert all(part.placement is not None and part.placement.shape == record.shape for part in parts), record.key
+        assert whole(parts).digest == record.summary.digest, record.key
+        checked += 1
+    assert checked == 12
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp1", "fsdp2", "cp"])
+def test_forwards_merge_into_those_of_one_process(runs: Path, name: str) -> None:
+    found = joined(tt.open(runs / name))
+    records = list(tt.open(runs / "one").records(step=0, phase="forward"))
+    assert len(records) == 24
+    for record in records:
+        assert whole(found[record.key]).digest == record.summary.digest, record.key
+        assert whole(found[record.key]).elements == record.summary.elements
+
+
+@pytest.mark.parametrize("name", ["tp", "tp_sp", "megatron", "fsdp2_tp"])
+def test_divided_layers_have_the_shape_of_the_whole(runs: Path, name: str) -> None:
+    found = joined(tt.open(runs / name))
+    for record in tt.open(runs / "one").records(step=0, phase="forward", module=["layers.0.w1", "layers.1.w2"]):
+        parts = found[record.key]
+        assert {part.placement.shape for part in parts if part.placement} == {record.shape}, record.key
+        assert whole(parts).elements == record.summary.elements, record.key
+        assert whole(parts).l2 == pytest.approx(record.summary.l2, rel=1e-5)
+
+
+def test_gradients_say_what_is_still_to_be_reduced(runs: Path) -> None:
+    roles = {}
+    for name in ("ddp", "fsdp2", "tp_sp"):
+        records = tt.open(runs / name).records(rank=0, step=0, kind=["param_grad", "step_grad"], module="norm")
+        roles[name] = {(each.key.kind, each.key.path): dict(each.placement.axes) for each in records if each.placement}
+    assert roles["ddp"] == {
+        ("param_grad", "weight"): {"dp": "partial:mean"},
+        ("param_grad", "bias"): {"dp": "partial:mean"},
+        ("step_grad", "weight"): {"dp": "replica"},
+        ("step_grad", "bias"): {"dp": "replica"},
+    }
+    assert roles["fsdp2"]["param_grad", "weight"] == {"dp": "partial:mean"}  # of the root, which is gathered
+    assert roles["fsdp2"]["step_grad", "weight"] == {"dp": "shard"}
+    assert roles["tp_sp"]["param_grad", "weight"] == {"tp": "partial:sum"}
+
+
+def test_a_stage_has_global_names_and_its_own_root(runs: Path) -> None:
+    run = tt.open(runs / "pp")
+    assert run.renames(1)["layers.0.w1"] == "layers.1.w1"
+    assert run.mesh(1) == Mesh(("pp",), (2,), (1,))
+    modules = {each.key.module for each in run.records(rank=1, kind=["input", "output"])}
+    assert {"layers.1", "(stage 1)", "", "head"} <= modules and "layers.0" not in modules
+    roots = list(run.records(module=["", "(stage 0)", "(stage 1)"], kind=["input", "output"], step=0, micro=0))
+    assert {(each.rank, each.key.module, each.key.kind) for each in roots} == {
+        (0, "", "input"), (0, "(stage 0)", "output"), (1, "(stage 1)", "input"), (1, "", "output")
+    }  # fmt: skip
+    assert {each.key.micro for each in run.records(step=0, phase="forward")} == {0, 1}
+    assert not any(each.summary.nonfinite for each in run)
+
+
+def test_guesses_say_so(runs: Path) -> None:
+    run = tt.open(runs / "ddp")
+    assert {each.placement.source for each in run.records(phase="forward") if each.placement} == {"guess"}
+    assert {each.placement.source for each in run.records(kind="param") if each.placement} == {"ddp"}
