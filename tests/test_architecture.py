@@ -25,6 +25,7 @@ ROOMS = {
     "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
     "health": COMMON | {"kernels", "store", "compare"},
     "replay": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
+    "zoom": COMMON | {"kernels", "frameworks", "store", "capture", "replay"},
     "isolate": COMMON | {"kernels", "frameworks", "store", "capture", "compare"},
     "report": COMMON,
     "view": COMMON | {"compare", "health", "store", "report"},
@@ -38,10 +39,10 @@ ROOMS = {
     "pytest_plugin": COMMON | {"", "capture", "compare", "store", "report"},
     "cli": COMMON
     | {"", "capture", "compare", "health", "store", "report", "view", "demo", "bench", "compat", "model", "times"}
-    | {"launch"},
+    | {"launch", "replay", "zoom"},
     "__main__": {"cli"},
     "__init__": {"capture", "compare", "health", "isolate", "kernels", "store", "errors", "core", "model", "replay"}
-    | {"report"},
+    | {"report", "zoom"},
 }
 
 

@@ -19,6 +19,7 @@ from tensortap.model.profile.annotate import annotate
 from tensortap.model.profile.module_times import module_times
 from tensortap.model.transfer import transfer
 from tensortap.replay import replay
+from tensortap.zoom import zoom
 
 if _TYPE_CHECKING:
     from tensortap.capture.tap import Tap
@@ -45,6 +46,7 @@ __all__ = [
     "peek",
     "replay",
     "transfer",
+    "zoom",
 ]
 __version__ = "0.1.0"
 

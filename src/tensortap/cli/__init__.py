@@ -29,6 +29,7 @@ from tensortap.cli import (
     times,
     view,
     watch,
+    zoom,
 )
 from tensortap.errors import TensortapError
 
@@ -78,6 +79,7 @@ app.command()(check_hooks.check_hooks)
 app.command()(times.times)
 app.command()(bench.bench)
 app.command()(watch.watch)
+app.command()(zoom.zoom)
 
 
 def _version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from tensortap.cli.outputs import Csv, ExitZero, Html, Json, Junit, Markdown, Parquet, Quiet, Verbose
 from tensortap.cli.pairing import Atol, Rtol, parse_tolerance
 
-__all__ = ["replay"]
+__all__ = ["parse_argument", "replay"]
 
 
 def replay(
@@ -85,7 +85,7 @@ def replay(
             dtype=dtype,
             device=device,
             evaluate=eval_,
-            arguments=dict(map(_argument, arg or ())),
+            arguments=dict(map(parse_argument, arg or ())),
             rtol=parse_tolerance("--rtol", rtol),
             atol=parse_tolerance("--atol", atol),
             repro=repro,
@@ -96,7 +96,7 @@ def replay(
     conclude(result, outputs, verbose=verbose, quiet=quiet, exit_zero=exit_zero)
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def parse_argument(text: str) -> tuple[str, Any]:
     """Split NAME=VALUE. The value is JSON or a Python literal if it parses as one, else text."""
     import ast
     import json

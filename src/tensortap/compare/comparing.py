@@ -34,6 +34,7 @@ from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
+from tensortap.compare.say.zoom_hint import zoom_hint
 from tensortap.compare.sources import Source, open_source
 from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
@@ -133,6 +134,8 @@ def open_comparison(
     sources = (reference_source, candidate_source, *options.noise, options.truth)
     in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)
     comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))
+    if not in_memory:
+        comparison = replace(comparison, notes=[*comparison.notes, *zoom_hint(comparison, reference)])
     if options.details and len(comparison):
         chosen = choose_pairs(judgement.born, pairs.error, judgement.tolerance, options.details)
         details = list(inspector.details(chosen, options.details, options.progress))

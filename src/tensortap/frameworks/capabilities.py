@@ -19,6 +19,7 @@ from tensortap.frameworks.base import Framework, Remove
 if TYPE_CHECKING:
     from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.operators import OperatorTracer
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.player import Player
     from tensortap.frameworks.profiling import Profiling
@@ -34,6 +35,7 @@ __all__ = [
     "ExactExecution",
     "GradientGraph",
     "GradientReplacer",
+    "OperatorTraces",
     "OptimizerStep",
     "OptimizerSteps",
     "ParameterGroup",
@@ -194,8 +196,8 @@ class ExactExecution(Protocol):
     def exact_value(self, value: Any) -> Any:
         """Return a copy of nested arguments, with floating-point tensors in float64. Raise if one cannot be copied."""
 
-    def exactly(self, drew: Callable[[], None]) -> AbstractContextManager[None]:
-        """Return a block in which every operation computes in float64, without autograd and autocast.
+    def exactly(self, drew: Callable[[], None], autograd: bool = False) -> AbstractContextManager[None]:
+        """Return a block in which every operation computes in float64, without autocast and, unless asked, autograd.
 
         `drew` is called for every operation that draws random numbers. Their state is restored after the block.
         """
@@ -254,6 +256,13 @@ class CheckpointLoading(Protocol):
 
     def loading(self) -> Loading:
         """Return what watches loads and steps."""
+
+
+class OperatorTraces(Protocol):
+    """Operators below the modules."""
+
+    def operator_tracer(self) -> OperatorTracer:
+        """Return what records the operators of a call."""
 
 
 class TrainingDiscovery(Protocol):

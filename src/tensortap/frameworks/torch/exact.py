@@ -58,7 +58,7 @@ class TorchExactExecution:
         return tree_map(exact, value)
 
     @contextmanager
-    def exactly(self, drew: Callable[[], None]) -> Iterator[None]:
+    def exactly(self, drew: Callable[[], None], autograd: bool = False) -> Iterator[None]:
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         states = random.getstate(), np.random.get_state()
         with ExitStack() as stack:
@@ -67,7 +67,8 @@ class TorchExactExecution:
             stack.enter_context(torch.random.fork_rng(devices))
             for device in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(torch.no_grad())
+            if not autograd:
+                stack.enter_context(torch.no_grad())
             stack.enter_context(_Float64(drew))
             yield
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.capabilities import CompleteFramework
     from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
+    from tensortap.frameworks.operators import OperatorTracer
     from tensortap.frameworks.ownership import Ownership
     from tensortap.frameworks.placing import ModelPlacer
     from tensortap.frameworks.player import Player
@@ -182,7 +183,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             if parameter is not None and getattr(parameter, "_is_flat_param", False):
                 return "FSDP has joined its parameters in one: pass use_orig_params=True to see each of them"
             if parameter is not None and getattr(parameter, "_fsdp_flattened", False):
-                return "parameter gradients are each rank's own, before FSDP reduces them; step_grad is the reduced one"
+                return "FSDP reduces its gradients in one flat tensor: step_grad has them, param_grad does not"
             if parameter is not None and is_distributed(parameter):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
@@ -277,9 +278,6 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
         return parameter.register_post_accumulate_grad_hook(hook).remove
 
-    def replaces_parameter(self, parameter: torch.Tensor) -> bool:
-        return getattr(parameter, "_fsdp_flattened", False) is True
-
     def hook_is_current(self, parameter: torch.Tensor, remove: Remove) -> bool:
         if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
             return False
@@ -331,6 +329,11 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         from tensortap.frameworks.torch.player import TorchPlayer
 
         return TorchPlayer()
+
+    def operator_tracer(self) -> OperatorTracer:
+        from tensortap.frameworks.torch.operators import TorchOperatorTracer
+
+        return TorchOperatorTracer()
 
     def profiling(self) -> Profiling:
         from tensortap.frameworks.torch.profiling import TorchProfiling

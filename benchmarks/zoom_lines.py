@@ -1,0 +1,97 @@
+"""Zoom: how many lines of planted mistakes are named, and what it costs beside the module itself.
+
+    python benchmarks/zoom_lines.py
+    python benchmarks/zoom_lines.py --width 1024 --tokens 512
+
+Prints each mistake whose line is not named, the share that is, and the ratio of a zoom to one forward and backward of
+both modules, on a block of the given width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from zoom.planted import MISTAKES, Mistake, build, changed_lines
+from zoom.test_zoom import zoomed
+
+import tensortap as tt
+
+_SCALED = """import torch, torch.nn as nn, torch.nn.functional as F
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear({width}, 3 * {width})
+        self.o = nn.Linear({width}, {width})
+        self.up = nn.Linear({width}, 4 * {width})
+        self.down = nn.Linear(4 * {width}, {width})
+        self.norm = nn.LayerNorm({width})
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = (q @ k.transpose(-2, -1) * {width} ** -0.5).softmax(-1)
+        x = x + self.o(weights @ v)
+        return x + self.down(F.gelu(self.up(x)))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--only-cost", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.only_cost:
+            named = sum(_is_named(mistake, Path(folder)) for mistake in MISTAKES)
+            print(f"lines named: {named} of {len(MISTAKES)}")
+        _cost(Path(folder), options.width, options.tokens)
+
+
+def _is_named(mistake: Mistake, folder: Path) -> bool:
+    result, lines = zoomed(mistake, folder)
+    line = None if result.first is None else result.first.reference_line if mistake.or_reference else result.line
+    found = line is not None and line.line in lines
+    if not found:
+        print(f"  {mistake.name}: expected {lines}; {result}")
+    return found
+
+
+def _cost(folder: Path, width: int, tokens: int) -> None:
+    text = _SCALED.format(width=width)
+    wrong, _ = changed_lines(text, f" * {width} ** -0.5", "")
+    theirs, ours = build(folder, "cost_reference", text).Block(), build(folder, "cost_candidate", wrong).Block()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, tokens, width, requires_grad=True)
+
+    def plain() -> None:
+        for module in (theirs, ours):
+            module(x).sum().backward()
+
+    plain()
+    own, zooms, small = [], [], []
+    for _ in range(5):
+        own.append(_seconds(plain))
+        zooms.append(_seconds(lambda: tt.zoom(theirs, ours, x)))
+        small.append(_seconds(lambda: tt.zoom(theirs, ours, x[:1, :2])))
+    median = [sorted(each)[len(each) // 2] for each in (own, zooms, small)]
+    ratio = (median[1] - median[2]) / median[0]
+    print(f"both modules {median[0]:.3f} s, zoom {median[1]:.3f} s, of which constant {median[2]:.3f} s: {ratio:.2f}x")
+
+
+def _seconds(work: object) -> float:
+    start = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

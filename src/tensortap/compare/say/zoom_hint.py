@@ -1,0 +1,25 @@
+"""The command that names the line inside the module of a verdict, where the reference kept the module's inputs."""
+
+from __future__ import annotations
+
+from tensortap.core.records import Comparison, display_name
+from tensortap.store import Run
+
+__all__ = ["zoom_hint"]
+
+
+def zoom_hint(comparison: Comparison, reference: Run) -> list[str]:
+    """Return a note with the command, or nothing if it would not run."""
+    first = comparison.first
+    if first is None or comparison.verdict != "diverged" or first.key.phase not in ("forward", "backward"):
+        return []
+    if len({side.get("framework") for side in comparison.info.values()}) != 1:
+        return []
+    kept = reference.records(rank=first.rank, module={first.module}, step=first.key.step, kind="input")
+    if not any(record.location is not None for record in kept):
+        return []
+    renamed = f" --candidate-module '{display_name(first.counterpart)}'" if first.counterpart else ""
+    return [
+        f"to find the line: tensortap zoom {comparison.reference} {comparison.candidate} "
+        f"--module '{display_name(first.module)}'{renamed} --model FILE.py:FUNC --candidate-model FILE.py:FUNC"
+    ]

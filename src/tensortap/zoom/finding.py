@@ -1,0 +1,328 @@
+"""Finds the first operator of the candidate that the reference does not compute, and says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal
+
+from tensortap.core.operators import Operator, OperatorTrace, SourceLine
+from tensortap.zoom.matching import Values, epsilon_of
+from tensortap.zoom.tracing import TracedCall
+
+__all__ = ["Expand", "OperatorFinding", "Side", "find_cut", "find_difference", "find_rounding"]
+
+Kind = Literal[
+    "arguments",
+    "operands",
+    "missing",
+    "extra",
+    "other",
+    "overwritten",
+    "returned",
+    "source",
+    "detached",
+    "rounding",
+    "failed",
+]
+
+
+@dataclass(frozen=True)
+class OperatorFinding:
+    """The first place in the code of two modules where they compute something else."""
+
+    kind: Kind
+    """arguments: the same operator with other plain arguments; operands: with other tensors; missing: the candidate
+    lacks the reference's operator; extra: the reference lacks the candidate's; other: another operator in its place;
+    overwritten: an operator writes in place what a later one still reads; returned: a value is returned that the
+    reference still changes; source: a parameter, buffer or constant differs; detached: the gradient is cut off;
+    rounding: a coarser dtype; failed: its backward raises"""
+    phase: str
+    operator: Operator | None
+    """The candidate's operator; None where it has none."""
+    counterpart: Operator | None
+    """The reference's operator; None where it has none."""
+    line: SourceLine | None
+    """The candidate's line to look at."""
+    reference_line: SourceLine | None
+    name: str = ""
+    """Name of the parameter, buffer, input or output, where one is concerned."""
+    dtypes: tuple[str, str] | None = None
+    """The candidate's and the reference's dtype, where they are the difference."""
+    reader: Operator | None = None
+    """The candidate's operator that reads what was overwritten, or takes the value that an operator is missing from."""
+
+
+class Side:
+    """One trace with what the other side has of it."""
+
+    def __init__(self, call: TracedCall, values: Values, matched: Mapping[int, set[int]]) -> None:
+        self.call, self.values, self.matched = call, values, matched
+
+    @property
+    def trace(self) -> OperatorTrace:
+        return self.call.trace
+
+    def region(self, start: Iterable[int]) -> tuple[list[Operator], list[int]]:
+        """Return the operators between values that both sides have and these values, and sources that differ."""
+        found: dict[int, Operator] = {}
+        sources: list[int] = []
+        waiting = list(start)
+        seen = set(waiting)
+        while waiting:
+            number = waiting.pop()
+            operator = self.trace.producer(number)
+            if operator is None:
+                sources.append(number)
+                continue
+            if operator.number in found:
+                continue
+            found[operator.number] = operator
+            for each in (*operator.inputs, *self._before(number)):
+                if each not in seen and not self.matched.get(each):
+                    seen.add(each)
+                    waiting.append(each)
+        return [found[number] for number in sorted(found)], sources
+
+    def _before(self, number: int) -> tuple[int, ...]:
+        replaced = self.trace.values[number].replaced
+        return () if replaced is None else (replaced,)
+
+    def line_of(self, value: int) -> SourceLine | None:
+        operator = self.trace.producer(value)
+        return None if operator is None else operator.line
+
+    def lines_to(self, value: int) -> list[SourceLine]:
+        """Return the line that computed a value, and those that moved its elements since."""
+        lines = []
+        operator = self.trace.producer(value)
+        while operator is not None:
+            if operator.line is not None:
+                lines.append(operator.line)
+            operator = self.trace.producer(operator.inputs[0]) if operator.moves and operator.inputs else None
+        return lines[::-1]
+
+    def texts(self) -> set[str]:
+        """Return the text of every line that ran."""
+        lines = {line for each in self.trace.operators for line in (each.line, *each.callers) if line is not None}
+        return {line.text for line in lines}
+
+
+class Expand:
+    """Adds the parts of the reference's fused operators to its trace, and what the candidate has of them."""
+
+    def __init__(self, run: Callable[[Operator], Sequence[Sequence[Operator]]]) -> None:
+        self._run = run
+
+    def best(self, side: Side, operators: list[Operator], known: set[str]) -> list[Operator]:
+        """Return the operators with each fused one replaced by its parts, in the way most of which the other has.
+
+        known: names of operators that the other side has as they are.
+        """
+        expanded: list[Operator] = []
+        for operator in operators:
+            ways = () if operator.name in known else self._run(operator)
+            if not ways:
+                expanded.append(operator)
+                continue
+            best = max(ways, key=lambda parts: sum(bool(side.matched.get(v)) for each in parts for v in each.outputs))
+            expanded += [each for each in best if not any(side.matched.get(v) for v in each.outputs)]
+        return expanded
+
+
+def find_difference(
+    candidate: Side, reference: Side, wrong: list[tuple[str, int, int]], expand: Expand, phase: str
+) -> OperatorFinding:
+    """Return the first difference on the way to the wrong values.
+
+    wrong: name, candidate's and reference's number of each output, or gradient, that differs.
+    """
+    theirs, their_sources = reference.region([number for _, _, number in wrong])
+    ours, sources = candidate.region([number for _, number, _ in wrong])
+    theirs = expand.best(reference, theirs, {each.name for each in ours})
+    ours, sources = candidate.region([number for _, number, _ in wrong])  # parts of the reference's may have matched
+    unknown = [candidate.trace.values[each].name for each in sources if candidate.trace.values[each].name]
+    named = {reference.trace.values[each].name for each in their_sources}
+    differing = [name for name in unknown if name in named]
+    if differing and not _before_all(ours, candidate, sources):
+        return _of_source(differing[0], candidate, reference, sources, phase)
+    counterpart = theirs[0] if theirs else None
+    # A matched value may have been put to another use: the first operator is then one that both sides have.
+    first = ours[0] if ours else None
+    if first is None or all(candidate.matched.get(number) for _, number, _ in wrong):
+        name, number, _ = wrong[0]
+        made = candidate.trace.producer(number)
+        line = candidate.line_of(number)
+        return OperatorFinding(
+            "returned", phase, made, counterpart, line, counterpart.line if counterpart else None, name
+        )
+    return _classify(candidate, reference, ours, theirs, phase)
+
+
+def _before_all(ours: list[Operator], candidate: Side, sources: list[int]) -> bool:
+    """Whether the first operator reads none of the sources that differ."""
+    return bool(ours) and not any(each in sources for each in ours[0].inputs)
+
+
+def _of_source(name: str, candidate: Side, reference: Side, sources: list[int], phase: str) -> OperatorFinding:
+    number = next(each for each in sources if candidate.trace.values[each].name == name)
+    reader = next((each for each in candidate.trace.operators if number in each.inputs), None)
+    return OperatorFinding("source", phase, reader, None, reader.line if reader else None, None, name)
+
+
+def _classify(
+    candidate: Side, reference: Side, ours: list[Operator], theirs: list[Operator], phase: str
+) -> OperatorFinding:
+    first = ours[0]
+    twin = _twin(first, theirs, candidate)
+    if twin is not None:
+        pairs = list(zip(first.inputs, twin.inputs, strict=False))
+        wrong = [(mine, their) for mine, their in pairs if their not in candidate.matched.get(mine, ())]
+        if not wrong and len(first.inputs) == len(twin.inputs):
+            return OperatorFinding("arguments", phase, first, twin, _own_line(first, candidate, reference), twin.line)
+        for mine, their in wrong:
+            writer = _overwriting(candidate, mine, their)
+            if writer is not None:
+                return OperatorFinding("overwritten", phase, writer, twin, writer.line, twin.line, reader=first)
+    line = _own_line(first, candidate, reference)
+    counterpart = theirs[0] if theirs else None
+    their_line = counterpart.line if counterpart is not None else None
+    change = _first_change([each.name for each in theirs], [each.name for each in ours])
+    if change == "delete" and counterpart is not None:
+        line = _line_of_missing(candidate, reference, first, counterpart)
+        return OperatorFinding("missing", phase, None, counterpart, line, their_line, reader=first)
+    if change == "insert":
+        return OperatorFinding("extra", phase, first, counterpart, line, their_line)
+    if twin is not None:
+        return OperatorFinding("operands", phase, first, twin, line, twin.line)
+    return OperatorFinding("other", phase, first, counterpart, line, their_line)
+
+
+def _first_change(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Return how the names of the candidate's operators begin to differ: "delete", "insert", "replace" or "equal"."""
+    changes = SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes()
+    return changes[0][0] if changes else "equal"
+
+
+def _own_line(operator: Operator, candidate: Side, reference: Side) -> SourceLine | None:
+    """Return the nearest line of an operator that the reference's code does not have; its own line if it has all.
+
+    A mistake in the call of a function that both sides use is on the line of the call. One that moves elements wrongly
+    may first show where they are read.
+    """
+    known = reference.texts()
+    lines = [line for line in (operator.line, *operator.callers) if line is not None]
+    lines += [line for number in operator.inputs for line in candidate.lines_to(number)]
+    return next((line for line in lines if line.text not in known), operator.line)
+
+
+def _twin(operator: Operator, others: list[Operator], candidate: Side) -> Operator | None:
+    """Return the reference's operator of the same name that shares most operands."""
+
+    def shared(other: Operator) -> int:
+        return sum(any(their in candidate.matched.get(mine, ()) for their in other.inputs) for mine in operator.inputs)
+
+    same = [each for each in others if each.name == operator.name]
+    best = max(same, key=shared, default=None)
+    return best if best is not None and (shared(best) or not operator.inputs) else None
+
+
+def _overwriting(candidate: Side, mine: int, their: int) -> Operator | None:
+    """Return the operator that wrote the operand over the value that the reference reads in its place."""
+    value = candidate.trace.values[mine]
+    while value.replaced is not None:
+        earlier = candidate.trace.values[value.replaced]
+        if their in candidate.matched.get(earlier.number, ()):
+            return candidate.trace.producer(value.number)
+        value = earlier
+    return None
+
+
+def _line_of_missing(candidate: Side, reference: Side, first: Operator, missing: Operator) -> SourceLine | None:
+    """Return the candidate's line that lacks an operator: where its operand is made or moved, or where it is read.
+
+    A line that does not occur in the reference's code is preferred. Else it is the line of the operand if the reference
+    computes both on one line.
+    """
+    operand = next(
+        (mine for mine in first.inputs if candidate.matched.get(mine, set()) & set(missing.inputs)),
+        next(iter(first.inputs), None),
+    )
+    lines = [] if operand is None else candidate.lines_to(operand)
+    if not lines:
+        return first.line
+    known = reference.texts()
+    new = [line for line in (*lines, first.line) if line is not None and line.text not in known]
+    if new:
+        return new[0]
+    their = [reference.line_of(each) for each in missing.inputs]
+    together = any(line is not None and missing.line is not None and line.line == missing.line.line for line in their)
+    return lines[0] if together else first.line
+
+
+def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> OperatorFinding | None:
+    """Return the first operator of the forward whose result takes no part in autograd, as the reference's does."""
+    needed = _ancestors(candidate.trace, candidate.call.outputs.values())
+    for operator in candidate.trace.operators:
+        if operator.phase != "forward" or operator.part_of is not None or operator.number not in needed:
+            continue
+        for number in operator.outputs:
+            value = candidate.trace.values[number]
+            theirs = [reference.trace.values[each] for each in candidate.matched.get(number, ())]
+            if value.differentiable or not theirs or epsilon_of(value.dtype) == 0:
+                continue
+            if any(each.differentiable for each in theirs):
+                twin = next((reference.trace.producer(each.number) for each in theirs if each.differentiable), None)
+                return OperatorFinding(
+                    "detached",
+                    "backward",
+                    operator,
+                    twin,
+                    operator.line,
+                    twin.line if twin else None,
+                    ", ".join(names),
+                )
+    return None
+
+
+def _ancestors(trace: OperatorTrace, values: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    waiting = list(values)
+    while waiting:
+        operator = trace.producer(waiting.pop())
+        if operator is not None and operator.number not in found:
+            found.add(operator.number)
+            waiting += operator.inputs
+    return found
+
+
+def find_rounding(
+    candidate: Side, reference: Side, rows: Iterable[tuple[Operator | None, Operator | None]]
+) -> OperatorFinding | None:
+    """Return the first operator that computes in a coarser dtype than its counterpart."""
+    for theirs, ours in rows:
+        if ours is None or theirs is None or ours.name != theirs.name or ours.moves:
+            continue
+        mine, their = _coarsest(candidate.trace, ours), _coarsest(reference.trace, theirs)
+        if mine > their > 0:
+            upcast = next(
+                (
+                    made.line
+                    for each in theirs.inputs
+                    if (made := reference.trace.producer(each)) is not None and made.name == "_to_copy"
+                ),
+                theirs.line,
+            )
+            dtypes = _coarsest_dtype(candidate.trace, ours), _coarsest_dtype(reference.trace, theirs)
+            return OperatorFinding("rounding", ours.phase, ours, theirs, ours.line, upcast, dtypes=dtypes)
+    return None
+
+
+def _coarsest(trace: OperatorTrace, operator: Operator) -> float:
+    return max((epsilon_of(trace.values[each].dtype) for each in (*operator.inputs, *operator.outputs)), default=0.0)
+
+
+def _coarsest_dtype(trace: OperatorTrace, operator: Operator) -> str:
+    dtypes = [trace.values[each].dtype for each in (*operator.inputs, *operator.outputs)]
+    return max(dtypes, key=epsilon_of)

@@ -1,0 +1,212 @@
+"""Finds the values that two traces have in common, whatever operators made them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.core.operators import OperatorTrace, TracedValue
+
+__all__ = ["EXACT", "Matches", "Values", "epsilon_of", "match_values"]
+
+EXACT = 1e-9
+"""Relative difference that float64 leaves between two ways to compute the same."""
+_EPSILONS = 16
+_SAMPLES = 64
+_ABSOLUTE = 1e-30
+_LOOSE = 1e-5
+"""Relative difference up to which samples call for a look at all elements."""
+_HUGE = 1e4
+"""Elements that are as many times larger than the median belong to a mask."""
+_SUMS = ("sum", "mean", "native_layer_norm_backward", "mm", "bmm", "addmm", "embedding_dense_backward")
+"""Names of operators whose results may cancel to zero."""
+
+
+def epsilon_of(dtype: str) -> float:
+    """Return the spacing of a floating-point dtype at 1; 0 for other dtypes."""
+    try:
+        return float(ml_dtypes.finfo(dtype).eps)
+    except (ValueError, TypeError):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Print:
+    """A few elements of a value; cheap to compare."""
+
+    samples: npt.NDArray[np.float64]
+    """Infinite and NaN are 0."""
+    place: tuple[Any, ...]
+    """Two values with the same place are the same elements in the same order."""
+
+
+class Values:
+    """The values of one trace as flat float64 arrays."""
+
+    def __init__(self, trace: OperatorTrace, host: Callable[[Any], npt.NDArray[Any]]) -> None:
+        self.trace = trace
+        self._host = host
+        self._prints: dict[int, _Print] = {}
+        self._norms: dict[int, float] = {}
+        self._distances: dict[tuple[Any, ...], float] = {}
+
+    def array(self, number: int) -> npt.NDArray[Any]:
+        values = self._host(self.trace.values[number].tensor).reshape(-1)
+        if values.dtype.kind == "c":
+            return values.view(values.real.dtype).astype(np.float64)
+        return values if values.dtype.kind in "iub" else values.astype(np.float64)
+
+    def print_of(self, number: int) -> _Print:
+        if number not in self._prints:
+            values = self._host(self.trace.values[number].tensor)
+            flat = values.reshape(-1) if values.flags.c_contiguous else np.ascontiguousarray(values).reshape(-1)
+            places = np.linspace(0, max(flat.size - 1, 0), min(flat.size, _SAMPLES)).astype(np.int64)
+            samples = flat[places].astype(np.complex128 if flat.dtype.kind == "c" else np.float64)
+            shared = (flat.ctypes.data, flat.size, str(flat.dtype)) if values.flags.c_contiguous else (number,)
+            signed = np.abs(samples) * np.sign(samples.real)
+            self._prints[number] = _Print(np.nan_to_num(signed, nan=0.0, posinf=0.0, neginf=0.0), shared)
+        return self._prints[number]
+
+    def norm(self, number: int) -> float:
+        """Return the L2 norm of the finite elements."""
+        if number not in self._norms:
+            values = self.array(number)
+            values = values.astype(np.float64) if values.dtype.kind in "iub" else values
+            norm = float(np.sqrt(np.dot(values, values)))
+            self._norms[number] = norm if np.isfinite(norm) else float(np.linalg.norm(values[np.isfinite(values)]))
+        return self._norms[number]
+
+    def distance(self, number: int, other: Values, others: int) -> float:
+        """Return the relative L2 distance of two values with the same number of elements; inf if one cannot say."""
+        pair = self.print_of(number).place, other.print_of(others).place
+        if pair not in self._distances:
+            self._distances[pair] = self._measure(number, other, others)
+        return self._distances[pair]
+
+    def _measure(self, number: int, other: Values, others: int) -> float:
+        ours, theirs = self.array(number), other.array(others)
+        if ours.size != theirs.size:
+            return float("inf")
+        if ours.dtype.kind in "iub" and theirs.dtype.kind in "iub":
+            return 0.0 if np.array_equal(ours, theirs) else float("inf")
+        ours, theirs = ours.astype(np.float64, copy=False), theirs.astype(np.float64, copy=False)
+        odd = ~np.isfinite(ours)
+        if odd.any() or not np.isfinite(theirs).all():
+            if not np.array_equal(ours[odd], theirs[odd], equal_nan=True) or (~np.isfinite(theirs) & ~odd).any():
+                return float("inf")
+            ours, theirs = ours[~odd], theirs[~odd]
+        return _relative(ours, theirs)
+
+    def floor(self, number: int) -> float:
+        """Return the size of what a value sums up, below which it is rounding.
+
+        A gradient that is zero in theory, like that of a bias before a norm, has no size of its own.
+        """
+        operator = self.trace.producer(number)
+        while operator is not None and operator.moves and operator.inputs:
+            number = operator.inputs[0]
+            operator = self.trace.producer(number)
+        if operator is None or not operator.name.startswith(_SUMS):
+            return 0.0
+        return max((self.norm(each) for each in operator.inputs), default=0.0)
+
+    def floored_distance(self, number: int, other: Values, others: int) -> float:
+        """Return the distance relative to the value, or to what it sums up if that is larger."""
+        distance = self.distance(number, other, others)
+        if not distance or not np.isfinite(distance):
+            return distance
+        size = other.norm(others)
+        return distance * size / max(size, self.floor(number), other.floor(others))
+
+    def equal(self, number: int, other: Values, others: int) -> bool:
+        """Return whether two values have the same dtype and bits."""
+        ours, theirs = self.trace.values[number], other.trace.values[others]
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+            return False
+        one, two = self._host(ours.tensor), other._host(theirs.tensor)
+        return (
+            bool(np.array_equal(one.view(f"u{one.itemsize}"), two.view(f"u{two.itemsize}")))
+            if one.ndim
+            else bool(one.tobytes() == two.tobytes())
+        )
+
+
+@dataclass
+class Matches:
+    """Which values of the candidate are values of the reference, within the tolerance, and the other way round."""
+
+    candidate: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    reference: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, candidate: int, reference: int) -> None:
+        self.candidate[candidate].add(reference)
+        self.reference[reference].add(candidate)
+
+
+def tolerance(one: TracedValue, other: TracedValue, exact: bool) -> float:
+    """Return the allowed relative distance of two values."""
+    return EXACT if exact else _EPSILONS * max(epsilon_of(one.dtype), epsilon_of(other.dtype))
+
+
+def match_values(
+    candidate: Values,
+    reference: Values,
+    exact: bool,
+    matches: Matches | None = None,
+    of_candidate: Iterable[int] | None = None,
+    of_reference: Iterable[int] | None = None,
+) -> Matches:
+    """Compare values that could be the same. Shapes may differ if the elements are the same, in the same order.
+
+    matches, of_candidate, of_reference: extend earlier matches by these values only.
+    """
+    found = Matches() if matches is None else matches
+    ours = range(len(candidate.trace.values)) if of_candidate is None else of_candidate
+    theirs = range(len(reference.trace.values)) if of_reference is None else of_reference
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for number in theirs:
+        by_size[int(np.prod(reference.trace.values[number].shape, dtype=np.int64))].append(number)
+    for number in ours:
+        value = candidate.trace.values[number]
+        for other in by_size.get(int(np.prod(value.shape, dtype=np.int64)), ()):
+            counterpart = reference.trace.values[other]
+            if (value.dtype == "bool") != (counterpart.dtype == "bool"):
+                continue
+            allowed = tolerance(value, counterpart, exact)
+            if _alike(candidate.print_of(number), reference.print_of(other), allowed) and (
+                candidate.floored_distance(number, reference, other) <= allowed
+            ):
+                found.add(number, other)
+    return found
+
+
+def _relative(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> float:
+    """Return the relative distance, with the elements of a mask, which dwarf all others, apart from the rest."""
+    sizes = np.abs(theirs)
+    ordinary = sizes[sizes > 0]
+    huge = sizes > _HUGE * np.median(ordinary) if ordinary.size else np.zeros(sizes.shape, bool)
+    if huge.any():
+        rest = _relative_l2(ours[~huge], theirs[~huge])
+        return max(rest, _relative_l2(ours[huge], theirs[huge]))
+    return _relative_l2(ours, theirs)
+
+
+def _relative_l2(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> float:
+    size = float(np.linalg.norm(theirs))
+    apart = float(np.linalg.norm(ours - theirs))
+    return apart / size if size else (0.0 if apart <= _ABSOLUTE else float("inf"))
+
+
+def _alike(one: _Print, other: _Print, allowed: float) -> bool:
+    """Return whether two values may be the same; a single element may be off by the whole allowance."""
+    if one.samples.size != other.samples.size:
+        return False
+    size = max(np.abs(one.samples).max(initial=0.0), np.abs(other.samples).max(initial=0.0))
+    # The elements between the samples may be larger, and what sums to zero has no size of its own.
+    return bool((np.abs(one.samples - other.samples) <= max(1e3 * allowed, _LOOSE) * size + _ABSOLUTE).all())
