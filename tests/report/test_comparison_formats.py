@@ -10,6 +10,7 @@ import sys
 from typing import Any
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
@@ -151,7 +152,8 @@ def test_json_of_many_rows_comes_in_pieces() -> None:
 def test_parquet_holds_the_table_and_the_verdict() -> None:
     result = comparisons.diverged()
     table = pyarrow.parquet.read_table(io.BytesIO(written(comparison_parquet, result)))
-    assert table.equals(result.table)
+    assert table.equals(result.table.cast(table.schema))
+    assert pa.types.is_string(table.schema.field("module").type)
     assert table.schema.metadata[b"tensortap.sentence"].decode() == result.sentence
     assert table.schema.metadata[b"tensortap.verdict"] == b"diverged"
 

@@ -345,17 +345,15 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
 def reference_movement(matched: Matched) -> Callable[[int, int], float]:
     """Return a function of two pairs: how far apart the reference's records are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
-    cache: list[Any] = []
 
     def moved(before: int, after: int) -> float:
-        cache[:] = cache or side.sketches()
-        matrix, which = cache
-        left, right = (int(which[rows[pair]]) for pair in (before, after))
-        norm = float(side.l2[rows[before]])
-        if left < 0 or right < 0 or not norm:
+        both = rows[[before, after]]
+        norm = float(side.l2[both[0]])
+        if not side.has_sketch[both].all() or not norm:
             return 1.0
+        left, right = side.sketches_at(both)
         with np.errstate(invalid="ignore"):
-            apart = float(np.linalg.norm(matrix[left].astype(np.float64) - matrix[right])) / norm
+            apart = float(np.linalg.norm(left.astype(np.float64) - right)) / norm
         return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed is useless
 
     return moved

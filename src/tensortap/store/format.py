@@ -205,16 +205,26 @@ def without_sketch() -> Any:
 
 
 def with_known_columns(table: Any) -> Any:
-    """Return rows with the columns of `without_sketch`: null where they lack one, without the unknown."""
+    """Return rows with the columns of `without_sketch`: null where they lack one, without the unknown.
+
+    Coded strings stay coded.
+    """
     schema = without_sketch()
     if table.schema.equals(schema):
         return table
-    types = {field.name: field.type for field in table.schema}
     columns = [
-        table.column(field.name) if types.get(field.name) == field.type else pa.nulls(table.num_rows, field.type)
+        table.column(field.name)
+        if field.name in table.column_names and _holds(table.schema.field(field.name).type, field.type)
+        else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
-    return pa.table(columns, schema=schema)
+    fields = [field.with_type(column.type) for field, column in zip(schema, columns, strict=True)]
+    return pa.table(columns, schema=pa.schema(fields, metadata=schema.metadata))
+
+
+def _holds(kind: Any, wanted: Any) -> bool:
+    """Whether a column has the values of a type; strings may be coded."""
+    return bool(kind == wanted or (pa.types.is_dictionary(kind) and kind.value_type == wanted))
 
 
 def encode(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from tensortap.core import dtypes
 from tensortap.core.placement import Placement
 from tensortap.core.records import Key, Record
 from tensortap.errors import RunUnreadable
+from tensortap.store.compact import coded_batch, compact, is_text, plain
 from tensortap.store.format import (
     END_OF_STREAM,
     SCHEMA,
@@ -26,6 +27,7 @@ from tensortap.store.format import (
 )
 from tensortap.store.metadata import check_version
 from tensortap.store.placements import PlacementTable, read_placements
+from tensortap.store.sketch_batches import ColumnSketches, FileSketches, Sketches, open_columns
 from tensortap.store.source import Bytes
 
 __all__ = ["Index", "check_schema", "read_index"]
@@ -34,6 +36,8 @@ _MOST_ELEMENTS = float(1 << 62)
 _MOST_AXES = 64
 _MOST_COUNTED = 1 << 31
 """Bound of micro steps in a step, and of calls of a module in one: no run reaches it."""
+_RELEASED_EVERY = 16
+"""Batches of a mapped index whose pages count as memory while it is read."""
 
 
 class Index:
@@ -48,21 +52,21 @@ class Index:
         lost: int = 0,
         missing: bool = False,
         unknown: Sequence[str] = (),
-        sketches: Callable[[], Any] | None = None,
+        sketches: Sketches | None = None,
         placements: Sequence[Placement] = (),
     ) -> None:
         """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics.
 
-        `sketches` returns the column of sketches if `rows` does not have it. `placements` are those of the rank, by
-        their numbers in the column `placement`.
+        `sketches` reads the sketches if `rows` does not have them. Strings may be coded. `placements` are those of the
+        rank, by their numbers in the column `placement`.
         """
         self.rank = rank
         self.placements = placements
-        self._read_sketches = sketches or partial(rows.column, "sketch")
+        self._sketches = sketches or ColumnSketches(rows.num_rows, partial(rows.column, "sketch"))
         known = with_known_columns(rows)
         self._order = _order(known)
-        self.columns = known if self._order is None else known.take(pa.array(self._order))
-        """All columns but the sketch."""
+        self.columns = compact(known if self._order is None else known.take(pa.array(self._order)))
+        """All columns but the sketch, as `compact` holds them."""
         self.unknown = unknown
         """Columns of the file that this process does not know: statistics that are registered elsewhere."""
         self.complete = complete
@@ -78,8 +82,10 @@ class Index:
         for name in ("file", "offset", "nbytes"):
             at = self.columns.schema.get_field_index(name)
             field = self.columns.schema.field(at)
-            column = pc.if_else(mask, pa.scalar(None, field.type), self.columns.column(name))
-            self.columns = self.columns.set_column(at, field, column)
+            kind = pa.string() if is_text(field.type) else field.type
+            column = pc.if_else(mask, pa.scalar(None, kind), self.columns.column(name).cast(kind))
+            self.columns = self.columns.set_column(at, field.with_type(kind), column)
+        self.columns = compact(self.columns)
 
     @classmethod
     def of(
@@ -100,25 +106,28 @@ class Index:
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
-    @cached_property
-    def sketch_column(self) -> Any:
-        """The sketch of each row, or null. It is most of an index, so it is read when it is first needed."""
-        column = self._read_sketches()
-        return column if self._order is None else column.take(pa.array(self._order))
-
-    @cached_property
+    @property
     def rows(self) -> Any:
-        """All columns."""
+        """All columns, with strings as such."""
         at = SCHEMA.get_field_index("sketch")
-        return self.columns.add_column(at, SCHEMA.field(at), self.sketch_column)
+        sketches = self._sketches.column()
+        if self._order is not None:
+            sketches = sketches.take(pa.array(self._order))
+        return plain(self.columns).add_column(at, SCHEMA.field(at), sketches)
 
     def records(self, places: npt.NDArray[np.int64]) -> list[Record]:
         """Return the records of these rows."""
         rows = _taken(self.columns, places)
-        sketches = self.sketch_column
-        sources = self.sketch_rows[places]
-        found = [sketches[int(row)].values.to_numpy() if row >= 0 else _NO_SKETCH for row in sources]
-        return decode(rows, self.rank, found, self.placements)
+        known = self.sketch_rows[places] >= 0
+        sketches = iter(self.sketches_at(places[known]))
+        return decode(
+            rows, self.rank, [next(sketches) if each else _NO_SKETCH for each in known.tolist()], self.placements
+        )
+
+    def sketches_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the sketches of rows as a matrix. All of these rows must have one."""
+        rows = self.sketch_rows[places]
+        return self._sketches.at(rows if self._order is None else self._order[rows])
 
     @cached_property
     def sketch_rows(self) -> npt.NDArray[np.int64]:
@@ -126,7 +135,12 @@ class Index:
         if not len(self):
             return np.empty(0, np.int64)
         tensors = self.columns.column("tensor").to_numpy()
-        having = np.flatnonzero(self.sketch_column.is_valid().to_numpy())
+        if self._order is None:
+            having = self._sketches.having(tensors)
+        else:
+            place = np.empty_like(self._order)
+            place[self._order] = np.arange(len(self))
+            having = np.sort(place[self._sketches.having(tensors[place])])
         if not having.size:
             return np.full(len(self), -1)
         numbers, first = np.unique(tensors[having], return_index=True)
@@ -167,41 +181,47 @@ def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Ind
     if not size:
         return Index(rank, SCHEMA.empty_table(), complete=False)
     path = source.address(name)
-    buffer = pa.py_buffer(source.view(name, 0, size))
-    stream = pa.BufferReader(buffer)
+    stream = pa.BufferReader(pa.py_buffer(source.view(name, 0, size)))
     batches: list[Any] = []
+    places: list[tuple[int, int, int]] = []
     unknown: list[str] = []
-    end, complete = 0, False
+    head, end, complete = 0, 0, False
     try:
         schema = pa.ipc.read_schema(stream)
         unknown = check_schema(schema, path)
-        end = stream.tell()
+        head = end = stream.tell()
         stream.seek(0)
-        reader = _open_columns(stream, [at for at, each in enumerate(schema.names) if each != "sketch"])
+        reader = open_columns(stream, [at for at, each in enumerate(schema.names) if each != "sketch"])
         while True:
             batch = reader.read_next_batch()
             batch.validate(full=True)  # Arrow follows the offsets of a damaged file out of its memory
-            batches.append(batch)
+            batches.append(coded_batch(batch))
+            places.append((end, stream.tell(), batch.num_rows))
             end = stream.tell()
+            if not len(places) % _RELEASED_EVERY:
+                source.release_pages()
     except StopIteration:
         stream.seek(end)
         complete = stream.read(len(END_OF_STREAM)) == END_OF_STREAM
         end += len(END_OF_STREAM) if complete else 0
     except (OSError, pa.ArrowException):
         pass  # the rest is not a whole batch
+    source.release_pages()
     rows = pa.Table.from_batches(batches, batches[0].schema if batches else without_sketch())
     if problem := _find_problem(rows):
         raise RunUnreadable(f"{path} is damaged: {problem}.")
-    sketches = partial(_read_sketches, buffer, len(batches), path)
-    return Index(
+    found = Index(
         rank,
         rows,
         complete=complete,
         lost=size - end,
         unknown=unknown,
-        sketches=sketches,
+        sketches=FileSketches(source, name, head, places),
         placements=_read_placements(source, placements, rows) if placements else (),
     )
+    del batches, rows
+    pa.default_memory_pool().release_unused()  # unpacking and coding took more than the columns keep
+    return found
 
 
 def _read_placements(source: Bytes, name: str, rows: Any) -> list[Placement]:
@@ -218,27 +238,6 @@ def _read_placements(source: Bytes, name: str, rows: Any) -> list[Placement]:
                 f"{bounds['min'] if bounds['min'] < 0 else bounds['max']}."
             )
     return found
-
-
-def _open_columns(stream: Any, fields: list[int]) -> Any:
-    """Open a stream for some of its columns. Threads that unpack them would compete with a training for the cores."""
-    return pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields))
-
-
-def _read_sketches(buffer: Any, count: int, path: str) -> Any:
-    """Return the column of sketches of the first `count` batches."""
-    at = SCHEMA.get_field_index("sketch")
-    chunks = []
-    try:
-        reader = _open_columns(pa.BufferReader(buffer), [at]) if count else None
-        for _ in range(count):
-            assert reader is not None
-            batch = reader.read_next_batch()
-            batch.validate(full=True)
-            chunks.append(batch.column(0))
-    except (OSError, StopIteration, pa.ArrowException) as error:
-        raise RunUnreadable(f"{path} is damaged: its sketches cannot be read.") from error
-    return pa.chunked_array(chunks, SCHEMA.field(at).type)
 
 
 def check_schema(schema: Any, path: str) -> list[str]:

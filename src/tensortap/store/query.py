@@ -58,7 +58,8 @@ def _matching(column: Any, name: str, wanted: Any) -> Any:
     """Return which rows match. Columns have few distinct values, so any Python container can be asked."""
     values = pc.unique(column).to_pylist()
     chosen = [value for value in values if _meant(name, value, wanted)]
-    return pc.is_in(column, pa.array(chosen, column.type))
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return pc.is_in(column, pa.array(chosen, kind))
 
 
 def _meant(name: str, value: Any, wanted: Any) -> bool:

@@ -27,6 +27,8 @@ from tensortap.core.presentation import CoverageByRank, reports
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
 from tensortap.store.calls import Calls
+from tensortap.store.compact import joined
+from tensortap.store.format import without_sketch
 from tensortap.store.index import Index
 from tensortap.store.loop import LoopFacts
 from tensortap.store.query import Filter
@@ -368,21 +370,39 @@ class Run:
         return self._index(rank).rows
 
     def columns(self, rank: int) -> Any:
-        """Return the columns of one rank as `index` does, but without sketches, which take most of the memory."""
+        """Return the columns of one rank as `index` does, but without sketches, which take most of the memory, and with
+        coded strings."""
         return self._index(rank).columns
+
+    def join_columns(self, ranks: Sequence[int]) -> Any:
+        """Return the columns of several ranks as one table. The columns of each rank become a slice of it, so that
+        they are in memory once."""
+        indexes = [self._index(rank) for rank in ranks]
+        if not indexes:
+            return without_sketch().empty_table()
+        whole, begin = joined([index.columns for index in indexes]), 0
+        for index in indexes:
+            index.columns = whole.slice(begin, len(index))
+            begin += len(index)
+        return whole
+
+    def sketch_rows(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return for each row of `index(rank)` the row that has the sketch of its tensor; -1 if there is none."""
+        with reading(self.path):
+            return self._index(rank).sketch_rows
+
+    def sketches_at(self, rank: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the sketches of rows of `index(rank)` as a matrix, read in batches. All of them must have one."""
+        with reading(self.path):
+            return self._index(rank).sketches_at(rows)
 
     def sketches(self, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return all sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
-        index = self._index(rank)
-        column = index.sketch_column
-        having = np.unique(index.sketch_rows[index.sketch_rows >= 0])
+        rows = self.sketch_rows(rank)
+        having = np.unique(rows[rows >= 0])
         if not having.size:
-            return np.empty((0, 0), np.float32), index.sketch_rows
-        with reading(self.path):
-            flat = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks])
-            which = np.cumsum(column.is_valid().to_numpy()) - 1
-            rows = index.sketch_rows
-            return flat.reshape(int(which[-1]) + 1, -1), np.where(rows >= 0, which[rows], -1)
+            return np.empty((0, 0), np.float32), rows
+        return self.sketches_at(rank, having), np.where(rows >= 0, np.searchsorted(having, rows), -1)
 
     def to_arrow(self, rank: int | Collection[int] | None = None) -> Any:
         """Return the whole index as one pyarrow.Table, with a column for the rank."""

@@ -97,8 +97,13 @@ class SettingDifferences:
             yield ours.words[left], theirs.words[right]
 
     def _value(self, name: str, fact: str, of: str) -> Mapping[str, Any] | None:
-        side = self._reference if name == "reference" else self._candidate
-        return self._loop(name).value(fact, int(side.step[getattr(self._alignment, name)].min()), of)
+        return self._loop(name).value(fact, self._first_steps[name], of)
+
+    @cached_property
+    def _first_steps(self) -> dict[str, int]:
+        """By side: the first step that was compared."""
+        sides = ("reference", self._reference), ("candidate", self._candidate)
+        return {name: int(side.step[getattr(self._alignment, name)].min()) for name, side in sides}
 
     def _loop(self, name: str) -> LoopFacts:
         side = self._reference if name == "reference" else self._candidate

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from tensortap.compare.join.bands import Assembly
 from tensortap.compare.join.source import joined_source
 from tensortap.core.records import ALL_FROZEN, PHASES, Key, display_name
-from tensortap.core.sketches import FULL, of_one_size
+from tensortap.core.sketches import FULL, fold
 from tensortap.store import Run
-from tensortap.store.format import with_known_columns, without_sketch
+from tensortap.store.compact import compact, joined
 from tensortap.store.query import Filter
 
 __all__ = ["Bools", "Ints", "Names", "Scope", "Side", "has_evaluation", "hash_of_shape"]
@@ -107,14 +107,14 @@ class Side:
         self.without_evaluation = phases is not None
         """Whether records of an evaluation were left out."""
         self.ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-        tables, rows = [], []
-        for rank in self.ranks:
-            table = with_known_columns(run.columns(rank))
-            places = np.arange(table.num_rows) if everything else chosen.rows(table)
-            tables.append(table if everything else table.take(pa.array(places)))
-            rows.append(np.asarray(places, np.int64))
-        self.table = pa.concat_tables(tables) if tables else without_sketch().empty_table()
-        """Columns of the index without its sketches."""
+        whole = run.join_columns(self.ranks)
+        tables = [run.columns(rank) for rank in self.ranks]
+        rows = [np.arange(table.num_rows) if everything else chosen.rows(table) for table in tables]
+        if tables and not everything:
+            parts = zip(tables, rows, strict=True)
+            whole = joined([compact(table.take(pa.array(places))) for table, places in parts])
+        self.table = whole
+        """Columns of the index without its sketches, as `store.compact` holds them."""
         self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
         self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
@@ -136,7 +136,7 @@ class Side:
         """Return a column of numbers, read on first use."""
         if name.startswith("_") or name == "table" or name not in self.table.column_names:
             raise AttributeError(name)
-        column = np.asarray(self.table.column(name).to_numpy())
+        column = np.asarray(_unbroken(self.table.column(name)).to_numpy(zero_copy_only=False))
         setattr(self, name, column)
         return column
 
@@ -150,7 +150,7 @@ class Side:
         """Keep the state before the first step: a checkpoint knows neither steps nor which tensors are buffers."""
         state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)
         state &= self.step == (self.step[state].min() if state.any() else 0)
-        self.table = self.table.filter(pa.array(state))
+        self.table = compact(self.table.filter(pa.array(state)))
         self.row, self.rank = self.row[state], self.rank[state]
         for name in ("step", "micro"):
             setattr(self, name, np.zeros(len(self), np.int64))
@@ -161,10 +161,13 @@ class Side:
     def names(self, column: str) -> Names:
         if not len(self):
             return Names(np.empty(0, np.int64), [])
-        encoded = self.table.column(column).dictionary_encode().combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.chunk(0)
-        return Names(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+        coded = _unbroken(self.table.column(column))
+        codes, words = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+        if np.count_nonzero(np.bincount(codes, minlength=len(words))) == len(words):
+            return Names(codes, words)
+        used, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # words that were left out leave gaps
+        return Names(np.argsort(order)[codes], [words[code] for code in used[order].tolist()])
 
     @cached_property
     def module(self) -> Names:
@@ -211,19 +214,17 @@ class Side:
     @cached_property
     def tensor_id(self) -> Ints:
         """The tensor's number, made unique over ranks."""
-        found: Ints = self.tensor + (self.rank << 40)
+        found: Ints = self.tensor + (self.rank << 40) if self.rank.any() else self.tensor
         return found
 
     @cached_property
     def shapes(self) -> Any:
-        return self.table.column("shape").combine_chunks() if len(self) else pa.array([], pa.list_(pa.int64()))
+        return _unbroken(self.table.column("shape")) if len(self) else pa.array([], pa.list_(pa.int64()))
 
     @cached_property
     def shape_hash(self) -> npt.NDArray[np.uint64]:
         """Equal for equal shapes: a polynomial in the dimensions, so that whole columns compare at once."""
         column = self.shapes
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks)
         offsets = column.offsets.to_numpy().astype(np.int64)
         values = column.values.to_numpy().astype(np.uint64)
         lengths = np.diff(offsets)
@@ -301,28 +302,51 @@ class Side:
             self.path[row],
         )
 
+    @cached_property
+    def has_sketch(self) -> Bools:
+        """Whether a sketch of the record's tensor is known."""
+        found = np.zeros(len(self), bool)
+        for rank in self.ranks:
+            here = self._of_rank(rank)
+            found[here] = self.run.sketch_rows(rank)[self.row[here]] >= 0
+        return found
+
+    @cached_property
+    def sketch_size(self) -> int:
+        """Number of sums of the smallest sketch of any rank; `FULL` if there is none."""
+        firsts = (np.flatnonzero(self.run.sketch_rows(rank) >= 0)[:1] for rank in self.ranks)
+        sizes = (
+            self.run.sketches_at(rank, row).shape[1] for rank, row in zip(self.ranks, firsts, strict=True) if len(row)
+        )
+        return min((size for size in sizes if size), default=FULL)
+
+    def sketches_at(self, rows: Ints, size: int | None = None) -> npt.NDArray[np.float32]:
+        """Return the sketches of records as a matrix of `size` sums each. All of them must have one.
+
+        They are read in batches: records that are near to each other are read together.
+        """
+        size = self.sketch_size if size is None else size
+        if len(self.ranks) == 1:
+            found = fold(self.run.sketches_at(self.ranks[0], self.row[rows]), size)
+        else:
+            found = np.empty((len(rows), size), np.float32)
+            ranks = self.rank[rows]
+            for rank in np.unique(ranks).tolist():
+                here = np.flatnonzero(ranks == rank)
+                found[here] = fold(self.run.sketches_at(rank, self.row[rows[here]]), size)
+        if self._scales:
+            found = found * np.array([self._scales.get(row, 1.0) for row in rows.tolist()], np.float32)[:, None]
+        return found
+
     def sketches(self) -> tuple[npt.NDArray[np.float32], Ints]:
         """Return all sketches as rows of a matrix, and the row of each record; -1 if it has none."""
-        matrices, which, before = [], [], 0
-        for rank in self.ranks:
-            matrix, rows = self.run.sketches(rank)
-            own = rows[self.row[self.rank == rank]]
-            if matrix.size:
-                matrices.append(matrix)
-                which.append(np.where(own >= 0, own + before, -1))
-                before += len(matrix)
-            else:
-                which.append(np.full(len(own), -1))
-        matrices = of_one_size(matrices) or [np.empty((0, FULL), np.float32)]
-        matrix = np.concatenate(matrices) if len(matrices) > 1 else matrices[0]
-        places = np.concatenate(which) if which else np.empty(0, np.int64)
-        if not self._scales or not matrix.size:
-            return matrix, places
-        rows = np.array([row for row in self._scales if places[row] >= 0], np.int64)
-        factors = np.array([self._scales[row] for row in rows.tolist()], np.float32)
-        scaled = matrix[places[rows]] * factors[:, None]
-        places[rows] = len(matrix) + np.arange(len(rows))
-        return np.concatenate([matrix, scaled]), places
+        rows = np.flatnonzero(self.has_sketch)
+        which = np.full(len(self), -1)
+        which[rows] = np.arange(len(rows))
+        return self.sketches_at(rows) if len(rows) else np.empty((0, FULL), np.float32), which
+
+    def _of_rank(self, rank: int) -> Any:
+        return slice(None) if len(self.ranks) == 1 else np.flatnonzero(self.rank == rank)
 
     def locations(self, rows: Ints) -> list[tuple[str, int, int]]:
         """Return (path, offset, bytes) of records whose bytes were stored."""
@@ -337,6 +361,10 @@ class Side:
         if row not in self._scales:
             return found
         return (found.astype(np.float64) * self._scales[row]).astype(found.dtype)
+
+
+def _unbroken(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def hash_of_shape(shape: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tensortap.compare.align.side import Ints, Side
 from tensortap.mapping.outline import full_name
+from tensortap.store.compact import compact, is_text
 
 __all__ = ["complete_step_gradients", "uncleared_since"]
 
@@ -47,12 +48,14 @@ def _complete(side: Side) -> None:
         table = _with(table, name, np.where(added, value, old).tolist())
     table = _with(table, "micro", np.where(added, 0, side.micro[source]).tolist())
     table = _with(table, "seq", seq.tolist())
-    side.replace(table, side.row[source], side.rank[source])
+    side.replace(compact(table), side.row[source], side.rank[source])
 
 
 def _with(table: pa.Table, name: str, values: list[object]) -> pa.Table:
     place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    field = table.schema.field(place)
+    kind = pa.string() if is_text(field.type) else field.type
+    return table.set_column(place, field.with_type(kind), pa.array(values, kind))
 
 
 def _only_gradients(side: Side) -> Ints:
@@ -93,21 +96,21 @@ class _Held:
 def uncleared_since(side: Side, row: int) -> int | None:
     """Return the step from which on the gradient that an optimizer got sums those from backward, if that is an earlier
     one: the gradients were not cleared. Sketches are linear, so those of a sum are known."""
-    matrix, which = side.sketches()
     name = full_name(side.module[row], side.path[row])
     same = side.kind.among(("param_grad",)) & (side.rank == side.rank[row]) & (side.step <= side.step[row])
     by_step: dict[int, list[int]] = {}
     for each in np.flatnonzero(same).tolist():
         if full_name(side.module[each], side.path[each].partition("~")[0]) == name:
-            by_step.setdefault(int(side.step[each]), []).append(int(which[each]))
+            by_step.setdefault(int(side.step[each]), []).append(each)
     steps = sorted(by_step, reverse=True)
-    if which[row] < 0 or not steps or steps[0] != side.step[row] or any(-1 in each for each in by_step.values()):
+    needed = np.array([row, *(each for rows in by_step.values() for each in rows)])
+    if not steps or steps[0] != side.step[row] or not side.has_sketch[needed].all():
         return None
-    got = matrix[which[row]].astype(np.float64)
+    got = side.sketches_at(needed[:1])[0].astype(np.float64)
     total = np.zeros_like(got)
     with np.errstate(invalid="ignore", over="ignore"):
         for step in steps:
-            total += matrix[by_step[step]].astype(np.float64).sum(axis=0)
+            total += side.sketches_at(np.array(by_step[step])).astype(np.float64).sum(axis=0)
             if np.linalg.norm(total - got) <= _SAME_SUM * np.linalg.norm(got):
                 return step if step < steps[0] and np.any(got) else None
     return None

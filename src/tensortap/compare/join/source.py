@@ -7,7 +7,7 @@ whole.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -30,6 +30,7 @@ from tensortap.store.format import index_schema
 from tensortap.store.index import Index
 from tensortap.store.loop import LoopFacts
 from tensortap.store.run import RunSource
+from tensortap.store.sketch_batches import ColumnSketches
 from tensortap.store.source import Bytes, LocalFiles
 
 __all__ = ["JoinedSource", "joined_source"]
@@ -150,7 +151,8 @@ class JoinedSource(RunSource):
             if each.name != "sketch"
         ]
         fields = [each for each in schema if each.name != "sketch"]
-        return Index(rank, pa.table(arrays, schema=pa.schema(fields)), sketches=partial(self._sketch_column))
+        sketches = ColumnSketches(count, self._sketch_column)
+        return Index(rank, pa.table(arrays, schema=pa.schema(fields)), sketches=sketches)
 
     def _sketch_column(self) -> Any:
         """Return the sketch of each row that is the first of its tensor; null where a piece has none."""

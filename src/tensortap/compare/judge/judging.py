@@ -94,14 +94,15 @@ class _Judge:
         if policy.fixed:
             self.open = ~pairs.equal & ~np.isnan(pairs.error)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
-        self.status: list[str] = np.where(pairs.equal, "equal", np.where(close, "close", "unjudged")).tolist()
-        rule = np.where(pairs.equal, "bitwise", np.where(close, ROUNDING, "no evidence"))
-        self.rule: list[str] = rule.tolist()
+        which = np.where(pairs.equal, 0, np.where(close, 1, 2)).astype(np.int8).tolist()
+        # Equal words are one object: there are as many as pairs.
+        self.status = list(map(("equal", "close", "unjudged").__getitem__, which))
+        self.rule = list(map(("bitwise", ROUNDING, "no evidence").__getitem__, which))
         for row in pairs.masks:
             self.rule[row] = SAME_MASK
         self._ambiguous: set[int] = set()
         """Masks that are the same if True means "hidden": they are wrong only if something made from them is."""
-        self.tolerance = evidence.base.copy()
+        self.tolerance = evidence.base[:]
 
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():

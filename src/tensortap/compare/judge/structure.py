@@ -7,10 +7,12 @@ same tensor.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -59,13 +61,13 @@ class Structure:
         self._side = side
         self._renamed = renamed or {}
         self._rows = rows
-        self._call_of: dict[int, CallRows] = {}
+        self._call_of: list[CallRows | None] = []
 
-    # Columns are lists, and built on first use: a comparison in which all is right needs none of them.
+    # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
+    # which lists and views return fastest; equal elements of a list are one object.
     @cached_property
-    def tensor(self) -> list[int]:
-        found: list[int] = self._side.tensor_id[self._rows].tolist()
-        return found
+    def tensor(self) -> Sequence[int]:
+        return self._view(self._side.tensor_id[self._rows])
 
     @cached_property
     def kind(self) -> list[str]:
@@ -73,13 +75,14 @@ class Structure:
 
     @cached_property
     def module(self) -> list[str]:
+        if not self._renamed:
+            return self._side.module.at(self._rows)
         return [module for module, _ in self._modules_and_calls]
 
     @cached_property
     def _modules_and_calls(self) -> list[tuple[str, int]]:
-        found = list(zip(self._side.module.at(self._rows), self._side.call[self._rows].tolist(), strict=True))
-        if not self._renamed:
-            return found
+        """Modules and numbers of calls, with those that count as another call."""
+        found = zip(self._side.module.at(self._rows), self._side.call[self._rows].tolist(), strict=True)
         kinds = zip(found, self.kind, strict=True)
         return [self._renamed.get(call, call) if kind in ("output", "grad_output") else call for call, kind in kinds]
 
@@ -90,39 +93,56 @@ class Structure:
     @cached_property
     def scope(self) -> list[tuple[int, int, int]]:
         """Rank, step and micro step; see `Side.pass_number`."""
-        columns = (self._side.rank, self._side.step, self._side.pass_number)
-        return list(zip(*(column[self._rows].tolist() for column in columns), strict=True))
+        columns = [column[self._rows] for column in (self._side.rank, self._side.step, self._side.pass_number)]
+        changes = np.zeros(len(self._rows), bool)
+        changes[:1] = True
+        for column in columns:
+            changes[1:] |= column[1:] != column[:-1]
+        begins = np.flatnonzero(changes)
+        lengths = np.diff(begins, append=len(self._rows)).tolist()
+        found = zip(*(column[begins].tolist() for column in columns), strict=True)
+        return [scope for each, length in zip(found, lengths, strict=True) for scope in repeat(each, length)]
 
     @cached_property
-    def number(self) -> list[int]:
+    def number(self) -> Sequence[int]:
+        if not self._renamed:
+            return self._view(self._side.call[self._rows])
         return [number for _, number in self._modules_and_calls]
 
     @cached_property
-    def seq(self) -> list[int]:
-        found: list[int] = self._side.seq[self._rows].tolist()
-        return found
+    def seq(self) -> Sequence[int]:
+        return self._view(self._side.seq[self._rows])
 
     @cached_property
-    def first_seen(self) -> list[int]:
+    def first_seen(self) -> Sequence[int]:
         """For each row, the first row with the same tensor."""
         _, first, inverse = np.unique(self._side.tensor_id[self._rows], return_index=True, return_inverse=True)
-        found: list[int] = first[inverse].tolist()
-        return found
+        return self._view(first[inverse])
+
+    @staticmethod
+    def _view(column: Ints) -> Sequence[int]:
+        return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
     @cached_property
     def calls(self) -> dict[Spot, CallRows]:
         found: dict[Spot, CallRows] = {}
-        for row, kind in enumerate(self.kind):
+        self._call_of = [None] * len(self.kind)
+        columns = zip(self.kind, self.scope, self.module, self.number, self.seq, strict=True)
+        for row, (kind, scope, module, number, seq) in enumerate(columns):
             if kind in STATE_KINDS:
                 continue
-            spot = (self.scope[row], self.module[row], self.number[row])
+            spot = (scope, module, number)
             call = found.get(spot)
             if call is None:
-                call = found[spot] = CallRows(self.module[row], self.scope[row], self.number[row], self.seq[row], -1)
-            call.rows.setdefault(kind, []).append(row)
+                call = found[spot] = CallRows(module, scope, number, seq, -1)
+            rows = call.rows.get(kind)
+            if rows is None:
+                call.rows[kind] = [row]
+            else:
+                rows.append(row)
             self._call_of[row] = call
-            if kind in ("input", "output"):
-                call.end = max(call.end, self.seq[row])
+            if kind in ("input", "output") and seq > call.end:
+                call.end = seq
         self._nest(found.values())
         return found
 
@@ -142,7 +162,7 @@ class Structure:
                     break
 
     def call_of(self, row: int) -> CallRows | None:
-        return self._call_of.get(row) if self.calls else None
+        return self._call_of[row] if self.calls else None
 
     @cached_property
     def consumers(self) -> dict[int, list[CallRows]]:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.core.sketches import of_one_size
 from tensortap.kernels import difference
 
 __all__ = ["CrossedKink", "crossed_kink", "kinks_between"]
@@ -72,7 +71,6 @@ def crossed_kink(ours: Array, theirs: Array) -> CrossedKink | None:
 
 def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], CrossedKink | None]:
     """Return a function of a pair that tells which of its elements crossed a kink."""
-    known: list[Any] = []
 
     def of_pair(pair: int) -> CrossedKink | None:
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
@@ -80,14 +78,13 @@ def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Cal
             return crossed_kink(reference.array(left), candidate.array(right))
         if candidate.reordered[right]:
             return None
-        if not known:
-            sketches = [side.sketches() for side in (reference, candidate)]
-            matrices = of_one_size([matrix for matrix, _ in sketches])
-            known.extend((matrix, which) for matrix, (_, which) in zip(matrices, sketches, strict=True))
-        (ours, our_rows), (theirs, their_rows) = known
-        if our_rows[left] < 0 or their_rows[right] < 0:
+        if not reference.has_sketch[left] or not candidate.has_sketch[right]:
             return None
-        apart = ours[our_rows[left]].astype(np.float64) - theirs[their_rows[right]]
+        size = min(reference.sketch_size, candidate.sketch_size)
+        ours, theirs = (
+            side.sketches_at(np.array([row]), size)[0] for side, row in ((reference, left), (candidate, right))
+        )
+        apart = ours.astype(np.float64) - theirs
         zeros = abs(int(reference.zeros[left]) - int(candidate.zeros[right]))
         return _from_sketch(apart, float(reference.l2[left]), int(reference.elements[left]), zeros)
 

@@ -20,7 +20,7 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
 from tensortap.core import dtypes
 from tensortap.core.records import Difference
-from tensortap.core.sketches import fold, of_one_size
+from tensortap.core.sketches import fold
 from tensortap.kernels import difference, summarize
 
 __all__ = [
@@ -201,21 +201,17 @@ def pattern_differences(
     if not pairs:
         return {}
     sides = (reference, alignment.reference), (candidate, alignment.candidate)
-    sketches = [side.sketches() for side, _ in sides]
-    matrices = of_one_size([matrix for matrix, _ in sketches])
-    known = [
-        (side, rows, conventions(side), matrix, which)
-        for (side, rows), matrix, (_, which) in zip(sides, matrices, sketches, strict=True)
-    ]
+    size = min(side.sketch_size for side, _ in sides)
+    known = [(side, rows, conventions(side)) for side, rows in sides]
     found = {}
     for pair in pairs:
         both, patterns, hidden = [], [], []
-        for side, rows, codes, matrix, which in known:
+        for side, rows, codes in known:
             row = int(rows[pair])
-            if which[row] < 0:
+            if not side.has_sketch[row]:
                 break
             both.append(int(codes[row]))
-            patterns.append(_pattern(matrix[which[row]], both[-1], side, row))
+            patterns.append(_pattern(side.sketches_at(rows[[pair]], size)[0], both[-1], side, row))
             zeros, elements = int(side.zeros[row]), int(side.elements[row])
             hidden.append(zeros if both[-1] == FLAGS else elements - zeros)
         if len(patterns) < 2:
@@ -233,11 +229,15 @@ def pattern_differences(
 
 def hidden_pattern(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, Array | None]]:
     """Yield the rows that are masks, how many elements each hides, and the sketch of these; None without a sketch."""
-    codes, (matrix, which) = conventions(side), side.sketches()
+    codes = conventions(side)
     for row in rows[codes[rows] > NONE].tolist():
         zeros, code = int(side.zeros[row]), int(codes[row])
         hidden = zeros if code == FLAGS else int(side.elements[row]) - zeros
-        yield row, hidden, None if which[row] < 0 else _pattern(matrix[which[row]], code, side, row)
+        yield row, hidden, _sketch_of(side, row, code)
+
+
+def _sketch_of(side: Side, row: int, code: int) -> Array | None:
+    return _pattern(side.sketches_at(np.array([row]))[0], code, side, row) if side.has_sketch[row] else None
 
 
 def _apart(ours: Array, theirs: Array) -> float:

@@ -13,6 +13,10 @@ from tensortap.core import statistics
 
 __all__ = ["SCHEMA", "pairs_schema"]
 
+# Words repeat: a column without nulls holds codes, and each word once.
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+_FEW_WORDS = pa.dictionary(pa.int8(), pa.string())
+
 SCHEMA = pa.schema(
     [
         # identity, as on the reference's side
@@ -20,24 +24,24 @@ SCHEMA = pa.schema(
         ("seq", pa.int64()),  # execution order on the reference's side
         ("step", pa.int64()),
         ("micro", pa.int64()),
-        ("phase", pa.string()),
-        ("module", pa.string()),
+        ("phase", _FEW_WORDS),
+        ("module", _WORDS),
         ("call", pa.int64()),
-        ("kind", pa.string()),
-        ("path", pa.string()),
-        ("cls", pa.string()),
+        ("kind", _FEW_WORDS),
+        ("path", _WORDS),
+        ("cls", _WORDS),
         # the tensors
-        ("dtype_reference", pa.string()),
-        ("dtype_candidate", pa.string()),
+        ("dtype_reference", _FEW_WORDS),
+        ("dtype_candidate", _FEW_WORDS),
         ("shape_reference", pa.list_(pa.int64())),
         ("shape_candidate", pa.list_(pa.int64())),
         # the judgement
-        ("status", pa.string()),  # equal | close | diverged | nonfinite | shape | unjudged
+        ("status", _FEW_WORDS),  # equal | close | diverged | nonfinite | shape | unjudged
         ("birth", pa.bool_()),  # wrong although its sources are right
         ("cause", pa.string()),  # of a birth: the code that made it wrong, see core.causes
         ("container", pa.string()),  # the module in whose own code it was born, if that is another module
         ("tolerance", pa.float64()),  # the relative L2 error that was allowed
-        ("rule", pa.string()),  # which rule allowed it
+        ("rule", _WORDS),  # which rule allowed it
         # how far apart; null where it is not known
         ("exact", pa.bool_()),  # measured on all elements, not estimated from sketches
         ("rel_l2", pa.float64()),  # |candidate - reference| / |reference|

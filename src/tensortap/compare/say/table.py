@@ -50,7 +50,7 @@ def table_of(
         "dtype_candidate": _words(candidate.dtype, right),
         "shape_reference": reference.shapes.take(pa.array(left)),
         "shape_candidate": candidate.shapes.take(pa.array(right)),
-        "status": judgement.status,
+        "status": _coded(judgement.status),
         "birth": _marks(count, births),
         "cause": _texts(count, births, lambda birth: birth.cause.value),
         "container": _texts(count, births, lambda birth: birth.container),
@@ -58,7 +58,7 @@ def table_of(
         "truth_candidate": _nullable(_of_truth(count, truth or {}, lambda errors: errors.candidate)),
         "tolerance": judgement.tolerance,
         "row_tolerance": judgement.row_tolerance,
-        "rule": pa.array(judgement.rule).dictionary_encode().cast(pa.string()),
+        "rule": _coded(judgement.rule),
         "exact": measures.exact,
         "rel_l2": _nullable(measures.rel_l2),
         "rel_l2_bar": _nullable(measures.rel_l2_bar),
@@ -73,7 +73,9 @@ def table_of(
             elif each.show.sides:
                 columns[f"{each.name}_{name}"] = get(each.name)
     columns |= _mapped(candidate, right, columns)
-    return pa.table([_typed(columns[field.name], field.type) for field in schema], schema=schema)
+    unknown = _unknown(count)
+    # One after the other: what a column was made from is released before the next one is made.
+    return pa.table([_typed(columns.pop(field.name), field.type, unknown) for field in schema], schema=schema)
 
 
 def _statistic(measured: Mapping[str, Any], side: Side, rows: Any, name: str) -> Any:
@@ -86,16 +88,37 @@ def _statistic(measured: Mapping[str, Any], side: Side, rows: Any, name: str) ->
     return getattr(side, name)[rows]
 
 
-def _typed(column: Any, kind: Any) -> Any:
+def _typed(column: Any, kind: Any, unknown: Any) -> Any:
+    if isinstance(column, pa.Array) and column.null_count == len(column):
+        return unknown(kind)
     return column.cast(kind) if isinstance(column, pa.Array) else pa.array(column, kind)
 
 
+def _unknown(count: int) -> Callable[[Any], Any]:
+    """Return a function of a type that returns a column of nulls. All of these columns share one buffer."""
+    zeros = pa.py_buffer(np.zeros(count + 1, np.int64))
+
+    def column(kind: Any) -> Any:
+        if pa.types.is_list(kind):
+            return pa.Array.from_buffers(kind, count, [zeros, zeros], count, children=[pa.array([], kind.value_type)])
+        return pa.Array.from_buffers(kind, count, [zeros] * (3 if pa.types.is_string(kind) else 2), count)
+
+    return column
+
+
+def _coded(words: Sequence[str]) -> Any:
+    codes: dict[str, int] = {}
+    numbers = np.fromiter((codes.setdefault(word, len(codes)) for word in words), np.int32, len(words))
+    return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(list(codes), pa.string()))
+
+
 def _words(names: Any, rows: Any) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(names.codes[rows]), pa.array(names.words)).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(names.codes[rows]), pa.array(names.words))
 
 
 def _nullable(numbers: Any) -> Any:
-    return pa.array(numbers, mask=np.isnan(numbers))
+    unknown = np.isnan(numbers)
+    return pa.nulls(len(numbers), pa.float64()) if unknown.all() else pa.array(numbers, mask=unknown)
 
 
 def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,8 +128,10 @@ def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str,
     own = candidate.own
     found = {}
     for name in ("module", "path"):
-        theirs = _words(getattr(own, name), candidate.origin[rows])
-        found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, columns[name]), pa.scalar(None, pa.string()), theirs)
+        theirs, ours = (
+            words.cast(pa.string()) for words in (_words(getattr(own, name), candidate.origin[rows]), columns[name])
+        )
+        found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, ours), pa.scalar(None, pa.string()), theirs)
     relaid = candidate.relaid[rows]
     layouts = [
         candidate.reading(row).words() or None if there else None for row, there in zip(rows, relaid, strict=True)
@@ -129,24 +154,27 @@ def _of_truth(count: int, truth: Mapping[int, TruthErrors], number: Callable[[Tr
 
 def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], str | None]) -> Any:
     """Return a column that is null but for the rows of births."""
-    found: list[str | None] = [None] * count
-    for birth in births:
-        if birth.row is not None:
-            found[birth.row] = text_of(birth)
-    return pa.array(found, pa.string())
+    found = {birth.row: text_of(birth) for birth in births if birth.row is not None}
+    if not found:
+        return pa.nulls(count, pa.string())
+    return pa.array([found.get(row) for row in range(count)], pa.string())
 
 
 def _measured(count: int, measures: Measures) -> dict[str, Any]:
     """Return numbers that only whole tensors have: known for equal pairs, and for measured ones."""
     same = np.where(measures.equal, 0.0, np.nan)
     columns = {name: same.copy() if name in _NOTHING else np.full(count, np.nan) for name in _MEASURED}
-    index: list[tuple[int, ...] | None] = [None] * count
-    row_index: list[tuple[int, ...] | None] = [None] * count
     for pair, found in measures.differences.items():
         for name in _MEASURED:
             columns[name][pair] = getattr(found, name)
-        index[pair], row_index[pair] = found.max_abs_index, found.row_index
     return {name: _nullable(column) for name, column in columns.items()} | {
-        "max_abs_index": pa.array(index, pa.list_(pa.int64())),
-        "row_index": pa.array(row_index, pa.list_(pa.int64())),
+        name: _indices(count, {pair: getattr(found, name) for pair, found in measures.differences.items()})
+        for name in ("max_abs_index", "row_index")
     }
+
+
+def _indices(count: int, known: Mapping[int, tuple[int, ...] | None]) -> Any:
+    """Return a column of indices by pair, null where there is none."""
+    if not known:
+        return pa.nulls(count, pa.list_(pa.int64()))
+    return pa.array([known.get(pair) for pair in range(count)], pa.list_(pa.int64()))

@@ -15,12 +15,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from tensortap.compare.align.side import Ints, Side
+from tensortap.compare.align.side import Side
 from tensortap.compare.translate.activations import activation_between
 from tensortap.core.records import Key, display_name
-from tensortap.core.sketches import of_one_size
 from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = ["Fusion", "Fusions", "find_fusions"]
@@ -267,14 +265,9 @@ class _Finder:
             return None
         if left.digest[ours] == right.digest[theirs]:
             return 0.0
-        (matrix, which), (matrix_2, which_2) = self._sketches
-        at, at_2, size = int(which[ours]), int(which_2[theirs]), float(left.l2[ours])
-        if at < 0 or at_2 < 0 or not size > 0:
+        size = float(left.l2[ours])
+        if not left.has_sketch[ours] or not right.has_sketch[theirs] or not size > 0:
             return None
-        return float(np.linalg.norm(matrix[at].astype(np.float64) - matrix_2[at_2])) / size
-
-    @cached_property
-    def _sketches(self) -> list[tuple[npt.NDArray[np.float32], Ints]]:
-        found = [flow.side.sketches() for flow in self.flows]
-        matrices = of_one_size([matrix for matrix, _ in found])
-        return [(matrix, which) for matrix, (_, which) in zip(matrices, found, strict=True)]
+        sums = min(left.sketch_size, right.sketch_size)
+        one, other = left.sketches_at(np.array([ours]), sums)[0], right.sketches_at(np.array([theirs]), sums)[0]
+        return float(np.linalg.norm(one.astype(np.float64) - other)) / size

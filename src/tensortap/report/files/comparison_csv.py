@@ -22,7 +22,7 @@ _CHUNK = 16_384
 
 
 def write(comparison: Comparison, file: BinaryIO) -> None:
-    schema = pa.schema([pa.field(f.name, pa.string() if _is_list(f.type) else f.type) for f in comparison.table.schema])
+    schema = pa.schema([pa.field(f.name, pa.string() if _is_text(f.type) else f.type) for f in comparison.table.schema])
     with csv.CSVWriter(file, schema) as writer:
         for batch in comparison.table.to_batches(max_chunksize=_CHUNK):
             writer.write_batch(pa.record_batch([_cells(column) for column in batch.columns], schema=schema))
@@ -31,10 +31,16 @@ def write(comparison: Comparison, file: BinaryIO) -> None:
 def _cells(column: Any) -> Any:
     if _is_list(column.type):
         return pc.binary_join(pc.cast(column, pa.list_(pa.string())), ";")
-    if not pa.types.is_string(column.type):
+    if not _is_text(column.type):
         return column
+    column = column.cast(pa.string())
     unsafe = pc.match_substring_regex(column, GUARDED)
     return pc.if_else(unsafe, pc.binary_join_element_wise("'", column, ""), column)
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a column is written as text: strings, coded or not, and lists."""
+    return bool(_is_list(kind) or pa.types.is_string(kind) or pa.types.is_dictionary(kind))
 
 
 def _is_list(kind: Any) -> bool:

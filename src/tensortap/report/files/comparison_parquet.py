@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import pyarrow as pa
 from pyarrow import parquet
 
 from tensortap.core.records import Comparison
@@ -19,4 +20,10 @@ _SAID = ("reference", "candidate", "verdict", "sentence", "policy")
 
 def write(comparison: Comparison, file: BinaryIO) -> None:
     said = {f"tensortap.{name}": str(getattr(comparison, name)).encode("utf-8", "backslashreplace") for name in _SAID}
-    parquet.write_table(comparison.table.replace_schema_metadata(said), file, compression="zstd")
+    parquet.write_table(_with_strings(comparison.table).replace_schema_metadata(said), file, compression="zstd")
+
+
+def _with_strings(table: Any) -> Any:
+    """Return the table with coded words as strings: Parquet codes them itself."""
+    fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(fields))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from tensortap.compare.judge.pairs import Pairs
+import numpy as np
+
+from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
 from tensortap.compare.judge.structure import Structure
@@ -20,7 +23,8 @@ _CANCELS = 8.0
 
 
 class Evidence:
-    """All pairs, and what the judge knows about them so far. Columns are lists: rules read single elements."""
+    """All pairs, and what the judge knows about them so far. Columns are arrays of Python's own: rules read single
+    elements."""
 
     def __init__(
         self, pairs: Pairs, structure: Structure, policy: Policy, reference_moved: Callable[[int, int], float]
@@ -31,16 +35,14 @@ class Evidence:
         self.reference_moved = reference_moved
         """How far apart two records of the reference are, relative to the first."""
         isolated = pairs.isolated
-        self.error: list[float] = pairs.error.tolist()
-        self.forced: list[bool] = [False] * len(self.error) if isolated is None else isolated.forced.tolist()
-        self.propagated: list[float] = [
-            0.0 if forced else error for forced, error in zip(self.forced, self.error, strict=True)
-        ]
+        self.error = _numbers(pairs.error)
+        self.forced = bytes(len(self.error)) if isolated is None else isolated.forced.tobytes()
+        self.propagated = _numbers(pairs.error if isolated is None else np.where(isolated.forced, 0.0, pairs.error))
         """The error that records computed from a row inherit."""
-        self.l2: list[float] = pairs.l2.tolist()
-        self.base: list[float] = pairs.base.tolist()
+        self.l2 = _numbers(pairs.l2)
+        self.base = _numbers(pairs.base)
         self._step_noise: dict[int, float | None] = {}
-        self.wrong = [False] * len(self.error)
+        self.wrong = bytearray(len(self.error))
         """Set by the judge."""
         self.summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
 
@@ -149,6 +151,10 @@ class Evidence:
             module: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
             for module, steps in found.items()
         }
+
+
+def _numbers(column: Floats) -> array[float]:
+    return array("d", np.ascontiguousarray(column, np.float64).tobytes())
 
 
 @dataclass(frozen=True)
