@@ -72,7 +72,7 @@ def _compact(column: Any, count: int, zeros: Any) -> Any:
 
 def _is_zero(column: Any) -> bool:
     bounds = pc.min_max(column).as_py()
-    return bounds["min"] == bounds["max"] == 0
+    return bool(bounds["min"] == bounds["max"] == 0)
 
 
 def _unbroken(column: Any) -> Any:

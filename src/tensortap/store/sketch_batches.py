@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ class FileSketches(Sketches):
 
     def __init__(self, source: Bytes, name: str, head: int, batches: Sequence[tuple[int, int, int]]) -> None:
         """`head` is where the schema ends; `batches` has begin, end and number of rows of each."""
-        super().__init__(np.cumsum([rows for _, _, rows in batches], dtype=np.int64))
+        super().__init__(list(accumulate(rows for _, _, rows in batches)))
         self._source, self._name = source, name
         self._head = head
         self._batches = [(begin, end) for begin, end, _ in batches]

@@ -46,7 +46,7 @@ class SummedGradients:
             scope = self._structure.scope[row]
             self._worst_right[scope] = max(self._worst_right.get(scope, 0.0), error)
 
-    def rounding(self, row: int, sources: Sequence[int], error: Sequence[float], wrong: Sequence[bool]) -> float:
+    def rounding(self, row: int, sources: Sequence[int], error: Sequence[float], wrong: Sequence[int]) -> float:
         """Return the absolute error that rounding may make in a bias's gradient; 0 if its summands are unknown.
 
         `error` and `wrong` are what is known about all pairs so far.
