@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tensortap.compare.measure import engine
-from tensortap.compare.measure.engine import Engine, ProcessPool, Serial, Span, Task
+from tensortap.compare.measure import engine, engines
+from tensortap.compare.measure.engine import Engine, Serial, Span, Task
+from tensortap.compare.measure.engines import process_pool
+from tensortap.compare.measure.engines.pool import PoolEngine
 from tensortap.core import dtypes
 from tensortap.errors import RunUnreadable, UsageError
 from tensortap.kernels import summarize
@@ -55,7 +57,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     return [Task(r, c, size=size) for (r, c), size in zip(spans, sizes, strict=True)]
 
 
-@pytest.mark.parametrize("chosen", [Serial(), Serial(threads=1), ProcessPool(2)], ids=["serial", "alone", "pool"])
+@pytest.mark.parametrize("chosen", [Serial(), Serial(threads=1), process_pool(2)], ids=["serial", "alone", "pool"])
 def test_every_engine_gives_the_same_numbers(chosen: Engine, tasks: list[Task]) -> None:
     done: list[int] = []
     found = dict(chosen.run(iter(tasks), done.append))
@@ -87,7 +89,7 @@ def test_batches_are_worth_their_while(tasks: list[Task]) -> None:
         assert all(piece.start % pairs.CHUNK == 0 for piece in pieces)
 
 
-@pytest.mark.parametrize("chosen", [Serial(), ProcessPool(1)], ids=["serial", "pool"])
+@pytest.mark.parametrize("chosen", [Serial(), process_pool(1)], ids=["serial", "pool"])
 def test_an_early_stop_leaves_the_rest(chosen: Engine, tasks: list[Task]) -> None:
     asked = 0
 
@@ -104,7 +106,7 @@ def test_an_early_stop_leaves_the_rest(chosen: Engine, tasks: list[Task]) -> Non
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("chosen", [Serial(), ProcessPool(1)], ids=["serial", "pool"])
+@pytest.mark.parametrize("chosen", [Serial(), process_pool(1)], ids=["serial", "pool"])
 def test_a_missing_or_short_file_is_named(chosen: Engine, tasks: list[Task]) -> None:
     path = Path(tasks[0].candidate.name)
     path.write_bytes(path.read_bytes()[:-5])
@@ -131,17 +133,17 @@ def test_an_invalid_task_is_refused(tasks: list[Task]) -> None:
     with pytest.raises(UsageError, match="elements 9 to 5"):
         list(Serial().run([Task(r, r, 9, 5)]))
     with pytest.raises(UsageError, match="workers must be 1 or more"):
-        ProcessPool(0)
+        process_pool(0)
 
 
 def test_the_choice(tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
     large = Span("f", "float32", (1 << 30,), 0, 4 << 30)
-    monkeypatch.setattr(engine, "cores", lambda: 2)
-    assert isinstance(engine.choose([Task(large, large)]), Serial)
-    monkeypatch.setattr(engine, "cores", lambda: 16)
-    assert isinstance(engine.choose([Task(large, large)]), ProcessPool)
-    assert isinstance(engine.choose(tasks), Serial)
-    assert isinstance(engine.choose([]), Serial)
+    monkeypatch.setattr(engines, "cores", lambda: 2)
+    assert isinstance(engines.choose([Task(large, large)]), Serial)
+    monkeypatch.setattr(engines, "cores", lambda: 16)
+    assert isinstance(engines.choose([Task(large, large)]), PoolEngine)
+    assert isinstance(engines.choose(tasks), Serial)
+    assert isinstance(engines.choose([]), Serial)
 
 
 def test_workers_do_not_run_the_main_script_again(tmp_path: Path) -> None:
@@ -150,10 +152,11 @@ def test_workers_do_not_run_the_main_script_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from tensortap.compare.measure.engine import ProcessPool, Span, Task\n"
+        "from tensortap.compare.measure.engine import Span, Task\n"
+        "from tensortap.compare.measure.engines import process_pool\n"
         "print('started')\n"
         f"span = {span!r}\n"
-        "(_, measure), = ProcessPool(1).run([Task(span, span)])\n"
+        "(_, measure), = process_pool(1).run([Task(span, span)])\n"
         "print(measure.difference.equal, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)

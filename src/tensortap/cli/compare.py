@@ -11,9 +11,11 @@ import typer
 
 from tensortap.cli.outputs import Csv, ExitZero, Html, Json, Junit, Markdown, Parquet, Quiet, Verbose
 from tensortap.cli.pairing import (
+    Address,
     Atol,
     Candidate,
     Device,
+    Engine,
     Kinds,
     MapFile,
     Modules,
@@ -50,6 +52,8 @@ def compare(
     truth: Truth = None,
     until_first: UntilFirst = False,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     device: Device = "cpu",
     csv: Csv = None,
     html: Html = None,
@@ -78,6 +82,7 @@ def compare(
       tensortap compare runs/torch runs/paddle --map rules.toml
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
       tensortap compare runs/a runs/b --device cuda           whole tensors on the GPU
+      tensortap compare runs/a runs/b --engine ray --address auto
       tensortap compare runs/a runs/b --html report.html --junit out.xml --json - | jq .first
     """
     import tensortap
@@ -86,7 +91,9 @@ def compare(
     outputs = parse_outputs(
         {"csv": csv, "html": html, "json": json, "junit": junit, "markdown": markdown, "parquet": parquet}
     )
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
+    chosen = parse_options(
+        rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, engine, address, device
+    )
     chosen |= {"until_first": until_first, "details": details_for(outputs)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:

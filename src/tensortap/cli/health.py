@@ -45,7 +45,7 @@ def health(
     if json is not None:
         output.check(json)
     chosen = options_for_one_run(
-        parse_options(None, None, step, rank, module, kind, None, None, None, None, None, "cpu")
+        parse_options(None, None, step, rank, module, kind, None, None, None, None, None, None, None, "cpu")
     )
     with screen.waiting(f"reading {run}"):
         report = tensortap.health(run, **chosen)

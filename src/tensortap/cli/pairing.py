@@ -10,9 +10,11 @@ import typer
 from tensortap.compare.options import option_info
 
 __all__ = [
+    "Address",
     "Atol",
     "Candidate",
     "Device",
+    "Engine",
     "Kinds",
     "MapFile",
     "MaybeCandidate",
@@ -62,6 +64,8 @@ Noise = Annotated[list[str] | None, _flag("noise")]
 Truth = Annotated[str | None, _flag("truth")]
 UntilFirst = Annotated[bool, _flag("until_first")]
 Workers = Annotated[int | None, _flag("workers")]
+Engine = Annotated[str | None, _flag("engine")]
+Address = Annotated[str | None, _flag("address")]
 Device = Annotated[str, _flag("device")]
 
 
@@ -77,6 +81,8 @@ def parse_options(
     noise: Sequence[str] | None,
     truth: str | None,
     workers: int | None,
+    engine: str | None,
+    address: str | None,
     device: str,
 ) -> dict[str, Any]:
     """Check the arguments, and return them as `tensortap.compare` takes them."""
@@ -92,6 +98,8 @@ def parse_options(
         "kinds": _kinds(kind or ()),
         "modules": ["" if name == "(root)" else name for name in module or ()] or None,
         "workers": _workers(workers),
+        "engine": _engine(engine),
+        "address": address,
         "device": device,
     }
 
@@ -100,7 +108,7 @@ def options_for_one_run(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that apply to a single run. Raise UsageError if one of the others was given."""
     from tensortap.errors import UsageError
 
-    for name in ("rename", "mapping", "rtol", "atol", "noise", "truth", "workers", "device"):
+    for name in ("rename", "mapping", "rtol", "atol", "noise", "truth", "workers", "engine", "address", "device"):
         if chosen[name] not in (None, (), "cpu"):
             raise UsageError(f"{option_info(name).flag} needs two runs: say which candidate to compare")
     if any(ours != theirs for ours, theirs in (chosen["steps"] or {}).items()):
@@ -162,4 +170,13 @@ def _workers(given: int | None) -> int | None:
 
     if given is not None and given < 1:
         raise UsageError(f"--workers {given}: give at least one")
+    return given
+
+
+def _engine(given: str | None) -> str | None:
+    from tensortap.compare.options import ENGINES
+    from tensortap.errors import UsageError
+
+    if given is not None and given not in ENGINES:
+        raise UsageError(f"--engine {given}: known are {', '.join(ENGINES)}")
     return given

@@ -9,8 +9,10 @@ import typer
 
 from tensortap.cli.outputs import ExitZero, Quiet
 from tensortap.cli.pairing import (
+    Address,
     Atol,
     Device,
+    Engine,
     Kinds,
     MapFile,
     MaybeCandidate,
@@ -59,6 +61,8 @@ def report(
     noise: Noise = None,
     truth: Truth = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     device: Device = "cpu",
     exit_zero: ExitZero = False,
     quiet: Quiet = False,
@@ -78,7 +82,9 @@ def report(
 
     _check_suffix(out)
     output.check(out)
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
+    chosen = parse_options(
+        rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, engine, address, device
+    )
     if candidate is None:
         sentence, code = _about_one(reference, chosen, out)
     else:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tensortap.cli.pairing import (
+    Address,
     Atol,
     Device,
+    Engine,
     Kinds,
     MapFile,
     MaybeCandidate,
@@ -47,6 +49,8 @@ def view(
     noise: Noise = None,
     truth: Truth = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     device: Device = "cpu",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address without opening it.")] = False,
 ) -> None:
@@ -64,7 +68,9 @@ def view(
 
     from tensortap.view.server import PageServer
 
-    chosen = parse_options(rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, device)
+    chosen = parse_options(
+        rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, engine, address, device
+    )
     with ExitStack() as opened:
         if candidate is None:
             answers = _about_one(reference, chosen, opened)

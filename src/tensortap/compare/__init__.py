@@ -39,6 +39,8 @@ def compare(
     truth: str | os.PathLike[str] | Run | None = None,
     until_first: bool = False,
     workers: int | None = None,
+    engine: str | None = None,
+    address: str | None = None,
     device: str = "cpu",
     details: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -59,6 +61,10 @@ def compare(
         further from it, and names modules that round more than the reference's; see docs/truth.md.
     until_first: stop measuring at the first birth.
     workers: number of processes that measure; None chooses.
+    engine: where whole tensors are measured: "serial" (this process), "processes", "ray" or "dask"; None chooses. The
+        numbers are the same bit for bit. Workers read the files themselves; see docs/cluster.md.
+    address: the cluster of engine="ray" ("auto" finds the one on this machine) or of engine="dask". Without it, the
+        cluster that this process is connected to, or a small one that is started here.
     device: "cuda" (or "cuda:1") measures large tensors of runs and safetensors files on the GPU, through torch. The
         numbers are the same but for the order of summation. Tensors in memory are measured on the CPU.
     details: number of tensors to inspect element by element, for `Comparison.details`: births, the worst, and a sample.
@@ -90,6 +96,8 @@ def compare(
             truth=truth,
             until_first=until_first,
             workers=workers,
+            engine=engine,
+            address=address,
             device=device,
             details=details,
             progress=progress,

@@ -29,7 +29,8 @@ from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
-from tensortap.compare.matching import Matched, device_of, match, pairs_of, reference_movement
+from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
+from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.options import ComparisonOptions
@@ -73,7 +74,7 @@ def open_comparison(
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
     renames = Renames.of(options.rename)
     rules = None if options.mapping is None else read_rules(options.mapping)
-    device = device_of(options)
+    engine = engine_of(options, opened)
     reference, candidate = open_source(reference_source, opened), open_source(candidate_source, opened)
     _check_modules(reference, candidate, options, renames)
     names = None if rules is None or frameworks_differ(reference, candidate) else exact_names(rules)
@@ -86,9 +87,9 @@ def open_comparison(
     plan = plan_of(reference, candidate, renames, rules)
 
     def judged(plan: ModelMapping | None) -> _Judged:
-        matched = match(reference, candidate, renames, options, options.progress, device, plan, joining)
+        matched = match(reference, candidate, renames, options, options.progress, engine, plan, joining)
         pairs = pairs_of(matched)
-        noise = as_one(noise_of(matched, options, opened, device), pairs.row_gain)
+        noise = as_one(noise_of(matched, options, opened, engine), pairs.row_gain)
         policy = Policy(options.rtol, options.atol, noise, mapped=frameworks_differ(reference, candidate))
         structure = matched.structure()
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
@@ -120,7 +121,7 @@ def open_comparison(
     unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)
     precision = NO_PRECISION
     others = calls_with_other_values(matched, structure, renames)
-    if (truth := truth_of(matched, options, others, opened, device)) is not None:
+    if (truth := truth_of(matched, options, others, opened, engine)) is not None:
         elements = matched.measures.sides["reference"]["elements"]
         precision = judge_free(
             builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])

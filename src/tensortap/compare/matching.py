@@ -27,6 +27,7 @@ from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, 
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
+from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
     boolean_pairs,
@@ -50,12 +51,10 @@ from tensortap.compare.translate.mapped import (
 )
 from tensortap.compare.translate.repeated import REPEATED, measure_repeated, repeated_pairs
 from tensortap.compare.translate.translated import Translated
-from tensortap.errors import UsageError
-from tensortap.kernels.pairs.device import PairDevice
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.store import Run
 
-__all__ = ["Matched", "device_of", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
+__all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
 
@@ -161,24 +160,13 @@ class Matched:
         )
 
 
-def device_of(options: ComparisonOptions) -> PairDevice | None:
-    """Return the device that measures whole tensors; None is the CPU."""
-    if options.device == "cpu":
-        return None
-    if options.workers is not None:
-        raise UsageError(f"workers measure on the CPU: leave them out with device={options.device!r}")
-    from tensortap.frameworks import pair_device  # may load torch
-
-    return pair_device(options.device)
-
-
 def match(
     reference: Run,
     candidate: Run,
     renames: Renames,
     options: ComparisonOptions,
     progress: Callable[[int, int], None] | None,
-    device: PairDevice | None,
+    engine: Engine | None,
     plan: ModelMapping | None = None,
     joining: Joining = NOT_JOINED,
 ) -> Matched:
@@ -221,9 +209,7 @@ def match(
         progress = None  # the total is unknown
     little = is_little_work(left, alignment, open_pairs[whole])
     for part, last in _parts(found, open_pairs[whole], stops):
-        measured = measure_tensors(
-            left, right, alignment, part, tolerances, options.workers, progress, device, in_numpy=little
-        )
+        measured = measure_tensors(left, right, alignment, part, tolerances, engine, progress, in_numpy=little)
         for pair, measure in measured:
             measures.take(pair, measure)
         _remeasure_edges(found, part, tolerances)

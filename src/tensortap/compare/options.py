@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from tensortap.compare.sources import Source
     from tensortap.store import Run
 
-__all__ = ["ComparisonOptions", "OptionInfo", "option_info", "options_table"]
+__all__ = ["CLUSTERS", "ENGINES", "ComparisonOptions", "OptionInfo", "option_info", "options_table"]
+
+
+CLUSTERS = ("ray", "dask")
+"""Engines whose workers may be on other machines."""
+ENGINES = ("serial", "processes", *CLUSTERS)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,14 @@ class ComparisonOptions:
     )
     until_first: bool = _option(False, "Stop measuring at the first divergence.", "--until-first")
     workers: int | None = _option(None, "Processes that measure.  [default: by the machine]", "--workers", "N")
+    engine: str | None = _option(
+        None,
+        "Where to measure: serial, processes, ray or dask.  [default: by the machine]",
+        *("--engine", "NAME"),
+    )
+    address: str | None = _option(
+        None, "The cluster of --engine: auto for the Ray cluster of this machine, or an address.", "--address", "WHERE"
+    )
     device: str = _option("cpu", "cuda measures whole tensors on the GPU, through torch.", "--device", "DEVICE")
     details: int = _option(0, "Number of tensors to inspect element by element, for Comparison.details.")
     progress: Callable[[int, int], None] | None = _option(  # noqa: RUF009 - it returns a field
@@ -102,6 +115,10 @@ class ComparisonOptions:
             value = getattr(self, name)
             if value is not None and not is_valid(value):
                 raise UsageError(f"{name}={shorten(repr(value))}: give {wanted}")
+        if self.address is not None and self.engine not in CLUSTERS:
+            raise UsageError(f"address={self.address!r}: give engine='ray' or engine='dask' with it")
+        if self.engine == "serial" and self.workers not in (None, 1):
+            raise UsageError(f"workers={self.workers}: engine='serial' measures in this process alone")
 
     def as_arguments(self, pairing_only: bool = False) -> list[str] | None:
         """Return these options as `tensortap compare` takes them; None if they cannot be given there.
@@ -151,6 +168,7 @@ _VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "kinds": (_are_texts, "a kind, or several"),
     "rtol": (_is_tolerance, "zero or more"),
     "atol": (_is_tolerance, "zero or more"),
+    "engine": (lambda value: value in ENGINES, f"one of {', '.join(ENGINES)}"),
     "workers": (lambda value: isinstance(value, Integral) and int(value) >= 1, "at least one"),
     "details": (lambda value: isinstance(value, Integral) and int(value) >= 0, "zero or more"),
 }

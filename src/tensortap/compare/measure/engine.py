@@ -2,20 +2,14 @@
 
 A task is plain data: two spans of files, and a range of elements. `batches` cuts and groups tasks into batches that are
 worth dispatching. `work` measures one batch in any process that sees the same files. `Gather` joins the parts. An
-engine runs `work` on every batch. The numbers are the same bit for bit for every engine and any number of workers.
+engine runs `work` on every batch: `Serial` in this process, those of `engines` in others. The numbers are the same bit
+for bit for every engine and any number of workers.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.context import SpawnContext, SpawnProcess
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,18 +17,28 @@ import numpy.typing as npt
 
 from tensortap.compare.join.bands import Assembly, read_range
 from tensortap.core import dtypes
-from tensortap.core.machine import cores
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, TensorRows
 from tensortap.store.source import Bytes, LocalFiles
 
-__all__ = ["Engine", "Gather", "ProcessPool", "Serial", "Span", "Task", "TaskReader", "batches", "choose", "work"]
+__all__ = [
+    "Batch",
+    "Engine",
+    "Gather",
+    "Parts",
+    "Progress",
+    "Results",
+    "Serial",
+    "Span",
+    "Task",
+    "TaskReader",
+    "batches",
+    "work",
+]
 
 BATCH = 64 << 20
 """Bytes of both sides in one batch: a few milliseconds of work."""
 _BLOCK = 32 << 20  # bytes of both sides that are measured at a time
-_POOL_FROM = 1 << 30  # bytes below which starting processes costs more than it brings
-_MOST_WORKERS = 16
 
 Progress = Callable[[int], None]
 Results = Iterator[tuple[int, PairMeasure]]
@@ -109,36 +113,6 @@ class Serial:
         with TaskReader() as reader:
             for batch in batches(gather.expect(tasks)):
                 yield from gather.add(batch, work(batch, reader, self._threads))
-
-
-class ProcessPool:
-    """Measures in worker processes that read the files themselves, and load neither a framework nor the main script."""
-
-    def __init__(self, workers: int | None = None) -> None:
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers must be 1 or more, not {workers}")
-        self._workers = workers or min(cores(), _MOST_WORKERS)
-
-    def run(self, tasks: Iterable[Task], progress: Progress | None = None) -> Results:
-        gather = Gather(progress)
-        pool = ProcessPoolExecutor(self._workers, mp_context=_Context())
-        waiting: dict[Future[Parts], Batch] = {}
-        try:
-            for batch in batches(gather.expect(tasks)):
-                waiting[pool.submit(_work_in_worker, batch)] = batch
-                if len(waiting) >= 2 * self._workers:  # one running and one queued for each
-                    yield from _finished(waiting, gather)
-            while waiting:
-                yield from _finished(waiting, gather)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def choose(tasks: Sequence[Task]) -> Engine:
-    """Return the engine that is usually fastest: processes for much work on many cores, else this process."""
-    if cores() <= 4 or sum(task.nbytes for task in tasks) < _POOL_FROM:
-        return Serial()
-    return ProcessPool()
 
 
 def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[Batch]:
@@ -261,48 +235,3 @@ def _cut(task: Task, nbytes: int) -> Iterator[Task]:
 def _index_shape(task: Task) -> tuple[int, ...]:
     shape = task.reference.shape
     return (*shape, 2) if dtypes.numpy_dtype(task.reference.dtype).kind == "c" else shape
-
-
-def _finished(waiting: dict[Future[Parts], Batch], gather: Gather) -> Results:
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    for future in sorted(done, key=lambda each: waiting[each][0][0]):
-        yield from gather.add(waiting.pop(future), future.result())
-
-
-def _work_in_worker(batch: Batch) -> Parts:
-    return work(batch, _reader, threads=1)
-
-
-class _Worker(SpawnProcess):
-    """A process that does not run the main script: without an `if __name__ == "__main__"` it would run twice."""
-
-    def start(self) -> None:
-        with _starting:
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = ModuleType("__main__")
-            try:
-                with _interrupts_blocked():
-                    super().start()
-            finally:
-                sys.modules["__main__"] = main
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in a process started inside: only the parent reports the interruption, and ends the process."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits the mask
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _Context(SpawnContext):
-    Process = _Worker
-
-
-_reader = TaskReader()
-_starting = threading.Lock()

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import one_module_each
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.matching import Matched, errors_of, match
+from tensortap.compare.measure.engine import Engine
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.sources import Source, open_source
 from tensortap.errors import UsageError
-from tensortap.kernels.pairs.device import PairDevice
 from tensortap.store import Run
 from tensortap.store.formats.npy.tree import with_common_names
 from tensortap.store.noise_file import Noise, is_noise, read_noise
@@ -35,7 +35,7 @@ def check_noise(source: Source, noise: Noise, modules: Collection[str]) -> None:
 
 
 def noise_of(
-    matched: Matched, options: ComparisonOptions, opened: ExitStack, device: PairDevice | None = None
+    matched: Matched, options: ComparisonOptions, opened: ExitStack, engine: Engine | None = None
 ) -> NoiseAllowance | None:
     """Return what measured noise allows for every pair: the most among further runs and noise files."""
     if not options.noise:
@@ -52,7 +52,7 @@ def noise_of(
             continue
         _, noisy = with_common_names(matched.reference.run, open_source(source, opened))
         renames = one_module_each(matched.reference.run, noisy)
-        again = match(matched.reference.run, noisy, renames, options, None, device)
+        again = match(matched.reference.run, noisy, renames, options, None, engine)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
         for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
             if row in place:

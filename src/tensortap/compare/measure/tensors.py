@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.measure.device import OnDevice
-from tensortap.compare.measure.engine import Engine, ProcessPool, Serial, Span, Task, choose
+from tensortap.compare.measure.engine import Engine, Span, Task
+from tensortap.compare.measure.engines import choose
 from tensortap.core.dtypes import numpy_dtype
 from tensortap.kernels import difference
-from tensortap.kernels.pairs.device import PairDevice
 from tensortap.kernels.pairs.reference import PairMeasure, measure
 
 __all__ = ["Tolerances", "is_little_work", "measure_tensors"]
@@ -37,14 +36,14 @@ def measure_tensors(
     alignment: Alignment,
     pairs: npt.NDArray[Any],
     tolerances: Tolerances = (None, None),
-    workers: int | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
-    device: PairDevice | None = None,
     in_numpy: bool = False,
 ) -> Iterator[tuple[int, PairMeasure]]:
     """Yield (pair, measure), as they are done. Close the iterator to stop early.
 
-    in_numpy: measure without the compiled kernel, unless `workers` or a `device` is given; see `is_little_work`.
+    engine: where to measure; None chooses.
+    in_numpy: measure without the compiled kernel, unless an `engine` is given; see `is_little_work`.
     """
     left, right = alignment.reference[pairs], alignment.candidate[pairs]
     same: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -56,7 +55,6 @@ def measure_tensors(
     in_files = reference.run.on_disk and candidate.run.on_disk
     straight = ~candidate.relaid[right[first]] if in_files else np.zeros(len(first), bool)
     nbytes = _bytes(reference, left[first]) + _bytes(candidate, right[first])
-    engine = _engine(workers, device)
     in_numpy = in_numpy and in_files and engine is None
     if in_numpy:
         straight[:] = False
@@ -94,15 +92,6 @@ def _bytes(side: Side, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     sizes = np.array([numpy_dtype(word).itemsize for word in side.dtype.words], np.int64)
     found: npt.NDArray[np.int64] = side.elements[rows] * sizes[side.dtype.codes[rows]] if len(rows) else rows
     return found
-
-
-def _engine(workers: int | None, device: PairDevice | None) -> Engine | None:
-    """Return the engine that the options ask for; None leaves the choice to `engine.choose`."""
-    if device is not None:
-        return OnDevice(device)
-    if workers is None:
-        return None
-    return Serial() if workers <= 1 else ProcessPool(workers)
 
 
 def _on_disk(

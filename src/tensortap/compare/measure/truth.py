@@ -12,13 +12,13 @@ from tensortap.compare.align.side import Ints, Scope, Side
 from tensortap.compare.judge.precision import TruthPairs, one_rounding
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.matching import Matched
+from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.tensors import measure_tensors
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.sources import open_source
 from tensortap.core.records import TruthErrors
 from tensortap.errors import UsageError
-from tensortap.kernels.pairs.device import PairDevice
 
 __all__ = ["truth_of"]
 
@@ -34,7 +34,7 @@ def truth_of(
     options: ComparisonOptions,
     other_values: Callable[[int], bool],
     opened: ExitStack,
-    device: PairDevice | None = None,
+    engine: Engine | None = None,
 ) -> TruthPairs | None:
     """Return the distances of both sides from the run `truth`, for inputs and outputs that it has, too.
 
@@ -57,13 +57,13 @@ def truth_of(
         )
     _check_longer(truth, left, rows[alignment.reference[chosen]], alignment.reference[chosen])
     sides = ((left, alignment.reference[chosen]), (matched.candidate, alignment.candidate[chosen]))
-    ours, theirs = (_measure(truth, rows[alignment.reference[chosen]], *side, options, device) for side in sides)
+    ours, theirs = (_measure(truth, rows[alignment.reference[chosen]], *side, options, engine) for side in sides)
     dtypes = _dtypes(matched)
     return TruthPairs({}, _WORDS, None, dtypes, other_values, errors=_errors(chosen, ours, theirs, dtypes))
 
 
 def _measure(
-    truth: Side, rows: Ints, side: Side, its_rows: Ints, options: ComparisonOptions, device: PairDevice | None
+    truth: Side, rows: Ints, side: Side, its_rows: Ints, options: ComparisonOptions, engine: Engine | None
 ) -> Measures:
     nobody = np.empty(0, np.int64)
     alignment = Alignment(rows, its_rows, nobody, nobody)
@@ -71,7 +71,7 @@ def _measure(
     whole = truth.kept[rows[measures.open]] & side.kept[its_rows[measures.open]]
     exact, estimated = measures.open[whole], measures.open[~whole]
     estimate(measures, truth, side, alignment, estimated)
-    for pair, measure in measure_tensors(truth, side, alignment, exact, (None, None), options.workers, None, device):
+    for pair, measure in measure_tensors(truth, side, alignment, exact, (None, None), engine):
         measures.take(pair, measure)
     return measures
 
