@@ -197,9 +197,9 @@ def match(
     for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
         measures.take(pair, measure)
     measures.limits |= {pair: REPEATED for pair in repeated if pair not in measures.differences}
-    open_pairs = np.setdiff1d(measures.open, repeated)
+    open_pairs = _without(measures.open, repeated)
     measure_masks(measures, left, right, alignment, open_pairs)
-    open_pairs = np.setdiff1d(open_pairs, list(measures.masks))
+    open_pairs = _without(open_pairs, measures.masks)
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
@@ -217,6 +217,10 @@ def match(
         if stops and _diverges(found, last, options):
             break
     return found
+
+
+def _without(pairs: npt.NDArray[np.int64], others: Collection[int]) -> npt.NDArray[np.int64]:
+    return np.setdiff1d(pairs, list(others)) if others else pairs  # sorting takes longer than most of the rest
 
 
 def measure_masks(
@@ -359,6 +363,9 @@ def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, oth
             return list(value) if renames is None else list(value.values())
         return value
 
+    others = options.ranks
+    if isinstance(others, Mapping):
+        others = list(others.values()) if renames is None else list(others)
     return Scope(
         options.modules,
         options.kinds,
@@ -366,7 +373,7 @@ def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, oth
         chosen(options.ranks),
         other.is_checkpoint,
         renames,
-        not has_evaluation(other),
+        not has_evaluation(other, others),
     )
 
 

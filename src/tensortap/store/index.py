@@ -129,6 +129,14 @@ class Index:
         rows = self.sketch_rows[places]
         return self._sketches.at(rows if self._order is None else self._order[rows])
 
+    def sketches(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Return all sketches as rows of a matrix, and for each row which of them is its own; -1 if it has none."""
+        rows = self.sketch_rows
+        having = np.unique(rows[rows >= 0])
+        if not having.size:
+            return np.empty((0, 0), np.float32), rows
+        return self.sketches_at(having), np.where(rows >= 0, np.searchsorted(having, rows), -1)
+
     @cached_property
     def sketch_rows(self) -> npt.NDArray[np.int64]:
         """For each row, the row with the sketch of its tensor; -1 if there is none."""

@@ -398,11 +398,8 @@ class Run:
 
     def sketches(self, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return all sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
-        rows = self.sketch_rows(rank)
-        having = np.unique(rows[rows >= 0])
-        if not having.size:
-            return np.empty((0, 0), np.float32), rows
-        return self.sketches_at(rank, having), np.where(rows >= 0, np.searchsorted(having, rows), -1)
+        with reading(self.path):
+            return self._index(rank).sketches()
 
     def to_arrow(self, rank: int | Collection[int] | None = None) -> Any:
         """Return the whole index as one pyarrow.Table, with a column for the rank."""

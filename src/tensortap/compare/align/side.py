@@ -81,9 +81,10 @@ class _MatchingNames:
         return any(fnmatchcase(known, pattern) or display_name(known) == pattern for pattern in self.patterns)
 
 
-def has_evaluation(run: Run) -> bool:
-    """Return whether a run has records of an evaluation."""
-    return any("eval" in pc.unique(run.columns(rank).column("phase")).to_pylist() for rank in run.ranks)
+def has_evaluation(run: Run, ranks: Collection[int] | None = None) -> bool:
+    """Return whether a run, or some of its ranks, has records of an evaluation. No other index is read."""
+    chosen = run.ranks if ranks is None else [rank for rank in run.ranks if rank in ranks]
+    return any("eval" in pc.unique(run.columns(rank).column("phase")).to_pylist() for rank in chosen)
 
 
 class Side:
@@ -97,7 +98,7 @@ class Side:
         patterns = (scope.modules,) if isinstance(scope.modules, str) else scope.modules
         matching = None if patterns is None else _MatchingNames(patterns, scope.rename)
         steps = None if run.is_checkpoint else scope.steps  # a checkpoint belongs to no step
-        phases = TRAINING_PHASES if scope.training_only and has_evaluation(run) else None
+        phases = TRAINING_PHASES if scope.training_only and has_evaluation(run, scope.ranks) else None
         chosen = Filter(module=matching, kind=scope.kinds, step=steps, phase=phases)
         everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps, phases))
         kinds = (scope.kinds,) if isinstance(scope.kinds, str) else scope.kinds

@@ -11,7 +11,6 @@ from tensortap.compare.join.layout import Layout
 from tensortap.compare.join.pieces import Ints, Pieces, indexes
 from tensortap.core.sketches import FULL, fold
 from tensortap.store import Run
-from tensortap.store.index import Index
 from tensortap.store.run import reading
 
 __all__ = ["member_sketches", "merged_sketches", "merged_statistics"]
@@ -119,7 +118,7 @@ def merged_sketches(run: Run, layout: Layout, groups: Ints, wanted: npt.NDArray[
         if not len(own.rows):
             continue
         with reading(run.path):
-            matrix, which = _sketches(index)
+            matrix, which = index.sketches()
         which = which[own.rows]
         lacking[own.at[which < 0]] = True
         if not matrix.size:
@@ -144,7 +143,7 @@ def member_sketches(run: Run, pieces: Pieces, rows: Ints) -> Floats:
             continue
         own = np.flatnonzero(pieces.place[rows] == place)
         with reading(run.path):
-            matrix, which = _sketches(index)
+            matrix, which = index.sketches()
         which = which[pieces.row[rows[own]]]
         if not matrix.size:
             continue
@@ -158,16 +157,6 @@ def _fold(matrix: Floats, size: int) -> Floats:
     """Return sketches in float64 with fewer sums."""
     found: Floats = matrix.reshape(len(matrix), size, -1).sum(axis=2)
     return found
-
-
-def _sketches(index: Index) -> tuple[npt.NDArray[np.float32], Ints]:
-    """Return the sketches of an index as a matrix, and the row of each record in it; -1 if it has none."""
-    rows, column = index.sketch_rows, index.sketch_column
-    if not (rows >= 0).any():
-        return np.empty((0, 0), np.float32), rows
-    flat = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks])
-    which = np.cumsum(column.is_valid().to_numpy()) - 1
-    return flat.reshape(int(which[-1]) + 1, -1), np.where(rows >= 0, which[rows], -1)
 
 
 class _RankParts:

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import (
@@ -62,6 +63,11 @@ class Judgement:
     """Rows of choices that differ, as rounding may have decided."""
     cancelling: frozenset[int] = frozenset()
     """Rows of gradients that are close and consist of rounding alone: sums that cancel out."""
+
+    def having(self, status: str) -> npt.NDArray[np.bool_]:
+        """Return for each pair whether it has this status."""
+        return np.fromiter((each == status for each in self.status), bool, len(self.status))
+
     unsupported: frozenset[int] = frozenset()
     """Rows that are close only because more was allowed for something that was not recorded."""
 

@@ -214,7 +214,7 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
 def _worst(matched: Matched, judgement: Judgement) -> str:
     """Say how far off the worst close pair is. Pairs that are large only because little is left of them come apart."""
     measures, left, rows = matched.measures, matched.reference, matched.alignment.reference
-    close = np.array(judgement.status) == "close"
+    close = judgement.having("close")
     off = np.where(close & ~np.isnan(measures.rel_l2), measures.rel_l2, -1.0)
     alone = np.isin(np.arange(len(off)), list(judgement.cancelling)) & (off >= 0)
     large = (off > _LARGE) & ~alone
@@ -322,7 +322,7 @@ def _forward(matched: Matched, judgement: Judgement, first: Finding) -> str:
     passed = rows[(side.phase.among(("forward",)) & (side.step == first.key.step) & (side.rank == first.rank))[rows]]
     if not len(passed):
         return ""
-    unjudged = np.array(judgement.status)[np.isin(rows, passed)] == "unjudged"
+    unjudged = judgement.having("unjudged")[np.isin(rows, passed)]
     return sentence.forward_agrees(bool(unjudged.any()))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.core.records import GRADIENT_KINDS
@@ -84,7 +85,7 @@ def find_tolerance(pair: JudgedPair, recorded_alone: bool = False) -> tuple[floa
         elements = int(pair.evidence.pairs.elements[pair.row])
         return pair.policy.fixed_tolerance(pair.l2, elements), _AS_GIVEN
     allowed, name = pair.base, ROUNDING
-    for rule in RULES:
+    for rule in _rules_of(RULES, pair.kind):
         if recorded_alone and rule.for_unrecorded:
             continue
         if rule.applies(pair) and (amount := rule.amount(pair)) > allowed:
@@ -92,8 +93,40 @@ def find_tolerance(pair: JudgedPair, recorded_alone: bool = False) -> tuple[floa
     return allowed, name
 
 
+class _Rules(NamedTuple):
+    """All rules, and those of each kind of records."""
+
+    every: tuple[Rule, ...]
+    of_kind: dict[str, tuple[Rule, ...]]
+
+
+_sorted_rules = _Rules((), {})
+
+
+def _rules_of(every: tuple[Rule, ...], kind: str) -> tuple[Rule, ...]:
+    """Return the rules that may apply to a kind of records. Each pair asks, so the answers are kept."""
+    global _sorted_rules
+    if _sorted_rules.every is not every:
+        _sorted_rules = _Rules(every, {})
+    if kind not in _sorted_rules.of_kind:
+        _sorted_rules.of_kind[kind] = tuple(
+            rule for rule in every if not isinstance(rule.applies, _KindIs) or kind in rule.applies.kinds
+        )
+    return _sorted_rules.of_kind[kind]
+
+
+@dataclass(frozen=True)
+class _KindIs:
+    """The condition that a pair is of one of these kinds."""
+
+    kinds: tuple[str, ...]
+
+    def __call__(self, pair: JudgedPair) -> bool:
+        return pair.kind in self.kinds
+
+
 def _is_of(*kinds: str) -> Callable[[JudgedPair], bool]:
-    return lambda pair: pair.kind in kinds
+    return _KindIs(kinds)
 
 
 def _measured_noise(pair: JudgedPair) -> float:
