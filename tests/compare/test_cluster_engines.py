@@ -93,7 +93,7 @@ def kill_worker(name: str, dask: Any) -> None:
     elif name == "ray":
         psutil = pytest.importorskip("psutil")
         below = psutil.Process().children(recursive=True)
-        ids = [each.pid for each in below if each.cmdline()[:1] and each.cmdline()[0].startswith("ray::")]
+        ids = [each.pid for each in below if "".join(each.cmdline()).startswith(("ray::measure_batch", "ray::IDLE"))]
     else:
         ids = list(dask.run(os.getpid).values())
     assert ids
