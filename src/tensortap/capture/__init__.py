@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ def capture(
     model: Any,
     path: str | Path | None = None,
     *,
-    keep: str | Mapping[str, str] = "summary",
+    keep: str | Mapping[str, str] | None = None,
     kinds: Collection[str] | None = None,
     modules: str | Sequence[str] | Callable[[str, Any], bool] = "*",
     classes: str | Collection[str] | None = None,
@@ -46,7 +47,7 @@ def capture(
         model, and a micro step begins with the first call after a backward.
     path: the folder of the run. None holds the run in memory, as `tap.run`.
     keep: "summary" (counts, moments, digest and sketch of each tensor), "tensors" (all bytes too), or a mapping from
-        name patterns to one of these; the first pattern that matches decides.
+        name patterns to one of these; the first pattern that matches decides. None is "summary", with `ring` "ring".
     kinds: any of input, output, grad_input, grad_output, param, param_grad, step_grad, buffer. None is input, output,
         grad_output and param_grad; with `optimizer=` also step_grad, and param after each step.
     modules: a name pattern ("layers.*.attn"), several, or a function of (name, module). The root is "(root)".
@@ -75,9 +76,10 @@ def capture(
         recorded with the smallest n that keeps it. None records every step. With `steps`, it is not applied.
     on_nonfinite: what happens when a NaN or Inf is born. "stop" names the module on stderr and raises NonfiniteError at
         the end of the step, on a GPU of the next one. "keep" names it and keeps all tensors of that step.
-    ring: hold the tensors of the last so many steps, and keep them if a NaN is born (with `on_nonfinite`), if an
-        exception leaves the block, if the loss jumps, or at `tap.keep()`. Patterns of `keep` may say "ring"; without
-        one, all modules that keep a summary take part.
+    ring: hold the last so many steps. Keep their tensors if a NaN is born (with `on_nonfinite`), if an exception leaves
+        the block, if the loss jumps, or at `tap.keep()`. Steps that leave the ring leave the run, so it does not grow;
+        `keep="summary"` keeps the summaries of all of them. `keep={"layers.0.*": "ring"}` holds tensors of these
+        modules alone.
     loss: the output that is the loss, like "criterion" or "(root):loss". `tap.loss(value)` is another way to give it.
     layout: in a run of several processes, where plain tensors between parallel layers sit in the whole, and the global
         names of a stage's layers or a rank's experts: a TOML file, or a mapping of the same form. docs/parallel.md has
@@ -106,7 +108,9 @@ def capture(
     default = kinds is None and optimizer is not None
     kinds = (OPTIMIZER_KINDS if default else DEFAULT_KINDS) if kinds is None else kinds
     incidents = IncidentOptions(on_nonfinite, ring, loss)
-    selection = Selection(ringed(keep, incidents), kinds, modules, classes, steps, ranks, params_after_alone=default)
+    keep, rotates = ringed(keep, incidents)
+    incidents = replace(incidents, rotates=rotates)
+    selection = Selection(keep, kinds, modules, classes, steps, ranks, params_after_alone=default)
     if "step_grad" in selection.kinds and optimizer is None:
         raise UsageError("kinds: step_grad is the gradient that an optimizer uses, and there is none: pass optimizer=")
     if path is None and max_buffer is not None:

@@ -33,6 +33,8 @@ class IncidentOptions:
     on_nonfinite: str | None = None
     ring: int | None = None
     loss: str | None = None
+    rotates: bool = False
+    """Whether the run forgets steps that leave the ring. Otherwise their summaries stay."""
 
     def __post_init__(self) -> None:
         if self.on_nonfinite not in ("stop", "keep", None):
@@ -65,7 +67,10 @@ class Incidents:
         self._options = options
         self._writer = writer
         self._broken = broken
-        self._ring = None if options.ring_size is None else Ring(options.ring_size, writer.release)
+        self._ring: Ring | None = None
+        if options.ring_size is not None:
+            drop = writer.drop if options.rotates else lambda step: None
+            self._ring = Ring(options.ring_size, writer.release, drop)
         self._spikes = LossSpikes()
         self._kept = 0
         self._notices: list[str] = []
@@ -115,7 +120,7 @@ class Incidents:
             return
         if failure and self._last is not None:
             self._keep(self._last, failure)
-        self._ring.release_all()
+        self._ring.close()
 
     def _examine(self, step: int) -> None:
         bad = sorted((each for each in self.alarm.take(step) if each.counts), key=lambda each: each.key.step)
@@ -156,16 +161,23 @@ class Incidents:
             self._notices.append(f"the ring's tensors of {steps} are kept: {reason}")
 
 
-def ringed(keep: Any, options: IncidentOptions) -> Any:
-    """Return `keep` with "ring" in place of "summary", unless it names modules for the ring itself."""
-    rules = {"*": keep} if isinstance(keep, str) else dict(keep) if hasattr(keep, "items") else None
-    if rules is None:
-        return keep  # the selection reports what is wrong
+def ringed(keep: Any, options: IncidentOptions) -> tuple[Any, bool]:
+    """Return `keep` with "ring" in place of "summary", unless it names modules for the ring itself.
+
+    Also return whether the run forgets steps that leave the ring: with `ring=`, unless `keep` asks for summaries or
+    tensors.
+    """
+    if keep is None or isinstance(keep, str):
+        rules = {"*": keep or "summary"}
+    elif hasattr(keep, "items"):
+        rules = dict(keep)
+    else:
+        return keep, False  # the selection reports what is wrong
+    rotates = options.ring is not None and (keep is None or set(rules.values()) == {"ring"})
     if "ring" in rules.values():
         if options.ring_size is None:
             raise UsageError('keep= has "ring" but there is no ring: give ring=4, the number of steps to hold')
-        return keep
-    if options.ring_size is None:
-        return keep
-    rules.setdefault("*", "summary")
-    return {pattern: "ring" if kept == "summary" else kept for pattern, kept in rules.items()}
+    elif options.ring_size is not None:
+        rules.setdefault("*", "summary")
+        rules = {pattern: "ring" if kept == "summary" else kept for pattern, kept in rules.items()}
+    return rules["*"] if rules.keys() == {"*"} else rules, rotates

@@ -12,11 +12,17 @@ _NEWS = 1
 
 
 class Ring:
-    """Holds the newest `size` steps, the step in progress, and one more, because a device reports with a delay."""
+    """Holds the newest `size` steps, the step in progress, and one more, because a device reports with a delay.
 
-    def __init__(self, size: int, release: Callable[[int], None]) -> None:
+    `release` is called with a step whose tensors are no longer needed, `drop` with one of which nothing is.
+    """
+
+    def __init__(
+        self, size: int, release: Callable[[int], None], drop: Callable[[int], None] = lambda step: None
+    ) -> None:
         self._size = size
         self._release = release
+        self._drop = drop
         self._live: deque[int] = deque()
         self._ended: deque[int] = deque(maxlen=size + 1 + _NEWS)
         """The last steps, kept or not."""
@@ -31,7 +37,9 @@ class Ring:
             return
         self._live.append(step)
         while len(self._live) > self._size + 1 + _NEWS:
-            self._release(self._live.popleft())
+            oldest = self._live.popleft()
+            self._release(oldest)
+            self._drop(oldest)
 
     def keep(self, step: int, in_progress: bool = False) -> list[int]:
         """Keep a step and those before it for good, and return which these are."""
@@ -45,7 +53,11 @@ class Ring:
             chosen.append(step)
         return chosen
 
-    def release_all(self) -> None:
-        """Release everything that was not kept."""
+    def close(self) -> None:
+        """Release everything that was not kept, and drop all but the newest steps and the one in progress."""
+        newest = list(self._ended)[-self._size - 1 :]
         while self._live:
-            self._release(self._live.popleft())
+            step = self._live.popleft()
+            self._release(step)
+            if step not in newest:
+                self._drop(step)

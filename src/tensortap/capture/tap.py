@@ -110,6 +110,7 @@ class RunSink:
                 info=info,
                 max_memory=options.max_memory,
                 buckets=options.sketch,
+                rotates=options.incidents.rotates,
             )
         else:
             self.writer = RunWriter(
@@ -125,6 +126,7 @@ class RunSink:
                 loop=True,
                 buckets=options.sketch,
                 ring=options.incidents.ring_size is not None,
+                rotates=options.incidents.rotates,
             )
         self.writer.loop_fact(0, "world", "", {"size": framework.world()})
         self._closed = False

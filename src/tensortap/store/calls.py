@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from tensortap.store.format import utf8
 from tensortap.store.lines import LinesWriter, read_lines
+from tensortap.store.rotation import RemainingSteps, holding
 from tensortap.store.source import Bytes
 
 __all__ = ["CallEntry", "Calls", "CallsWriter", "read_calls"]
@@ -30,8 +32,10 @@ class CallEntry(NamedTuple):
 class CallsWriter(LinesWriter):
     """Writes calls.jsonl: a row must not be on disk before its call's line."""
 
+    several_in_a_step = True
+
     def add(self, called: CallEntry) -> None:
-        self.add_line(called._asdict())
+        self.add_line(called._asdict(), called.step, called.module)
 
 
 class Calls:
@@ -45,6 +49,13 @@ class Calls:
         arguments = {utf8(path): value for path, value in called.arguments.items()}
         spot = called.step, called.micro, called.call
         self._modules.setdefault(utf8(called.module), []).append((spot, arguments))
+
+    def drop_all_but(self, remaining: RemainingSteps) -> None:
+        """Remove the entries that hold in none of these steps. A copy that was made before keeps them."""
+        self._modules = {
+            module: list(compress(known, holding([spot[0] for spot, _ in known], remaining, several=True)))
+            for module, known in self._modules.items()
+        }
 
     def of(self, step: int, micro: int, module: str, call: int) -> Mapping[str, Any]:
         """Return the arguments of a call, as `core.arguments` writes them. Equal ones in a row share one object."""

@@ -191,4 +191,4 @@ def _is_our_file(name: str) -> bool:
     known = (RANK_JSON, COVERAGE_JSON, PROGRESS_JSON, CALLS, LOOP, PLACEMENTS, INDEX)
     if name in known or TEMPORARY_NAME.fullmatch(name):
         return True
-    return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL)))
+    return bool(SHARD_NAME.fullmatch(name.removesuffix(PARTIAL))) or name.removesuffix(PARTIAL) in (CALLS, LOOP, INDEX)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensortap.core.arguments import read
+from tensortap.core.file_io import BINARY, read_at
 from tensortap.core.records import Key
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.store.format import INDEX, LOOP, PROGRESS_JSON, RANK_JSON, RANK_NAME, RUN_JSON
@@ -152,23 +153,58 @@ class FollowedRun:
         return len(self.ranks) >= expected and all(rank.ended for rank in self.ranks.values())
 
 
+class _FileTail:
+    """The bytes that were appended to a file since the last look. A ring may replace the file by a shorter one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._end = 0
+
+    def __del__(self) -> None:
+        self._close()
+
+    def read(self) -> tuple[bytes, bool]:
+        """Return the new bytes, or all of a file that was replaced, and whether it was."""
+        replaced = False
+        try:
+            # An open file keeps its number, so that another file has another one.
+            if self._descriptor >= 0 and os.fstat(self._descriptor).st_ino != self._path.stat().st_ino:
+                self._close()
+                replaced, self._end = True, 0
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDONLY | BINARY)
+        except FileNotFoundError:
+            return b"", replaced
+        data = bytearray(max(0, os.fstat(self._descriptor).st_size - self._end))
+        return bytes(data[: read_at(self._descriptor, memoryview(data), self._end) if data else 0]), replaced
+
+    def advance(self, count: int) -> None:
+        """Do not return the next so many bytes again."""
+        self._end += count
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 class _IndexTail:
     """The batches that were appended to an index since the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._tail = _FileTail(path)
         self._schema: Any = None
-        self._end = 0
+        self._seen: set[int] = set()
+        """First `seq` of each batch in the file that was returned."""
 
     def read(self) -> list[Any]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._end)
-                stream = pa.BufferReader(file.read())
-        except FileNotFoundError:
-            return []
+        data, replaced = self._tail.read()
+        if replaced:
+            self._schema = None
         found: list[Any] = []
-        begin, end = self._end, 0
+        stream, end = pa.BufferReader(data), 0
         try:
             if self._schema is None:
                 schema = pa.ipc.read_schema(stream)
@@ -181,26 +217,27 @@ class _IndexTail:
                 end = stream.tell()
         except (EOFError, OSError, pa.ArrowException):
             pass  # the rest is not a whole batch yet
-        self._end = begin + end
-        return found
+        self._tail.advance(end)
+        return self._unseen(found, replaced)
+
+    def _unseen(self, batches: list[Any], replaced: bool) -> list[Any]:
+        """Return the batches that are new. Those of a replaced file were seen before, but for the last ones."""
+        numbers = [batch.column("seq")[0].as_py() if batch.num_rows else -1 for batch in batches]
+        new = [batch for batch, number in zip(batches, numbers, strict=True) if number not in self._seen]
+        self._seen = {*numbers} if replaced else self._seen | {*numbers}
+        return new
 
 
 class _LinesTail:
-    """The lines that were appended to a file since the last look."""
+    """The lines that were appended to a file since the last look; all lines if it was replaced."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._end = 0
+        self._tail = _FileTail(path)
 
     def read(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._end)
-                data = file.read()
-        except FileNotFoundError:
-            return []
+        data, _ = self._tail.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._end += len(whole)
+        self._tail.advance(len(whole))
         found = []
         for line in whole.splitlines():
             try:

@@ -21,6 +21,9 @@ valid. `file` is always the finished name; until the file is finished, the same 
 and a placement before any row that names it. A run without calls.jsonl or loop.jsonl was written by a version that did
 not keep plain arguments or loop facts. A run without placements.jsonl has no placements.
 
+A ring drops old steps: the index is replaced by one without their batches, whose metadata has `dropped_steps`, how many
+recorded steps it no longer has, and `dropped_last`, the last of them. Lines that hold in no remaining step go after it.
+
 run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
 process, and not necessarily by the same tensortap.
 """

@@ -27,6 +27,7 @@ from tensortap.store.format import (
 )
 from tensortap.store.metadata import check_version
 from tensortap.store.placements import PlacementTable, read_placements
+from tensortap.store.rotation import DroppedSteps
 from tensortap.store.sketch_batches import ColumnSketches, FileSketches, Sketches, open_columns
 from tensortap.store.source import Bytes
 
@@ -54,6 +55,7 @@ class Index:
         unknown: Sequence[str] = (),
         sketches: Sketches | None = None,
         placements: Sequence[Placement] = (),
+        dropped: DroppedSteps | None = None,
     ) -> None:
         """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics.
 
@@ -75,6 +77,8 @@ class Index:
         """Bytes at the end of the file that are not a whole batch."""
         self.missing = missing
         """Whether the file is missing."""
+        self.dropped = dropped
+        """The recorded steps that a ring has dropped."""
 
     def forget(self, lost: Sequence[bool]) -> None:
         """Remove the locations of these rows: a ring has dropped their tensors."""
@@ -89,11 +93,16 @@ class Index:
 
     @classmethod
     def of(
-        cls, batches: Sequence[Any], rank: int, complete: bool = True, placements: Sequence[Placement] = ()
+        cls,
+        batches: Sequence[Any],
+        rank: int,
+        complete: bool = True,
+        placements: Sequence[Placement] = (),
+        dropped: DroppedSteps | None = None,
     ) -> Index:
         """Return the index of Arrow batches that are in memory already."""
-        schema = batches[0].schema if batches else SCHEMA
-        return cls(rank, pa.Table.from_batches(batches, schema), complete=complete, placements=placements)
+        rows = pa.Table.from_batches(batches, batches[0].schema if batches else SCHEMA)
+        return cls(rank, rows, complete=complete, placements=placements, dropped=dropped)
 
     @classmethod
     def of_records(cls, records: Sequence[Record], rank: int, complete: bool = True) -> Index:
@@ -193,10 +202,12 @@ def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Ind
     batches: list[Any] = []
     places: list[tuple[int, int, int]] = []
     unknown: list[str] = []
+    dropped: DroppedSteps | None = None
     head, end, complete = 0, 0, False
     try:
         schema = pa.ipc.read_schema(stream)
         unknown = check_schema(schema, path)
+        dropped = DroppedSteps.of(schema.metadata)
         head = end = stream.tell()
         stream.seek(0)
         reader = open_columns(stream, [at for at, each in enumerate(schema.names) if each != "sketch"])
@@ -226,6 +237,7 @@ def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Ind
         unknown=unknown,
         sketches=FileSketches(source, name, head, places),
         placements=_read_placements(source, placements, rows) if placements else (),
+        dropped=dropped,
     )
     del batches, rows
     pa.default_memory_pool().release_unused()  # unpacking and coding took more than the columns keep

@@ -31,11 +31,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from typing import Any, NamedTuple
 
 from tensortap.core.arguments import read
 from tensortap.store.format import utf8
 from tensortap.store.lines import LinesWriter, read_lines
+from tensortap.store.rotation import RemainingSteps, holding
 from tensortap.store.source import Bytes
 
 __all__ = ["LoopFact", "LoopFacts", "LoopWriter", "read_loop"]
@@ -54,7 +56,7 @@ class LoopWriter(LinesWriter):
     """Writes loop.jsonl."""
 
     def add(self, fact: LoopFact) -> None:
-        self.add_line(fact._asdict())
+        self.add_line(fact._asdict(), fact.step, (fact.fact, fact.of))
 
 
 class LoopFacts:
@@ -73,6 +75,13 @@ class LoopFacts:
         value = read({utf8(name): part for name, part in fact.value.items()})
         known = self._found.setdefault((utf8(fact.fact), utf8(fact.of)), [])
         known.append(LoopFact(fact.step, utf8(fact.fact), utf8(fact.of), value))
+
+    def drop_all_but(self, remaining: RemainingSteps) -> None:
+        """Remove the facts that hold in none of these steps. A copy that was made before keeps them."""
+        self._found = {
+            subject: list(compress(known, holding([each.step for each in known], remaining, several=False)))
+            for subject, known in self._found.items()
+        }
 
     def names(self) -> list[str]:
         """Return the names of all facts, in the order in which they first came."""

@@ -14,9 +14,10 @@ import gc
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import compress, count
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tensortap.store.calls import CallEntry, Calls
 from tensortap.store.index import Index
 from tensortap.store.loop import LoopFact, LoopFacts
 from tensortap.store.metadata import CoverageFile, RankStatus
+from tensortap.store.rotation import DroppedSteps, RemainingSteps, holding
 from tensortap.store.run import Run, RunSource
 from tensortap.store.source import kept_location
 from tensortap.store.writer.index import IndexWriter, Rows
@@ -67,13 +69,32 @@ class _Batches:
     """The index's batches, in a list."""
 
     path: Path
+    was_dropped: Callable[[int], None]
+    """Called after a step was dropped, with its number of rows."""
     found: list[Any] = field(default_factory=list)
     nbytes: int = 0
+    dropped_rows: int = 0
+    dropped: DroppedSteps | None = None
     complete: bool = False
 
     def write(self, batch: Any) -> None:
         self.found.append(batch)
         self.nbytes += batch.nbytes
+
+    def drop(self, step: int) -> None:
+        gone = [each for each in self.found if _step_of(each) == step]
+        self.found = [each for each in self.found if _step_of(each) != step]
+        self.nbytes -= sum(each.nbytes for each in gone)
+        rows = sum(each.num_rows for each in gone)
+        self.dropped_rows += rows
+        count, last = self.dropped or (0, -1)
+        self.dropped = DroppedSteps(count + 1, max(last, step))
+        self.was_dropped(rows)
+
+    @property
+    def remaining(self) -> RemainingSteps:
+        """The steps that were not dropped."""
+        return RemainingSteps({_step_of(each) for each in self.found}, self.dropped.last if self.dropped else -1)
 
     def close(self, complete: bool) -> None:
         self.complete = complete
@@ -96,6 +117,7 @@ class MemoryWriter(RankWriter):
         world: int = 1,
         max_memory: int | None = None,
         buckets: int = FULL,
+        rotates: bool = False,
     ) -> None:
         if max_memory is not None and (not isinstance(max_memory, int) or max_memory < 1):
             raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 1 or more")
@@ -121,9 +143,11 @@ class MemoryWriter(RankWriter):
         self._loop = LoopFacts()
         self._coverage = CoverageFile()
         self._status = RankStatus("running")
-        self._batches = _Batches(self.path)
+        self._batches = _Batches(self.path, self._drop_lines)
         _writers.add(self)
-        self._index = IndexWriter(self._batches, self._barrier, self._state, buckets, self._placements)
+        self._lines: dict[Hashable, list[tuple[int, int]]] = {}
+        """Steps and sizes of the plain arguments of each module, and of each loop fact."""
+        self._index = IndexWriter(self._batches, self._barrier, self._state, buckets, self._placements, by_step=rotates)
 
     def put(self, name: str, array: npt.NDArray[Any], *, step: int, ring: bool = False) -> Location | None:
         self._check_open()
@@ -168,6 +192,19 @@ class MemoryWriter(RankWriter):
             for number in self._rings.pop(step):
                 self._used -= self._tensors.pop(number).nbytes
 
+    def _drop_lines(self, rows: int) -> None:
+        """Drop what is known of the calls and the loop of dropped steps, which had so many rows."""
+        remaining, freed = self._batches.remaining, RECORD_BYTES * rows
+        with self._lock:
+            self._calls.drop_all_but(remaining)
+            self._loop.drop_all_but(remaining)
+            for subject, lines in self._lines.items():
+                several = isinstance(subject, str)
+                kept = list(compress(lines, holding([step for step, _ in lines], remaining, several)))
+                freed += sum(size for _, size in lines) - sum(size for _, size in kept)
+                self._lines[subject] = kept
+            self._used -= freed
+
     def append(self, record: Record) -> None:
         self._charge(RECORD_BYTES)
         super().append(record)
@@ -178,13 +215,15 @@ class MemoryWriter(RankWriter):
 
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         self._check_open()
-        self._charge(_CALL_BYTES + 2 * len(json.dumps(arguments)))
-        self._calls.add(CallEntry(step, micro, module, call, arguments))
+        self._charge_line(step, module, arguments)
+        with self._lock:
+            self._calls.add(CallEntry(step, micro, module, call, arguments))
 
     def loop_fact(self, step: int, fact: str, of: str, value: Mapping[str, Any]) -> None:
         self._check_open()
-        self._charge(_CALL_BYTES + 2 * len(json.dumps(value)))
-        self._loop.add(LoopFact(step, fact, of, value))
+        self._charge_line(step, (fact, of), value)
+        with self._lock:
+            self._loop.add(LoopFact(step, fact, of, value))
 
     def arrange(self, mesh: Mesh | None, renames: Mapping[str, str]) -> None:
         super().arrange(mesh, renames)
@@ -207,7 +246,7 @@ class MemoryWriter(RankWriter):
     def stats(self) -> dict[str, Any]:
         return {
             "bytes": sum(tensor.nbytes for tensor in list(self._tensors.values())) + self._batches.nbytes,
-            "records": self._index.written - self._index.missing,
+            "records": self._index.records,
             "files": 0,
             "stalled_seconds": self._state.stalled,
             "queued": 0,
@@ -229,12 +268,14 @@ class MemoryWriter(RankWriter):
 
     def run(self) -> MemoryRun:
         """Return a run of all that is stored so far: call `flush` first, or `close`."""
-        index = Index.of(list(self._batches.found), self.rank, self._batches.complete, self._placements)
+        found, complete = list(self._batches.found), self._batches.complete
+        index = Index.of(found, self.rank, complete, self._placements, self._batches.dropped)
         with self._lock:
             tensors = dict(self._tensors)
+            calls, loop = copy(self._calls), copy(self._loop)  # a ring drops entries of its own
         if self._uses_ring:
             index.forget([at is not None and at not in tensors for at in index.columns.column("offset").to_pylist()])
-        beside = _Beside(self._calls, self._loop, self._status, self._coverage)
+        beside = _Beside(calls, loop, self._status, self._coverage)
         return MemoryRun(_MemorySource(self.path, self._info, index, tensors, beside))
 
     def _barrier(self) -> bool:
@@ -282,6 +323,12 @@ class MemoryWriter(RankWriter):
             )
         return fits
 
+    def _charge_line(self, step: int, subject: Hashable, value: Mapping[str, Any]) -> None:
+        size = _CALL_BYTES + 2 * len(json.dumps(value))
+        self._charge(size)
+        with self._lock:
+            self._lines.setdefault(subject, []).append((step, size))
+
     def _charge(self, nbytes: int) -> None:
         with self._lock:
             if self._used + nbytes > self._bound:
@@ -293,6 +340,11 @@ class MemoryWriter(RankWriter):
 
     def _limit(self) -> str:
         return f"max_memory={self._bound} ({_size(self._bound)})"
+
+
+def _step_of(batch: Any) -> int:
+    """Return the step of a batch whose rows all are of one."""
+    return int(batch.column("step")[-1].as_py()) if batch.num_rows else -1
 
 
 _writers: WeakSet[MemoryWriter] = WeakSet()
@@ -367,7 +419,8 @@ class _MemorySource(RunSource):
         elif not self.finished():
             so_far = len(self._index)
             found.append(f"rank {rank}: it was not closed: it is still running, or was killed; {so_far} records so far")
-        return found + [f"rank {rank}: {text}" for text in self._coverage.notices]
+        dropped = [str(self._index.dropped)] if self._index.dropped else []
+        return found + [f"rank {rank}: {text}" for text in dict.fromkeys([*dropped, *self._coverage.notices])]
 
 
 class MemoryRun(Run):

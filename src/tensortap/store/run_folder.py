@@ -166,12 +166,13 @@ class RunFolder(RunSource):
                 self._notice_of_status(rank),
                 self._notice_of_index(rank),
                 self._notice_of_columns(rank),
+                str(self.index(rank).dropped or ""),
                 self._notice_of_lines(rank, CALLS, self.calls(rank), "plain arguments are not known"),
                 self._notice_of_lines(rank, LOOP, self.loop(rank), "what the loop did is not known"),
                 "" if known else f"{COVERAGE_JSON} is damaged: what was seen of each module is not known",
                 *(known.notices if known else ()),
             ]
-            for text in filter(None, texts):
+            for text in dict.fromkeys(filter(None, texts)):
                 by_text.setdefault(text, []).append(rank)
         return found + [f"{self._name_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-
-from tensortap.core.file_io import BINARY
 from tensortap.core.records import Record
 from tensortap.core.sketches import FULL
-from tensortap.store.format import END_OF_STREAM, encode, encode_columns, index_schema
+from tensortap.store.format import encode, encode_columns, index_schema
 from tensortap.store.placements import PlacementTable
-from tensortap.store.writer.state import WriterState, write_error
+from tensortap.store.writer.state import WriterState
 
-__all__ = ["BatchTarget", "IndexFile", "IndexWriter", "Rows"]
+__all__ = ["BatchTarget", "IndexWriter", "Rows"]
 
 BATCH = 256
 """Rows that make a batch worth writing."""
@@ -59,89 +54,25 @@ class BatchTarget(Protocol):
     def nbytes(self) -> int:
         """Bytes of all whole batches so far."""
 
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that were written, and dropped again."""
+
     def write(self, batch: Any) -> None:
         """Append a batch, whole or not at all."""
+
+    def drop(self, step: int) -> None:
+        """Drop the batches of a step, which are all written."""
 
     def close(self, complete: bool) -> None:
         """Accept no more batches. `complete` is False if some could not be written."""
 
 
-class IndexFile:
-    """Writes the batches of an index to a file, as an Arrow IPC stream with compressed buffers.
-
-    LZ4, because it costs the least: about 2 µs a row, a fraction of encoding it. No further thread takes part, since
-    the training may need every core.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.nbytes = 0
-        self._fd = -1
-        self._message = _Message()
-        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
-            self._stream = pa.ipc.new_stream(self._message, index_schema(), options=options)
-            self._schema = index_schema().serialize().to_pybytes()
-            self._write(self._schema)  # at once: Arrow would wait for the first batch, which may never come
-        except OSError as error:
-            if self._fd >= 0:
-                os.close(self._fd)
-            raise write_error(error, path, begun=False) from error
-
-    def write(self, batch: Any) -> None:
-        self._message.take()  # a batch that could not be written
-        self._stream.write_batch(batch)
-        self._write(self._message.take().removeprefix(self._schema))  # in front of the first batch
-
-    def close(self, complete: bool) -> None:
-        try:
-            if complete:
-                self._write(END_OF_STREAM)
-        finally:
-            os.close(self._fd)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError:
-            self._cut_off()
-            raise
-        self.nbytes += len(data)
-
-    def _cut_off(self) -> None:
-        """Remove a half-written batch. Readers tolerate one, but need not see it."""
-        try:
-            os.ftruncate(self._fd, self.nbytes)
-            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
-        except OSError:
-            pass  # the first error is the one that counts
-
-
-class _Message(io.RawIOBase):
-    """Collects the pieces that Arrow writes, so that a batch goes to the file in one write."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(self._pieces[-1])
-
-    def take(self) -> bytes:
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
-
-
 class IndexWriter:
     """Encodes rows and passes them to `target` in batches, with sketches of `buckets` sums.
 
-    `barrier` returns True once all bytes that were put so far are written, False if they cannot be.
+    `barrier` returns True once all bytes that were put so far are written, False if they cannot be. `by_step` writes no
+    batch with rows of several steps, so that the batches of a step can be dropped.
     """
 
     def __init__(
@@ -151,10 +82,12 @@ class IndexWriter:
         state: WriterState,
         buckets: int = FULL,
         placements: PlacementTable | None = None,
+        by_step: bool = False,
     ) -> None:
         self._target = target
         self._placements = placements
         self._buckets = buckets
+        self._by_step = by_step
         self._barrier = barrier
         self._state = state
         self._seen = _Seen()
@@ -169,6 +102,8 @@ class IndexWriter:
         self._expected: Rows | None = None
         """Rows whose arrival to wait for, without writing them yet."""
         self._stopping = False
+        self._drops: deque[tuple[int, int]] = deque()
+        """Steps to drop, each with the number of rows that must be written before."""
         self.appended = 0
         self.written = 0
         self.missing = 0
@@ -178,6 +113,16 @@ class IndexWriter:
     def nbytes(self) -> int:
         """Bytes of all whole batches so far."""
         return self._target.nbytes
+
+    @property
+    def records(self) -> int:
+        """Number of rows that readers find."""
+        return self.written - self.missing - self._target.dropped_rows
+
+    def drop(self, step: int) -> None:
+        """Drop the rows of an earlier step, once all rows so far are written."""
+        with self._due:
+            self._drops.append((self.appended, step))
 
     def append(self, record: Record) -> None:
         state = self._state
@@ -245,6 +190,7 @@ class IndexWriter:
         if self._thread is not None:
             self._thread.join()
         try:
+            self._drop_written()
             self._target.close(complete=self._state.failure is None)
         except OSError as error:
             self._state.fail(error, self._target.path)
@@ -262,13 +208,18 @@ class IndexWriter:
                     with self._state.changed:
                         self.written += count
                         self._state.changed.notify_all()
+                    self._drop_written()
         except BaseException as error:  # the caller must see any failure
             self._state.fail(error, self._target.path)
 
+    def _drop_written(self) -> None:
+        while self._drops and self._drops[0][0] <= self.written:
+            self._target.drop(self._drops.popleft()[1])
+
     def _batches(self, rows: Sequence[Record | Rows]) -> Iterator[tuple[int, Any]]:
         """Yield Arrow batches and their numbers of rows: single records together, each group of rows alone."""
-        for single, some in groupby(rows, lambda row: isinstance(row, Record)):
-            if single:
+        for group, some in groupby(rows, self._group):
+            if group is not None:
                 records: list[Any] = list(some)
                 first = self._seen.first(record.tensor for record in records)
                 yield len(records), encode(records, first, self._schema, self._buckets, self._placements)
@@ -279,6 +230,12 @@ class IndexWriter:
                     self.missing += len(together) - len(columns["tensor"])
                     first = self._seen.first(columns["tensor"])
                     yield len(together), encode_columns(columns, first, self._schema, self._buckets)
+
+    def _group(self, row: Record | Rows) -> int | None:
+        """Return a number that is equal for records of one batch; None for rows that came together."""
+        if not isinstance(row, Record):
+            return None
+        return row.key.step if self._by_step else 0
 
     def _next(self) -> Sequence[Record | Rows]:
         """The next batch, once it is due; none when all is done."""

@@ -75,6 +75,11 @@ class RankWriter(ABC):
     def release(self, step: int) -> None:
         """Drop the bytes that a ring holds of a step. Readers see its records without tensors."""
 
+    def drop(self, step: int) -> None:
+        """Drop the records of a step that a ring has released, and what is known of its calls and its loop."""
+        self._check_open()
+        self._index.drop(step)
+
     @abstractmethod
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Keep the plain arguments of a call, as `tensortap.core.arguments` writes them.

@@ -44,7 +44,9 @@ from tensortap.store.format import (
 )
 from tensortap.store.lines import LinesWriter
 from tensortap.store.loop import LoopFact, LoopWriter
-from tensortap.store.writer.index import IndexFile, IndexWriter
+from tensortap.store.rotation import RemainingSteps
+from tensortap.store.writer.index import IndexWriter
+from tensortap.store.writer.index_file import IndexFile
 from tensortap.store.writer.pieces import pieces
 from tensortap.store.writer.pool import SlabPool
 from tensortap.store.writer.rank_writer import RankWriter, now, storable_dtype
@@ -72,7 +74,7 @@ class RunWriter(RankWriter):
     many threads write tensors, each to a file of its own. `crowded`: the run itself needs every core of the
     machine. `pinning` is for tensors that come from a device. `calls` says that plain arguments are kept, even if no
     call has any, and `loop` that loop facts are. `buckets` is the size of the sketches in the index. `ring` says
-    that some tensors go into a ring, which has writers of its own.
+    that some tensors go into a ring, which has writers of its own; `rotates` that records may be dropped, too.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class RunWriter(RankWriter):
         loop: bool = False,
         buckets: int = FULL,
         ring: bool = False,
+        rotates: bool = False,
     ) -> None:
         count = _default_writers(pinning is not None) if writers is None else writers
         buffer = _default_buffer(pinning is not None) if max_buffer is None else max_buffer
@@ -126,13 +129,13 @@ class RunWriter(RankWriter):
         self._placement_lines: LinesWriter | None = None
         try:
             if calls:
-                self._calls = CallsWriter(self._folder / CALLS, self._state)
+                self._calls = CallsWriter(self._folder / CALLS, self._state, rotates)
                 self._lines.append(self._calls)
             if loop:
-                self._loop = LoopWriter(self._folder / LOOP, self._state)
+                self._loop = LoopWriter(self._folder / LOOP, self._state, rotates)
                 self._lines.append(self._loop)
-            target = IndexFile(self._folder / INDEX)
-            self._index = IndexWriter(target, self._barrier, self._state, buckets, self._placements)
+            file = IndexFile(self._folder / INDEX, rotates, self._drop_lines)
+            self._index = IndexWriter(file, self._barrier, self._state, buckets, self._placements, by_step=rotates)
         except BaseException:
             for lines in self._lines:
                 lines.close()
@@ -166,6 +169,10 @@ class RunWriter(RankWriter):
             shard.discard(step)
         with self._numbers_lock:
             self._numbers = {(at, ring): number for (at, ring), number in self._numbers.items() if at > step}
+
+    def _drop_lines(self, remaining: RemainingSteps) -> None:
+        for lines in self._lines:
+            lines.drop_all_but(remaining)
 
     def called(self, step: int, micro: int, module: str, call: int, arguments: Mapping[str, Any]) -> None:
         """Keep the plain arguments of a call, as `core.arguments` writes them.
@@ -220,7 +227,7 @@ class RunWriter(RankWriter):
         """Return what was written so far, and how long the caller waited for it."""
         return {
             "bytes": sum(shard.written - shard.discarded for shard in self._shards) + self._index.nbytes,
-            "records": self._index.written - self._index.missing,
+            "records": self._index.records,
             "files": sum(shard.files for shard in self._shards),
             "stalled_seconds": self._state.stalled,
             "queued": sum(shard.depth for shard in self._shards),
