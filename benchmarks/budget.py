@@ -1,6 +1,6 @@
 """Does budget= hold? A Llama's training plain and with `budget=0.02`, on a GPU or a CPU.
 
-    python benchmarks/budget.py [--budget 0.02] [--rounds 5] [--steps 200] [--device auto]
+    python benchmarks/budget.py [--budget 0.02] [--rounds 5] [--steps 200 | --seconds 30] [--device auto]
 
 Blocks of plain and of tapped steps alternate in one process. A tapped block includes opening and closing its run, and
 ends when its last byte is written and the device has finished. The ratio of all blocks is printed with the tap's own
@@ -49,7 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--budget", type=float, default=0.02)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200, help="steps of a block")
+    parser.add_argument("--steps", type=int, help="steps of a block; otherwise as many as --seconds take")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a block: opening a run is part of it")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--model", help="llama-0.95b, llama-small or llama-tiny")
     parser.add_argument("--threads", type=int, default=2)
@@ -63,6 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tensortap-") as scratch:
         folder = Path(scratch) / "run"
         plain(trainer, 5)
+        steps = given.steps or max(64, int(given.seconds / (plain(trainer, 20) / 20)))
         tapped(trainer, 8, given.budget, folder)  # loads kernels
         for turn in range(given.rounds):
             # In turns, so that neither is always measured right after the other.
@@ -70,13 +72,13 @@ def main() -> None:
             took: dict[str, float] = {}
             for way in order:
                 if way == "plain":
-                    took[way] = plain(trainer, given.steps)
+                    took[way] = plain(trainer, steps)
                 else:
-                    took[way], said = tapped(trainer, given.steps, given.budget, folder)
+                    took[way], said = tapped(trainer, steps, given.budget, folder)
             ratios.append(took["tapped"] / took["plain"])
             for way, each in took.items():
                 seconds[way] += each
-            step = took["plain"] / given.steps
+            step = took["plain"] / steps
             print(f"{device} {name}: plain {1e3 * step:.2f} ms a step, ratio {ratios[-1]:.4f}; {said}")
     total = seconds["tapped"] / seconds["plain"]
     print(f"all blocks {total:.4f}, median {statistics.median(ratios):.4f}, target {1 + given.budget:.3f} ± 0.010")

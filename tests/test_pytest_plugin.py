@@ -135,6 +135,29 @@ def test_a_golden_run_is_made_compared_and_missed(tmp_path: Path) -> None:
     assert code == 1 and "part in 1 (LeakyReLU)" in said
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_golden_run_of_a_hundred_modules_is_small(tmp_path: Path, trains: bool) -> None:
+    test = tmp_path / "test_size.py"
+    test.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def test_size(tensortap_golden):\n"
+        "    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(25)))\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 1e-2)\n"
+        f"    given = {{'optimizer': optimizer}} if {trains} else {{}}\n"
+        "    with tensortap_golden(model, **given) as tap:\n"
+        "        for _ in range(3):\n"
+        "            model(torch.randn(4, 8)).square().mean().backward()\n"
+        "            optimizer.step()\n"
+        "            if not given:\n"
+        "                tap.step()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), "--tensortap-update"]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+    size = sum(file.stat().st_size for file in (tmp_path / "golden").rglob("*") if file.is_file())
+    assert 100_000 < size <= 500_000
+
+
 def test_capture_into_the_tests_own_folder(tensortap_capture: Any, tmp_path: Path) -> None:  # noqa: F811
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 2)

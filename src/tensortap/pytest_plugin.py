@@ -110,7 +110,8 @@ def tensortap_golden(request: pytest.FixtureRequest, tmp_path: Path) -> Callable
     """Capture, and compare with the golden run `golden/TEST` beside the test file when the block ends.
 
     With --tensortap-update, the block writes the golden run instead. `name` tells several runs of one test apart,
-    `compare` has options of `tensortap.compare`, and the others are those of `tensortap.capture`.
+    `compare` has options of `tensortap.compare`, and the others are those of `tensortap.capture`. Sketches have 64
+    numbers, with `optimizer=` 32.
     """
     import tensortap
 
@@ -128,7 +129,9 @@ def tensortap_golden(request: pytest.FixtureRequest, tmp_path: Path) -> Callable
         if not update and not stored.exists():
             command = f"pytest {request.node.nodeid!r} {_UPDATE}"
             pytest.fail(f"{stored} does not exist: make it with `{command}`, then commit the folder", pytrace=False)
-        chosen: dict[str, Any] = {"on_error": "raise", "overwrite": update} | options
+        # Golden runs are committed: 100 modules and 3 steps take at most half a megabyte.
+        sketch = 64 if options.get("optimizer") is None else 32
+        chosen: dict[str, Any] = {"on_error": "raise", "overwrite": update, "sketch": sketch} | options
         with tensortap.capture(model, path, **chosen) as tap:
             yield tap
         if not update:

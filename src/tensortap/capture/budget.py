@@ -3,7 +3,7 @@
 Steps 0 and 4 are recorded. From then on every 2ⁿ-th step is, with the smallest n that keeps the cost below the share.
 Powers of two, so that two runs of different speed still record common steps: the steps of the sparser choice are among
 those of the denser one. As long as the cost so far, which includes opening the run and a first step that loads or
-compiles kernels, exceeds the share, half as many steps are recorded, which pays for the start.
+compiles kernels, exceeds the share, no further step is recorded.
 
 The cost of a step is the larger of two measurements. One is the time that the tap itself takes: hooks, the end of the
 step, waits for buffers. The other is how much longer a recorded step and the step after it take than the others do,
@@ -77,7 +77,7 @@ class Budget:
 
     def wants(self, step: int) -> bool:
         """Return whether to record the step that begins."""
-        chosen = step % self.interval == 0 if step > _SECOND else step in (0, _SECOND)
+        chosen = step % self.interval == 0 and self._is_affordable if step > _SECOND else step in (0, _SECOND)
         if chosen and step != self._last:  # the choice may be asked for again
             self._last = step
             self.recorded += 1
@@ -108,7 +108,12 @@ class Budget:
         """The power of two whose multiples are recorded now."""
         usual = fmean(self._all) if self._all else 0.0
         wanted = self.cost / (self._share * usual) if usual > 0 else 1.0
-        return min(_LONGEST_INTERVAL, _power_from(wanted) * (2 if self.spent > self._share * self.elapsed else 1))
+        return min(_LONGEST_INTERVAL, _power_from(wanted))
+
+    @property
+    def _is_affordable(self) -> bool:
+        """Whether another recorded step keeps the share. The start of a run has to be paid for first."""
+        return self.spent + self.cost <= self._share * self.elapsed
 
     @property
     def cost(self) -> float:
