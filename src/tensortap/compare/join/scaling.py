@@ -158,9 +158,11 @@ def _common_factor(reference: Side, candidate: Side, alignment: Alignment, pairs
 
 def _factors(reference: Side, candidate: Side, alignment: Alignment, pairs: Ints) -> tuple[Floats, Floats]:
     """Return the factor of each pair that fits best, and how far off it is; NaN where a sketch is missing."""
-    (ours, left), (theirs, right) = reference.sketches(), candidate.sketches()
     factor, off = np.full(len(pairs), np.nan), np.full(len(pairs), np.nan)
-    if not len(pairs) or not ours.size or not theirs.size:
+    if not len(pairs):
+        return factor, off
+    (ours, left), (theirs, right) = reference.sketches(), candidate.sketches()
+    if not ours.size or not theirs.size:
         return factor, off
     ours, theirs = of_one_size([ours, theirs])
     one, other = left[alignment.reference[pairs]], right[alignment.candidate[pairs]]
