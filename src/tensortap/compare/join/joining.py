@@ -52,6 +52,8 @@ class Joining:
 
     sides: dict[str, JoinedSource] = field(default_factory=dict)
     """The joined sides, by "reference" and "candidate"."""
+    unseen: list[Key] = field(default_factory=list)
+    """Gradients from backward that the candidate did not record, while it recorded what the optimizer got."""
 
     def __bool__(self) -> bool:
         return bool(self.sides)
@@ -71,14 +73,29 @@ class Joining:
         keys: dict[str, set[Key]] = {"reference": set(), "candidate": set()}
         for each in self.unjoined():
             keys[each.side].add(each.key)
+        self.unseen[:] = _unseen_gradients(reference, candidate, alignment)
         return replace(
             alignment,
-            only_reference=_without(reference, alignment.only_reference, keys["candidate"]),
+            only_reference=_without(reference, alignment.only_reference, keys["candidate"] | set(self.unseen)),
             only_candidate=_without(candidate, alignment.only_candidate, keys["reference"]),
         )
 
 
 NOT_JOINED = Joining()
+
+
+def _unseen_gradients(reference: Side, candidate: Side, alignment: Alignment) -> list[Key]:
+    """Return the gradients from backward that only the reference has, of parameters whose optimizer got one.
+
+    A wrapper that flattens parameters shows the gradients of single ones only after their reduction.
+    """
+    alone = alignment.only_reference[reference.kind.among(("param_grad",))[alignment.only_reference]]
+    if not len(alone):
+        return []
+    got = np.flatnonzero(candidate.kind.among(("step_grad",)))
+    known = {(int(candidate.step[row]), candidate.module[row], candidate.path[row]) for row in got.tolist()}
+    keys = (reference.key(row) for row in alone.tolist())
+    return [key for key in keys if (key.step, key.module, key.path) in known]
 
 
 def _without(side: Side, rows: Ints, keys: set[Key]) -> Ints:
