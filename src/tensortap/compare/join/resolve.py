@@ -313,4 +313,5 @@ def _as_shards(
     covering = cover(whole, [(tuple((0, size) for size in whole),)])
     layout.replace_plan(group, Plan(plan.places, whole, each, (0,) * len(each), covering, guessed=True))
     joined.without_positions.add(group)
+    joined.guessed.add(group)
     assert prod(whole) == sum(prod(shape) for shape in shapes)
