@@ -102,3 +102,25 @@ def test_selected_ranks_are_compared_one_by_one(tmp_path: Path, one: Path) -> No
     assert tt.compare(b, run_world(tmp_path / "c", {"tp": 2}, steps=1), ranks=[1]).verdict == "match"
     result = tt.compare(one, b, ranks=[0])
     assert result.verdict == "incomparable" and "another part of the whole" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"micros": 4}, {"sizes": {"dp": 2}}),
+        ({}, {"sizes": {"dp": 2}, "micros": 2}),
+        ({"sizes": {"tp": 2}, "micros": 2}, {}),
+    ],
+    ids=["micro batches and ranks", "both on one side", "the reference has more"],
+)
+def test_micro_batches_are_an_axis_like_any_other(tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    result = tt.compare(run_world(tmp_path / "a", steps=1, **ours), run_world(tmp_path / "b", steps=1, **theirs))
+    assert result.verdict == "match", result.sentence
+    assert len(result) == 218 and not result.counts.get("unjudged")
+    assert {each.key.module for each in result.unmatched} <= {"position"}  # its values have no batch
+
+
+def test_a_mistake_in_micro_batches_is_found(tmp_path: Path, one: Path) -> None:
+    mistake = ["no_reduce:layers.1.mlp.down"]
+    result = tt.compare(one, run_world(tmp_path / "b", {"tp": 2}, mistake, steps=1, micros=2))
+    assert result.first is not None and result.first.module == "layers.1.mlp.down"

@@ -17,6 +17,7 @@ from torch.nn import functional
 import tensortap as tt
 
 KINDS = ("input", "output", "grad_output", "param", "param_grad", "step_grad")
+OPTIONS: dict[str, Any] = {"kinds": KINDS, "keep": "tensors", "on_error": "raise"}
 ROWS, TOKENS, HIDDEN, WORDS = 4, 8, 16, 24
 
 
@@ -128,11 +129,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def train(net: nn.Module, path: Path | None, steps: int = 2, part: Any = (), **options: Any) -> list[float]:
     """Train, with a tap if there is a path, and return losses and a sum of all parameters."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    tap = (
-        nullcontext()
-        if path is None
-        else tt.capture(net, path, kinds=KINDS, optimizer=optimizer, on_error="raise", **options)
-    )
+    tap = nullcontext() if path is None else tt.capture(net, path, optimizer=optimizer, **{**OPTIONS, **options})
     found = []
     with tap:
         for step in range(steps):
@@ -260,11 +257,7 @@ def pp(rank: int) -> Trained:
         schedule = ScheduleGPipe(stage, 2, loss_fn=loss_of)
         optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
         names = {"names": {"layers.{i}": "layers.{i+stage}"}}
-        tap = (
-            nullcontext()
-            if path is None
-            else tt.capture(part, path, kinds=KINDS, optimizer=optimizer, on_error="raise", layout=names)
-        )
+        tap = nullcontext() if path is None else tt.capture(part, path, optimizer=optimizer, layout=names, **OPTIONS)
         losses: list[torch.Tensor] = []
         with tap:
             for step in range(2):

@@ -330,7 +330,7 @@ class Recorder:
     """Records the tensors of one rank's model, as a tap does."""
 
     def __init__(self, model: nn.Module, rank: Rank, step: int, records: list[tuple[Key, str, torch.Tensor, int]]):
-        self.records, self.step = records, step
+        self.records, self.step, self.micro = records, step, 0
         self._known: dict[tuple[int, int], int] = {}
         self._alive: list[torch.Tensor] = []
         self._hooks = [
@@ -345,7 +345,7 @@ class Recorder:
 
     def _add(self, name: str, module: nn.Module, kind: str, x: torch.Tensor, path: str = "0", call: int = 0) -> None:
         phases = {"input": "forward", "output": "forward", "grad_output": "backward", "param_grad": "backward"}
-        key = Key(self.step, 0, phases.get(kind, "state"), name, call, kind, path)
+        key = Key(self.step, self.micro, phases.get(kind, "state"), name, call, kind, path)
         self._alive.append(x)
         number = self._known.setdefault((id(x), x._version), len(self.records)) if phases.get(kind) == "forward" else -1
         number = len(self.records) if number < 0 else number
@@ -412,7 +412,7 @@ def local_state(rank: Rank) -> dict[str, torch.Tensor]:
     return found
 
 
-def train(rank: Rank, steps: int, records: list[tuple[Key, str, torch.Tensor, int]]) -> None:
+def train(rank: Rank, steps: int, records: list[tuple[Key, str, torch.Tensor, int]], micros: int = 1) -> None:
     model = Transformer(rank, rank.size("tp"))
     model.load_state_dict(local_state(rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -426,10 +426,17 @@ def train(rank: Rank, steps: int, records: list[tuple[Key, str, torch.Tensor, in
         ids, targets = (each[:, where].contiguous() for each in (ids, targets))
         recorder = Recorder(model, rank, step, records)
         recorder.state(model, 0)
-        loss = functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        recorder.gradients(model, "param_grad")
+        summed: dict[str, torch.Tensor] = {}
+        for micro, (rows, wanted) in enumerate(zip(ids.chunk(micros), targets.chunk(micros), strict=True)):
+            recorder.micro = micro
+            optimizer.zero_grad()
+            (functional.cross_entropy(model(rows).flatten(0, 1), wanted.flatten()) / micros).backward()
+            recorder.gradients(model, "param_grad")
+            for name, parameter in model.named_parameters():
+                summed[name] = summed.get(name, torch.zeros(())) + parameter.grad
+        recorder.micro = 0
+        for name, parameter in model.named_parameters():
+            parameter.grad = summed[name]
         reduce_gradients(model, rank)
         recorder.gradients(model, "step_grad")
         optimizer.step()
@@ -469,6 +476,7 @@ def run_world(
     keep: bool = True,
     kinds: Collection[str] | None = None,
     placed: bool = True,
+    micros: int = 1,
     sequence_parallel: bool = False,
     zigzag: bool = False,
 ) -> Path:
@@ -481,7 +489,7 @@ def run_world(
 
     def run(rank: Rank, into: list[tuple[Key, str, torch.Tensor, int]]) -> None:
         try:
-            train(rank, steps, into)
+            train(rank, steps, into, micros)
         except BaseException as error:  # shown by the test, which waits for all threads
             failures.append(error)
 

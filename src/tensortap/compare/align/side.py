@@ -263,6 +263,15 @@ class Side:
         return found
 
     @cached_property
+    def guessed(self) -> Bools:
+        """Whether the layout of a record over ranks is a guess from shapes."""
+        joined = joined_source(self.run)
+        if joined is None or not joined.guessed:
+            return np.zeros(len(self), bool)
+        found: Bools = np.isin(joined.groups[self.row], list(joined.guessed))
+        return found
+
+    @cached_property
     def pieced(self) -> Bools:
         """Whether a tensor is stored in several pieces, by several ranks."""
         joined = joined_source(self.run)

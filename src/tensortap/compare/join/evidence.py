@@ -23,6 +23,7 @@ from tensortap.core.records import Finding, Key, Unmatched, display_name
 __all__ = ["NO_PARALLEL_EVIDENCE", "ParallelEvidence"]
 
 _FEW = 3
+_UNSEEN = "the candidate recorded the gradient that the optimizer got, not the one from backward"
 _HOW = (
     "say how they belong together with layout= of tensortap.capture (docs/parallel.md), or select ranks with --rank to "
     "compare them one by one"
@@ -129,18 +130,24 @@ class ParallelEvidence:
             found.append(
                 f"replicas of {len(self.rounding):,} values differ by rounding, as {fact.key}; their parameters agree"
             )
+        if unseen := self.joining.unseen:
+            found.append(
+                f"the candidate did not record {len(unseen):,} gradients from backward, as {unseen[0]}; those that its "
+                "optimizer got were compared"
+            )
         if note := self.matched.scaling.note():
             found.append(note)
         return found
 
     def reasons(self, unmatched: Sequence[Unmatched]) -> Sequence[Unmatched]:
         """Return one-sided records, and those that could not be joined, with the reason."""
-        if not self.unjoined:
+        if not self.unjoined and not self.joining.unseen:
             return unmatched
         sides: Mapping[str, Literal["reference", "candidate"]] = {"reference": "reference", "candidate": "candidate"}
         return [
             *unmatched,
             *(Unmatched(sides[each.side], each.key, each.ranks[0], each.cls, each.why) for each in self.unjoined),
+            *(Unmatched("reference", key, 0, "", _UNSEEN) for key in self.joining.unseen),
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,7 +11,8 @@ import numpy as np
 from tensortap.compare.align.alignment import Alignment, Renames
 from tensortap.compare.align.side import Side
 from tensortap.compare.join.layout import Plan
-from tensortap.compare.join.pieces import Ints
+from tensortap.compare.join.micro import batches_of, join_micro_batches, steps_split_otherwise
+from tensortap.compare.join.pieces import Ints, read_pieces
 from tensortap.compare.join.resolve import OtherSide, key_of, resolve
 from tensortap.compare.join.source import JoinedSource, joined_source
 from tensortap.compare.options import ComparisonOptions
@@ -52,6 +53,8 @@ class Joining:
 
     sides: dict[str, JoinedSource] = field(default_factory=dict)
     """The joined sides, by "reference" and "candidate"."""
+    unseen: list[Key] = field(default_factory=list)
+    """Gradients from backward that the candidate did not record, while it recorded what the optimizer got."""
 
     def __bool__(self) -> bool:
         return bool(self.sides)
@@ -71,14 +74,29 @@ class Joining:
         keys: dict[str, set[Key]] = {"reference": set(), "candidate": set()}
         for each in self.unjoined():
             keys[each.side].add(each.key)
+        self.unseen[:] = _unseen_gradients(reference, candidate, alignment)
         return replace(
             alignment,
-            only_reference=_without(reference, alignment.only_reference, keys["candidate"]),
+            only_reference=_without(reference, alignment.only_reference, keys["candidate"] | set(self.unseen)),
             only_candidate=_without(candidate, alignment.only_candidate, keys["reference"]),
         )
 
 
 NOT_JOINED = Joining()
+
+
+def _unseen_gradients(reference: Side, candidate: Side, alignment: Alignment) -> list[Key]:
+    """Return the gradients from backward that only the reference has, of parameters whose optimizer got one.
+
+    A wrapper that flattens parameters shows the gradients of single ones only after their reduction.
+    """
+    alone = alignment.only_reference[reference.kind.among(("param_grad",))[alignment.only_reference]]
+    if not len(alone):
+        return []
+    got = np.flatnonzero(candidate.kind.among(("step_grad",)))
+    known = {(int(candidate.step[row]), candidate.module[row], candidate.path[row]) for row in got.tolist()}
+    keys = (reference.key(row) for row in alone.tolist())
+    return [key for key in keys if (key.step, key.module, key.path) in known]
 
 
 def _without(side: Side, rows: Ints, keys: set[Key]) -> Ints:
@@ -95,7 +113,7 @@ def join_runs(reference: Run, candidate: Run, options: ComparisonOptions, rename
     """
     if options.ranks is not None or not (_needs_joining(reference, candidate) or _needs_joining(candidate, reference)):
         return reference, candidate, NOT_JOINED
-    sides = {"reference": JoinedSource(reference), "candidate": JoinedSource(candidate)}
+    sides = _joined_sides(reference, candidate)
     runs = {name: Run(source) for name, source in sides.items()}
     if options.mapping is None:
         # Each side knows the other's names: the candidate's are renamed to the reference's.
@@ -103,6 +121,46 @@ def join_runs(reference: Run, candidate: Run, options: ComparisonOptions, rename
         resolve(sides["candidate"], OtherSide(runs["reference"], back))
         resolve(sides["reference"], OtherSide(runs["candidate"], renames if renames else None))
     return runs["reference"], runs["candidate"], Joining(sides)
+
+
+def _joined_sides(reference: Run, candidate: Run) -> dict[str, JoinedSource]:
+    """Return both sides joined; also micro batches that only one of them has, if the bytes are there."""
+    runs = {"reference": reference, "candidate": candidate}
+    pieces = {name: read_pieces(run) for name, run in runs.items()}
+    batches = {name: batches_of(each) for name, each in pieces.items()}
+    steps = steps_split_otherwise(*batches.values())
+    if not steps or not all(each.kept.all() for each in pieces.values()):
+        return {name: JoinedSource(run, pieces[name]) for name, run in runs.items()}
+
+    def joined(rank_first: bool) -> dict[str, JoinedSource]:
+        found = {}
+        for name, run in runs.items():
+            several = {step for step in steps if len(batches[name][step]) > 1}
+            own, moved = pieces[name], np.empty(0, np.int64)
+            if several:
+                own, moved = join_micro_batches(own, batches[name], several, rank_first)
+            found[name] = JoinedSource(run, own)
+            found[name].without_positions_of(moved)
+        return found
+
+    sides = joined(rank_first=False)
+    if _have_equal_inputs(sides):
+        return sides
+    other = joined(rank_first=True)
+    return other if _have_equal_inputs(other) else sides
+
+
+def _have_equal_inputs(sides: Mapping[str, JoinedSource]) -> bool:
+    """Whether the models of both sides were given the same rows in the same order, in the first common step."""
+    ours, theirs = (
+        {record.key: record for record in Run(source).records(kind="input", module="", phase="forward")}
+        for source in sides.values()
+    )
+    common = next((key for key in ours if key in theirs), None)
+    if common is None:
+        return True
+    left, right = (Run(source).load(own[common]) for source, own in zip(sides.values(), (ours, theirs), strict=True))
+    return left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
 def _back(renames: Renames, candidate: JoinedSource) -> Callable[[str], str]:

@@ -202,8 +202,7 @@ class _Planner:
         sets: dict[tuple[tuple[int, ...], Region], list[int]] = {}
         shape: tuple[int, ...] = ()
         for member, (place, number) in enumerate(zip(places, numbers, strict=True)):
-            rank = pieces.ranks[place]
-            term = tuple(pieces.coordinate(rank, axis) for axis in axes)
+            term = tuple(pieces.coordinate_of(place, axis) for axis in axes)
             shape, region = self._region(number)
             if region or not shape or 0 in shape:
                 sets.setdefault((term, region), []).append(member)

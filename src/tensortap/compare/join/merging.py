@@ -79,7 +79,7 @@ def merged_statistics(run: Run, layout: Layout, groups: Ints) -> dict[str, Any]:
     calls = np.zeros(count, np.int64)
     parts = _by_rank(layout, row_of)
     with np.errstate(all="ignore"):
-        for place, (_, index) in enumerate(indexes(run)):
+        for place, (_, index) in enumerate(indexes(run, layout.pieces.ranks)):
             own = parts[place]
             if not len(own.rows):
                 continue
@@ -113,7 +113,7 @@ def merged_sketches(run: Run, layout: Layout, groups: Ints, wanted: npt.NDArray[
     found, seen = np.zeros((len(groups), FULL)), np.zeros(len(groups), bool)
     lacking = ~wanted
     parts = _by_rank(layout, row_of)
-    for place, (_, index) in enumerate(indexes(run)):
+    for place, (_, index) in enumerate(indexes(run, layout.pieces.ranks)):
         own = parts[place]
         if not len(own.rows):
             continue
@@ -138,7 +138,7 @@ def member_sketches(run: Run, pieces: Pieces, rows: Ints) -> Floats:
     """Return the sketches of single rows of `Pieces`, as rows of a matrix; NaN where there is none."""
     found = np.full((len(rows), FULL), np.nan)
     wanted = set(pieces.place[rows].tolist())
-    for place, (_, index) in enumerate(indexes(run)):
+    for place, (_, index) in enumerate(indexes(run, pieces.ranks)):
         if place not in wanted:
             continue
         own = np.flatnonzero(pieces.place[rows] == place)

@@ -68,7 +68,7 @@ def withdraw_guesses(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: np.ndarray
 ) -> None:
     """Take back the measures of pairs that are far off, if their ranks were only guessed to hold consecutive parts."""
-    guessed = candidate.reordered[alignment.candidate[pairs]] | reference.reordered[alignment.reference[pairs]]
+    guessed = candidate.guessed[alignment.candidate[pairs]] | reference.guessed[alignment.reference[pairs]]
     if joined_source(reference.run) is None or not guessed.any():
         return
     chosen = pairs[guessed]

@@ -6,8 +6,8 @@ thousand ranks would not fit in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,11 +19,13 @@ from tensortap.store import Run
 from tensortap.store.index import Index
 from tensortap.store.run import reading
 
-__all__ = ["Ints", "Pieces", "indexes", "read_pieces"]
+__all__ = ["MICRO", "Ints", "Pieces", "indexes", "read_pieces"]
 
 Ints = npt.NDArray[np.int64]
 _SPOT = ("phase", "module", "kind", "path")
 _COUNTED = ("step", "micro", "call")
+MICRO = "micro"
+"""The axis of micro batches."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Pieces:
     placement: Ints
     """Number in `placements`; -1 where it is unknown."""
     placements: list[Placement]
+    member: Ints
+    """Micro batch of each place, where micro batches are members of their own; else 0."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -63,6 +67,15 @@ class Pieces:
         found: Ints = np.array(self.ranks, np.int64)[self.place]
         return found
 
+    def identified(self) -> Pieces:
+        """Return the same rows with their identities counted anew."""
+        columns = {name: getattr(self, name) for name in ("step", "micro", "call", "spot", "place")}
+        return replace(self, identity=_identities(columns))
+
+    def coordinate_of(self, place: int, axis: str) -> int:
+        """Return the position of a place along an axis; micro batches are one, too."""
+        return int(self.member[place]) if axis == MICRO else self.coordinate(self.ranks[place], axis)
+
     def coordinate(self, rank: int, axis: str) -> int:
         """Return the position of a rank along an axis; without a mesh, its number."""
         mesh = self.meshes.get(rank)
@@ -70,6 +83,8 @@ class Pieces:
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along an axis; 0 if it is unknown."""
+        if axis == MICRO:
+            return 0  # steps differ
         return max((mesh.size(axis) for mesh in self.meshes.values() if axis in mesh.names), default=0)
 
     def axis_between(self, ranks: tuple[int, ...]) -> str:
@@ -82,11 +97,13 @@ class Pieces:
         return differing[0] if len(differing) == 1 else ""
 
 
-def indexes(run: Run) -> Iterator[tuple[int, Index]]:
-    """Yield the index of each rank. None is kept: what a caller does not hold is freed."""
-    for rank in run.ranks:
-        with reading(run.path):
-            found = run.source.read_index(rank)
+def indexes(run: Run, ranks: Sequence[int] | None = None) -> Iterator[tuple[int, Index]]:
+    """Yield the index of each rank. Only the last one is kept: what a caller does not hold is freed."""
+    last, found = None, None
+    for rank in run.ranks if ranks is None else ranks:
+        if found is None or rank != last:
+            with reading(run.path):
+                last, found = rank, run.source.read_index(rank)
         yield rank, found
 
 
@@ -135,6 +152,7 @@ def read_pieces(run: Run) -> Pieces:
         spots=list(spots.found),
         forms=list(forms.found),
         placements=[by_key[key] for key in placements.found],
+        member=np.zeros(len(run.ranks), np.int64),
         **joined,
     )
 

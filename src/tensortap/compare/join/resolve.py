@@ -134,11 +134,12 @@ def resolve(joined: JoinedSource, other: OtherSide) -> None:
 
 
 def _withdraw_replicas(layout: Layout, other: OtherSide) -> None:
-    """Call the layout of members unknown that have no placement, look like replicas, and are shorter than the whole."""
+    """Call the layout of members unknown that were taken for replicas without evidence, and are not the whole."""
     unplaced = np.zeros(len(layout), bool)
     lacking = layout.pieces.placement[layout.order] < 0
     if len(layout):
         unplaced = np.logical_and.reduceat(lacking, layout.begin)
+        unplaced |= np.array([plan.guessed for plan in layout.plans], bool)[layout.plan]
     several = np.diff(layout.begin, append=len(layout.order)) > 1
     for group in np.flatnonzero(unplaced & several).tolist():
         plan, row = layout.plan_of(group), other.row(key_of(layout, group))
@@ -214,7 +215,8 @@ def _decide_layout(joined: JoinedSource, group: int, sketches: _Sketches, other:
     pieces, members, plan = layout.pieces, layout.members(group), layout.plan_of(group)
     shapes = [pieces.forms[form][1] for form in pieces.form[members].tolist()]
     whole = other.shape(row)
-    if any(number >= 0 for number in pieces.placement[members].tolist()):
+    known = [pieces.placements[number] for number in pieces.placement[members].tolist() if number >= 0]
+    if any(not placement.guessed for placement in known):
         return  # placements that contradict each other are not replaced by a guess
     if all(shape == whole for shape in shapes):
         kind = layout.spot(group)[2]
@@ -233,6 +235,11 @@ def _decide_layout(joined: JoinedSource, group: int, sketches: _Sketches, other:
             _as_sum(layout, group, plan, whole, MEAN if best == MEAN else SUM)
         return
     _as_shards(joined, group, plan, shapes, whole)
+
+
+def _digests(layout: Layout, group: int) -> list[int]:
+    found: list[int] = layout.pieces.digest[layout.members(group)].tolist()
+    return found
 
 
 def _replicas(plan: Plan, shape: tuple[int, ...]) -> Plan:
@@ -292,6 +299,8 @@ def _as_shards(
     shorter = [at for at, size in enumerate(whole) if any(shape[at] != size for shape in shapes)]
     if len(shorter) != 1 or sum(shape[shorter[0]] for shape in shapes) != whole[shorter[0]]:
         return
+    if len({shape[shorter[0]] for shape in shapes}) == 1 and len(set(_digests(layout, group))) == 1 < len(shapes):
+        return  # equal parts may be replicas of one part
     axis, start = shorter[0], 0
     pieces, members = layout.pieces, layout.members(group)
     name = pieces.axis_between(tuple(pieces.rank[members].tolist()))
@@ -304,4 +313,5 @@ def _as_shards(
     covering = cover(whole, [(tuple((0, size) for size in whole),)])
     layout.replace_plan(group, Plan(plan.places, whole, each, (0,) * len(each), covering, guessed=True))
     joined.without_positions.add(group)
+    joined.guessed.add(group)
     assert prod(whole) == sum(prod(shape) for shape in shapes)

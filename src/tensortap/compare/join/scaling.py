@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Side
+from tensortap.compare.join.pieces import MICRO
 from tensortap.compare.join.source import JoinedSource, joined_source
 from tensortap.compare.say.sentence import rounded
 from tensortap.core.causes import Cause
@@ -64,6 +65,7 @@ class Scaling:
         if self.is_wrong or not self.explained:
             return ""
         over = f" on {self.axis} ranks" if self.axis else ""
+        over = " in micro batches" if self.axis == MICRO else over
         text = (
             f"the candidate's gradients are {rounded(self.flowing if self.flowing != 1.0 else self.parameters)} times "
             f"the reference's before they are reduced: its loss is averaged over other numbers of elements{over}"
@@ -158,9 +160,11 @@ def _common_factor(reference: Side, candidate: Side, alignment: Alignment, pairs
 
 def _factors(reference: Side, candidate: Side, alignment: Alignment, pairs: Ints) -> tuple[Floats, Floats]:
     """Return the factor of each pair that fits best, and how far off it is; NaN where a sketch is missing."""
-    (ours, left), (theirs, right) = reference.sketches(), candidate.sketches()
     factor, off = np.full(len(pairs), np.nan), np.full(len(pairs), np.nan)
-    if not len(pairs) or not ours.size or not theirs.size:
+    if not len(pairs):
+        return factor, off
+    (ours, left), (theirs, right) = reference.sketches(), candidate.sketches()
+    if not ours.size or not theirs.size:
         return factor, off
     ours, theirs = of_one_size([ours, theirs])
     one, other = left[alignment.reference[pairs]], right[alignment.candidate[pairs]]
@@ -192,8 +196,11 @@ def _explanations(joined: JoinedSource, other: JoinedSource | None) -> tuple[lis
 
 def _batch_axes(source: JoinedSource) -> dict[str, int]:
     """Return the axes that split a batch, with their sizes; without a mesh, the ranks may do so."""
-    mesh = next(iter(source.layout.pieces.meshes.values()), None)
+    pieces = source.layout.pieces
+    mesh = next(iter(pieces.meshes.values()), None)
+    micro = {MICRO: count} if (count := len(pieces.ranks) // max(1, len(source.run.ranks))) > 1 else {}
     if mesh is None:
-        return {"": len(source.run.ranks)} if len(source.run.ranks) > 1 else {}
+        return {"": len(source.run.ranks), **micro} if len(source.run.ranks) > 1 else micro
     sizes = zip(mesh.names, mesh.sizes, strict=True)
-    return {name: size for name, size in sizes if size > 1 and not name.lower().startswith(_TENSOR_AXES)}
+    batch = {name: size for name, size in sizes if size > 1 and not name.lower().startswith(_TENSOR_AXES)}
+    return {**batch, **micro}

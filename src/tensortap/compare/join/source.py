@@ -20,7 +20,7 @@ from tensortap.compare.join.beside import joined_calls, joined_coverage, joined_
 from tensortap.compare.join.execution import execution_order
 from tensortap.compare.join.layout import Layout, lay_out
 from tensortap.compare.join.merging import merged_sketches, merged_statistics
-from tensortap.compare.join.pieces import Ints, read_pieces
+from tensortap.compare.join.pieces import Ints, Pieces, read_pieces
 from tensortap.core import dtypes
 from tensortap.core.records import Coverage, Record
 from tensortap.errors import RunUnreadable
@@ -43,19 +43,29 @@ _BETWEEN = "/"
 class JoinedSource(RunSource):
     """The records of all ranks of a run, joined to whole tensors, as rank 0."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, pieces: Pieces | None = None) -> None:
+        """`pieces` are the rows of all ranks, if they were read already."""
         super().__init__(run.path, run.info, [0])
         self.run = run
-        self.layout: Layout = lay_out(read_pieces(run))
+        self.layout: Layout = lay_out(read_pieces(run) if pieces is None else pieces)
         self.on_disk = run.source.on_disk
         self.in_memory = run.source.in_memory
         self.without_positions: set[int] = set()
         """Groups whose digest and sketch were made without knowing the position in the whole."""
+        self.guessed: set[int] = set()
+        """Groups whose members are only guessed to be consecutive parts."""
 
     @property
     def is_recorded(self) -> bool:
         """Whether all ranks of the run have records."""
         return len(self.run.ranks) >= (self.run.info.get("world") or 1)
+
+    def without_positions_of(self, rows: Ints) -> None:
+        """Mark the groups of rows of `Pieces` whose digest and sketch belong to other positions."""
+        group_of = np.empty(len(self.layout.order), np.int64)
+        sizes = np.diff(self.layout.begin, append=len(self.layout.order))
+        group_of[self.layout.order] = np.repeat(np.arange(len(self.layout)), sizes)
+        self.without_positions |= set(group_of[rows].tolist())
 
     # --- rows --------------------------------------------------------------------------------------------------------
     @cached_property
