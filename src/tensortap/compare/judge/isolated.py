@@ -278,8 +278,8 @@ def isolated_findings(
 
 
 def _is_after_step(row: int, structure: Structure) -> bool:
-    """Whether a row is a parameter after an optimizer step."""
-    return structure.kind[row] == "param" and structure.number[row] > 0
+    """Whether a row is a parameter after an optimizer step, or a gradient that the optimizer got."""
+    return structure.kind[row] == "step_grad" or (structure.kind[row] == "param" and structure.number[row] > 0)
 
 
 def _is_misled(row: int, structure: Structure, first_wrong_gradient: Mapping[int, int]) -> bool:
