@@ -9,7 +9,8 @@
 
 Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
 noise floor); attention (the reference's is eager, the candidate's is torch's fused one). Ways: from tensors, from
-summaries, isolated. "exact": the first module named is the one to fix, and isolated, no other is named.
+summaries, isolated; and, if asked for, isolated with a truth in float64. "exact": the first module named is the one to
+fix, and isolated, no other is named.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from field.measuring import OUTCOMES, WAYS, Bench, Outcome
+from field.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome
 from field.mistake import Mistake
 from field.models import FAMILIES
 from field.ported import PORTED
@@ -44,7 +45,7 @@ from field.zoo import MISTAKES
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--way", nargs="+", choices=(*WAYS, WITH_TRUTH), default=list(WAYS))
     parser.add_argument("--models", nargs="+", choices=FAMILIES, help="only these families")
     parser.add_argument("--only", default="", help="only mistakes whose name contains this")
     parser.add_argument("--held-out", action="store_true", help="the families on which no rule is tuned")
@@ -158,7 +159,7 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
     if mistakes:
         print(f"\n{'setting':12} {'way':10} {'mistakes':>8}" + "".join(f"{title:>13}" for title in OUTCOMES))
     for setting in SETTINGS:
-        for way in WAYS:
+        for way in (*WAYS, WITH_TRUTH):
             cell = Counter(o.outcome for o in mistakes if o.setting == setting and o.way == way)
             if total := sum(cell.values()):
                 share = f"{cell['exact']} ({cell['exact'] / total:.1%})"
@@ -168,7 +169,7 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
     if right:
         print(f"\n{'right pairs':20} {'way':10} {'pairs':>6} {'false alarms':>13} {'cannot tell':>12}")
     for setting in dict.fromkeys(outcome.setting for outcome in right):
-        for way in WAYS:
+        for way in (*WAYS, WITH_TRUTH):
             cell = Counter(o.outcome for o in right if o.setting == setting and o.way == way)
             if total := sum(cell.values()):
                 print(f"{setting:20} {way:10} {total:>6} {cell['false alarm']:>13} {cell['cannot tell']:>12}")

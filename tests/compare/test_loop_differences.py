@@ -187,3 +187,12 @@ def test_groups_are_joined_by_their_parameters() -> None:
     (difference,) = LoopDifferences(ours, theirs, {3: 4}).optimizer
     assert difference.words == "lr is 2.0 in the reference and 1.0 in the candidate in step 3, for c, d"
     assert difference.concerns("c") and not difference.concerns("a")
+
+
+def test_noise_of_gradients_does_not_excuse_another_setting(train: Train) -> None:
+    # With such noise, an update may be off by as much as another beta makes it.
+    reference = train()
+    assert tt.compare(reference, train(nudged=1e-6)).verdict == "match"
+    result = tt.compare(reference, train(nudged=1e-6, betas=(0.9, 0.9985)))
+    assert result.first is not None and result.first.cause is Cause.OPTIMIZER
+    assert loop_end(result).startswith("beta2 is 0.999 in the reference and 0.9985 in the candidate")

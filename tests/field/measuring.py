@@ -18,6 +18,8 @@ from .running import STEPS, Training, loss_of, train_under, training_of
 from .settings import SETTINGS
 
 WAYS = ("tensors", "summary", "isolated")
+WITH_TRUTH = "truth"
+"""A further way: isolated, and each side is measured against the candidate's modules in float64."""
 OUTCOMES = ("exact", "wrong", "missed", "cannot tell")
 # Mistakes of the loop are made outside the modules: naming one of them for its computation is wrong.
 _COMPUTED = {
@@ -109,10 +111,12 @@ class Bench:
         """Compare a candidate with the reference of its family in one of the three ways."""
         keep = "summary" if way == "summary" else "tensors"
         reference = self.once(family, common, keep, steps)
-        if way == "isolated":
+        if way in ("isolated", WITH_TRUTH):
+            truth = "float64" if way == WITH_TRUTH else None
             floor = None if noise is None else self.perturbed(family, common)
             return train_under(
-                candidate, lambda model, optimizer: tt.check(model, reference, noise=floor, optimizer=optimizer)
+                candidate,
+                lambda model, optimizer: tt.check(model, reference, noise=floor, optimizer=optimizer, truth=truth),
             ).result
         floors = [] if noise is None else [self.once(family, _pair(common, noise), keep, steps)]
         path = self.captured(candidate, keep)
@@ -147,11 +151,11 @@ def outcome_of(mistake: Mistake, setting: str, way: str, result: Any) -> Outcome
     named, causes = _named(result)
     if result.verdict == "match":
         outcome = "missed"
-    elif result.verdict != "diverged" or result.first is None:
+    elif result.verdict not in ("diverged", "imprecise") or result.first is None:
         outcome = "cannot tell"
     else:
         blamed = list(zip(named, causes, strict=True))
-        if way != "isolated":  # the first is the answer; later ones may follow from it
+        if way not in ("isolated", WITH_TRUTH):  # the first is the answer; later ones may follow from it
             blamed = [(result.first.module, str(result.first.cause))]
         outcome = "exact" if all(_fits(mistake, *each) for each in blamed) else "wrong"
         named, causes = tuple(name for name, _ in blamed), tuple(cause for _, cause in blamed)

@@ -15,6 +15,7 @@ import tensortap as tt
 from support import zoo
 from support.read_page import ReadPage
 from support.tapping import ALL_KINDS, hooks_on
+from tensortap.core.causes import Cause
 
 
 class Uses(nn.Module):
@@ -534,3 +535,33 @@ def test_no_gradient_outlives_its_step(tmp_path: Path) -> None:
     with tt.check(model, tmp_path / "a") as check:
         train(check)
         assert hasattr(check._watcher, "_arrived")
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "said"),
+    [
+        ({}, None, "Every module agrees"),
+        ({"clip": 0.05}, Cause.STEP_GRADIENT, "Backward is right, but what the optimizer gets is not: in step 0,"),
+        ({"betas": (0.5, 0.999)}, Cause.OPTIMIZER, "The loops differ: beta1 is 0.9 in the reference and 0.5"),
+    ],
+)
+def test_a_check_sees_what_the_optimizer_gets_and_its_settings(
+    tmp_path: Path, changes: dict[str, Any], cause: Cause | None, said: str
+) -> None:
+    def train(watch: Callable[[Any, Any], Any], clip: float = 0.1, betas: tuple[float, float] = (0.9, 0.999)) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas)
+        with watch(model, optimizer) as watching:
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+        return watching
+
+    path = tmp_path / "a"
+    train(lambda model, optimizer: tt.capture(model, path, keep="tensors", optimizer=optimizer))
+    result = train(lambda model, optimizer: tt.check(model, path, optimizer=optimizer), **changes).result
+    assert said in result.sentence
+    assert [birth.cause for birth in result.births] == ([] if cause is None else [cause])

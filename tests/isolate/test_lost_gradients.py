@@ -238,3 +238,65 @@ def test_parameters_that_moved_into_a_submodule_are_not_missing(isolate: bool, r
         step(model)
     assert check.result.verdict == "match", check.result.sentence
     assert tt.compare(reference, captured(refactored(), tmp_path / "candidate")).verdict == "match"
+
+
+class Repeated(nn.Module):
+    """One block, called twice: a gradient that is cut off between the calls comes to the second alone."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 8)))
+        self.cut = cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(x)
+        return torch.as_tensor(self.block(x.detach() if self.cut else x))
+
+
+def test_a_cut_between_two_calls_of_one_block_is_named_once(tmp_path: Path) -> None:
+    reference = captured(Repeated(cut=False), tmp_path / "a")
+    model = Repeated(cut=True)
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == [""]
+    assert named(tt.compare(reference, captured(model, tmp_path / "b")))[0] == ""
+
+
+class Scorer(nn.Module):
+    """Returns scores, and what it makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = x @ self.weight
+        return scores, scores.softmax(-1)
+
+
+class Routed(nn.Module):
+    """The loss reads the scores, too, as one that balances experts does."""
+
+    def __init__(self, share: float, cut: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.score, self.head = Scorer(), nn.Linear(8, 8)
+        self.share, self.cut = share, cut
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores, chosen = self.score(x)
+        hidden = self.head(x * (chosen.detach() if self.cut else chosen))
+        return {"loss": hidden.square().mean() + self.share * scores.square().mean(), "scores": scores}
+
+
+@pytest.mark.parametrize("changes", [{"share": 0.2}, {"share": 0.1, "cut": True}])
+def test_what_a_loss_reads_is_not_blamed_on_the_module_that_made_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    model = Routed(share=0.1)
+    with tt.capture(model, tmp_path / "a", keep="tensors", kinds=KINDS):
+        model(x)["loss"].backward()
+    model = Routed(**changes)
+    with tt.check(model, tmp_path / "a") as check:
+        model(x)["loss"].backward()
+    assert named(check.result) == [""], check.result.sentence

@@ -52,6 +52,7 @@ from tensortap.compare.translate.mapped import (
 from tensortap.compare.translate.repeated import REPEATED, measure_repeated, repeated_pairs
 from tensortap.compare.translate.translated import Translated
 from tensortap.mapping.model_mapping import ModelMapping
+from tensortap.mapping.outline import full_name
 from tensortap.store import Run
 
 __all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
@@ -117,6 +118,11 @@ class Matched:
     def _zeros(self, pair: int) -> tuple[int, int]:
         ours, theirs = self.alignment.reference[pair], self.alignment.candidate[pair]
         return int(self.reference.zeros[ours]), int(self.candidate.zeros[theirs])
+
+    def is_set_differently(self, pair: int) -> bool:
+        """Whether the optimizers are known to have updated a pair of parameters with other settings so far."""
+        key = self.reference.key(int(self.alignment.reference[pair]))
+        return bool(self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call)))
 
     def levels(self) -> Levels:
         """Return how certain each pair is."""
@@ -320,6 +326,7 @@ def pairs_of(matched: Matched) -> Pairs:
         masks=measures.masks,
         kink_of=kinks_between(left, right, alignment),
         step_noise_of=step_noise_between(left, right, alignment),
+        is_set_differently=matched.is_set_differently,
         choices=ChoiceReader(left, right, alignment, measures.l2_difference),
     )
 

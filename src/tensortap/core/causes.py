@@ -270,6 +270,8 @@ CAUSES: dict[Cause, CauseWording] = {
         "{agrees} runs part between backward and optimizer: in {where}, the gradient of {full} that the optimizer uses "
         "{off}, {sources}: check accumulation, clipping, unscaling and averaging.",
         "in {where}, the gradient of {full} that the optimizer uses {off}",
+        isolated_verdict="Backward is right, but what the optimizer gets is not: {clause}. Check accumulation, "
+        "clipping, unscaling and averaging.",
         sources_match="while the gradient from backward matches",
         sources_match_so_far="while the gradients from backward that both have match",
         sources_unrecorded="and the gradient from backward was not recorded",

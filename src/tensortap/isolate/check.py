@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tensortap.capture.clock import Clock
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
+from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Tree
@@ -134,7 +136,7 @@ class Check(Observer):
         if not steps:
             existing = ", ".join(map(str, known.steps[:8])) or "none at all"
             raise UsageError(f"steps: {known.run.path} has none of these; it has {existing}")
-        kinds = [kind for kind in known.kinds if kind != "step_grad"]  # a check has no optimizer of its own
+        kinds = known.kinds
         after_alone = bool((known.run.info.get("config") or {}).get("params_after_alone"))
         return Selection(kinds=kinds, modules=chosen, steps=steps, params_after_alone=after_alone)
 
@@ -148,9 +150,20 @@ class Check(Observer):
         watcher = self._new_isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
         assert self._comparator is not None
         watcher.called_with = self._comparator.run.called
+        watcher.record_gradient = self._comparator.record_step_gradient
         if not self._options.isolate:
             watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
         return watcher
+
+    def _new_optimizers(self, optimizer: Any) -> Optimizers:
+        """Note the settings of optimizers, and compare the gradients that they get."""
+        assert self._comparator is not None
+        optimizers = super()._new_optimizers(optimizer)
+        kinds = [*self._selection.kinds]
+        book = LoopBook(self._framework, self._tree, self._clock, self._comparator.run.loop_fact, kinds)
+        optimizers.before = partial(book.optimizer_begins, self._watcher)
+        optimizers.after, optimizers.ends = book.optimizer_ended, book.step_ends
+        return optimizers
 
     def _new_isolator(self, chosen: list[str]) -> Isolator:
         assert self._comparator is not None

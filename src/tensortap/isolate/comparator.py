@@ -73,6 +73,12 @@ class Comparator:
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.measure(tensor, key, site)
 
+    def record_step_gradient(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        """Measure a gradient as the optimizer sees it, if the reference has one: where its own is that from backward, a
+        wrong one shows in the parameters."""
+        if self._reference.get(key) is not None:
+            self.measure(tensor, key, site)
+
     def measure(self, tensor: Any, key: Key, site: Site) -> tuple[Key, Counterpart | None]:
         """Measure a tensor; return its key, numbered if it is repeated, and its counterpart in the reference."""
         key = Key(*self._keys.unique(key))

@@ -61,7 +61,9 @@ def conclude_live(
     renames = Renames.of(options.rename)
     right = Side(candidate, Scope(options.modules, rename=renames))
     backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
-    left_out = ("step_grad",) if backward else ("step_grad", *GRADIENT_KINDS)  # a check sees no gradient of a step
+    left_out = () if backward else GRADIENT_KINDS
+    if "step_grad" not in right.kind.words:  # without optimizer=, a check sees no gradient of a step
+        left_out = ("step_grad", *left_out)
     kinds = [kind for kind in KINDS if kind not in left_out]
     left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks, training_only=True))
     alignment = align(left, right, renames if renames else None)

@@ -25,6 +25,7 @@ _WORDS = {"weight_decay": "weight decay", "learning_rate": "lr"}
 _SAME = 1e-6
 """Relative difference up to which two numbers are one setting, computed in two ways."""
 _FEW = 3
+_OF_UPDATE = {"optimizer", "parameters", "group", "skipped"}
 
 
 class LoopDifference(NamedTuple):
@@ -86,6 +87,14 @@ class LoopDifferences:
                     found[of] = step
                     break
         return found
+
+    def of_update(self, parameter: str, until: int) -> list[LoopDifference]:
+        """Return the differences that make another update of a parameter, up to a step."""
+        return [
+            each
+            for each in self.optimizer
+            if each.fact in _OF_UPDATE and each.step <= until and each.concerns(parameter)
+        ]
 
     def _common(self, fact: str) -> list[str]:
         theirs = set(self._theirs.subjects(fact))

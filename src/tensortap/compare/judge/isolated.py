@@ -55,6 +55,8 @@ class _Attributor:
         blamed = next((each for each in (*finders, self._find_cut_beside(rows[0])) if each is not None), None)
         if blamed is not None:
             return Attribution(blamed, True)
+        if (wrong := self._find_wrong_code(rows)) is not None:
+            return Attribution(wrong, True)
         outermost = self.structure.call_of(rows[-1]) or call
         caller = self.isolation.caller(outermost)
         own = next((each for each in rows if each in self.own), None)
@@ -86,6 +88,8 @@ class _Attributor:
                 for key in self.only_reference
             )
         if kind == "grad_input" and self._follows_a_misled_user(row):
+            return True
+        if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
             return True
         if kind == "buffer":  # one that a module updates when it is called
             return bool(self.structure.number[row]) and any(
@@ -197,6 +201,27 @@ class _Attributor:
                 return call.module
         return None
 
+    def _lacks_a_gradient_beside(self, row: int) -> bool:
+        """Whether another output of the module that made a gradient's tensor gets none, though the reference's does:
+        what it would have added is missing here, too, if that output was made from this one."""
+        call = self.structure.call_of(self.one_gradient.get(row, (row,))[0])
+        if call is None:
+            return False
+        _, step, micro = call.scope
+        others = {self.structure.path[output] for output in call.of("output")} - {self.structure.path[row]}
+        keys = (Key(step, micro, "backward", call.module, call.number, "grad_output", path) for path in others)
+        return any(key in self.only_reference for key in keys)
+
+    def _find_wrong_code(self, rows: Sequence[int]) -> str | None:
+        """Return the outermost module whose code makes a wrong value beside the tensor that it returns: such a code, as
+        that of a loss, is wrong in the gradient at the tensor, too."""
+        call = self.structure.call_of(rows[-1])
+        if len(rows) < 2 or call is None:
+            return None
+        tensors = {self.structure.tensor[row] for row in call.of("output") if self._wrong(row)}
+        made_inside = {self.structure.tensor[row] for child in call.children for row in child.of("output")}
+        return call.module if tensors - made_inside else None
+
     def _wrong(self, row: int) -> bool:
         return self.judgement.status[row] in WRONG_STATUSES
 
@@ -253,8 +278,8 @@ def isolated_findings(
 
 
 def _is_after_step(row: int, structure: Structure) -> bool:
-    """Whether a row is a parameter after an optimizer step."""
-    return structure.kind[row] == "param" and structure.number[row] > 0
+    """Whether a row is a parameter after an optimizer step, or a gradient that the optimizer got."""
+    return structure.kind[row] == "step_grad" or (structure.kind[row] == "param" and structure.number[row] > 0)
 
 
 def _is_misled(row: int, structure: Structure, first_wrong_gradient: Mapping[int, int]) -> bool:

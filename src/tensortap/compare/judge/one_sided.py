@@ -70,22 +70,23 @@ def find_missing_gradients(
     expected = Counterparts(matched, parameters).expected
     missing = _certain(matched, _missing_rows(matched, structure, parameters, expected=expected))
     needed = "param_grad" if "param_grad" in structure.kind else "grad_output"
+    certain = missing
     if not any(key.kind == needed for _, key in missing):
         side = matched.reference
-        missing = [(row, key) for row, key in missing if (pass_of(side, row), key.module, key.call) in affected]
-    if not missing:
+        certain = [(row, key) for row, key in missing if (pass_of(side, row), key.module, key.call) in affected]
+    if not certain:
         return {}
     callers = {
         (call.scope[1], call.scope[2], call.module, call.number): None if call.parent is None else call.parent.module
         for call in structure.calls.values()
     }
-    row, key = missing[0]
+    row, key = certain[0]
     isolation = Isolation(callers=callers)
     if knows_detached(matched):
         cut_off = DetachedKeys(matched, {"input": "inputs", "output": "outputs"})
         outside = DetachedKeys(matched, {"output": "outputs_of_detached"})
         isolation = Isolation(callers=callers, cut_off=cut_off, outside=outside)
-    ends = _find_ends(matched, structure, isolation, missing)
+    ends = _find_ends(matched, structure, isolation, certain) or _find_ends(matched, structure, isolation, missing)
     return ends or {row: _missing_finding(matched, row, key, None)}
 
 
@@ -283,7 +284,9 @@ def _end_of(
         if any(_sent_nothing(user, missing) for user in _users_of(key, structure, calls)):
             return None
         caller = isolation.callers.get((key.step, key.micro, key.module, key.call))
-        around = () if caller is None else structure.calls_of_module.get((scope, caller), ())
+        around = [call.parent for call in calls if call.parent is not None and call.parent.module == caller]
+        if not around and caller is not None:
+            around = structure.calls_of_module.get((scope, caller), [])
         if not any(call.of("grad_output") for call in around):
             return None
         return _find_detacher(key, calls, structure, isolation, lost) or caller

@@ -65,5 +65,7 @@ class Pairs:
     """Tells how choices of experts differ; None if ties of routers are not looked for."""
     step_noise_of: Callable[[int], float | None] = lambda pair: None
     """Returns the error of an optimizer's step that a pair of gradients explains; None if that is not known."""
+    is_set_differently: Callable[[int], bool] = lambda pair: False
+    """Whether the optimizers of the two sides are known to update a pair of parameters with other settings."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""

@@ -58,16 +58,14 @@ def loop_notes(loop: LoopDifferences, first: Finding | None) -> list[str]:
 
 def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
     """Return the differences that may explain a wrong update, up to its step."""
+    until, name = first.key.step, full_name(first.key.module, first.key.path)
     if first.cause in _UPDATES:
-        facts = {"optimizer", "parameters", "group", "skipped"}
-    elif first.cause is Cause.STEP_GRADIENT:
+        # a parameter that differs before a step was moved in an earlier one
+        return loop.of_update(name, until - (first.cause is Cause.PARAMETER_CHANGED))
+    if first.cause is Cause.STEP_GRADIENT:
         facts = {"scaler", "skipped"}
-    else:
-        return []
-    # a parameter that differs before a step was moved in an earlier one
-    until = first.key.step - (first.cause is Cause.PARAMETER_CHANGED)
-    name = full_name(first.key.module, first.key.path)
-    return [each for each in loop.optimizer if each.fact in facts and each.step <= until and each.concerns(name)]
+        return [each for each in loop.optimizer if each.fact in facts and each.step <= until and each.concerns(name)]
+    return []
 
 
 def _random(loop: LoopDifferences, until: int | None = None) -> str:

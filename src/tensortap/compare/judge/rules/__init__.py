@@ -85,6 +85,8 @@ def find_tolerance(pair: JudgedPair, recorded_alone: bool = False) -> tuple[floa
         elements = int(pair.evidence.pairs.elements[pair.row])
         return pair.policy.fixed_tolerance(pair.l2, elements), _AS_GIVEN
     allowed, name = pair.base, ROUNDING
+    if pair.kind == "param" and pair.evidence.pairs.is_set_differently(pair.row):
+        return max(allowed, pair.policy.passed_on(pair.incoming_state)), name  # it need not be noise of gradients
     for rule in _rules_of(RULES, pair.kind):
         if recorded_alone and rule.for_unrecorded:
             continue

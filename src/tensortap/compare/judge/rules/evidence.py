@@ -168,6 +168,13 @@ class JudgedPair:
     """The worst error among its sources that are right."""
 
     @property
+    def incoming_state(self) -> float:
+        """The worst error among the parameters that it was made from, and that are right."""
+        evidence = self.evidence
+        rows = [row for row in self.sources_of("param") if not evidence.wrong[row] and evidence.is_known(row)]
+        return max((evidence.propagated[row] for row in rows), default=0.0)
+
+    @property
     def kind(self) -> str:
         return self.evidence.structure.kind[self.row]
 
