@@ -24,7 +24,7 @@ from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.lost_masks import find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
-from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
@@ -297,8 +297,9 @@ def pairs_of(matched: Matched) -> Pairs:
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
     error = errors_of(matched)
     error[measures.nonfinite | measures.reshaped] = np.inf
-    rounding = np.empty(0)
+    rounding, mixed = np.empty(0), np.empty(0, bool)
     if len(rows):
+        mixed = _mixed(left, right)[left.dtype.codes[rows], right.dtype.codes[partners]]
         rounding = base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
         rounding = raise_rounding(rounding, matched.allowances)
     measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
@@ -321,7 +322,14 @@ def pairs_of(matched: Matched) -> Pairs:
         kink_of=kinks_between(left, right, alignment),
         step_noise_of=step_noise_between(left, right, alignment),
         choices=ChoiceReader(left, right, alignment, measures.l2_difference),
+        mixed=mixed,
+        l1=left.l1[rows] if len(rows) else np.empty(0),
     )
+
+
+def _mixed(left: Side, right: Side) -> Bools:
+    """Return by dtype codes of both sides whether they are two floats."""
+    return np.array([[a != b and {a, b} <= set(EPSILON) for b in right.dtype.words] for a in left.dtype.words], bool)
 
 
 def errors_of(matched: Matched) -> npt.NDArray[np.float64]:

@@ -27,7 +27,7 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
-from tensortap.compare.judge.rules.rounding import EPSILON, NoiseAllowance, Policy
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, pairs_of, reference_movement
@@ -39,6 +39,7 @@ from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
+from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
 from tensortap.isolate.truth import FLOAT64, Truth
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.store import Run
@@ -52,6 +53,7 @@ def conclude_live(
     measured: Mapping[int, PairMeasure],
     masks: Mapping[int, MaskDifference],
     kinks: Mapping[int, CrossedKink],
+    choices: LiveChoices,
     isolation: Isolation | None,
     parameters: Parameters,
     options: ComparisonOptions,
@@ -75,7 +77,9 @@ def conclude_live(
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures)
     structure = Structure(left, alignment.reference)
-    pairs = replace(pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]))
+    pairs = replace(
+        pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]), choices=LiveChoiceReader(choices, rows)
+    )
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, options, files)
@@ -96,7 +100,7 @@ def conclude_live(
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     if born and not missing:
-        unread = find_unread(judgement, pairs, structure, born)
+        unread = find_unread(judgement, pairs, structure, policy, born)
         judgement, born = unread.without(judgement), [] if unread.rows else born
     precision = NO_PRECISION
     if isolation is not None and truth is not None:
@@ -200,6 +204,5 @@ def _alone(
             error[pair] = max(error[pair], Policy.along(along))
     dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
     cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
-    mixed = np.array([one != other and {one, other} <= set(EPSILON) for one, other in zip(*dtypes, strict=True)], bool)
-    isolated = IsolatedPairs(forced, cast & forced, mixed, tied)
-    return replace(pairs, error=error, row_gain=row_gain, choices=None, isolated=isolated)
+    isolated = IsolatedPairs(forced, cast & forced, tied)
+    return replace(pairs, error=error, row_gain=row_gain, isolated=isolated)

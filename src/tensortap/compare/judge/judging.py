@@ -22,9 +22,11 @@ from tensortap.compare.judge.rules import (
     MOVED_TIES,
     NAIVE_SUM,
     ROUNDING,
+    ROUNDING_INSIDE,
     SAME_MASK,
     UNSEEN_PARAMETERS,
     find_tolerance,
+    is_doubtful_rounding,
     is_doubtful_sum,
 )
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
@@ -245,6 +247,8 @@ class _Judge:
         pair = JudgedPair(self.evidence, row, sources, 0.0)
         if is_doubtful_sum(pair, self.evidence.error[row]):
             return NAIVE_SUM
+        if is_doubtful_rounding(pair, self.evidence.error[row]):
+            return ROUNDING_INSIDE
         return MOVED_TIES if self._moved_ties(pair) else ""
 
     def _moved_ties(self, pair: JudgedPair) -> bool:

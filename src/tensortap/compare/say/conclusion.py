@@ -20,7 +20,7 @@ from tensortap.compare.judge.recomputations import changed_recomputations
 from tensortap.compare.judge.rules import MOVED_TIES, NAIVE_SUM
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
-from tensortap.compare.judge.unread import UNREAD
+from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING
 from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
@@ -418,9 +418,12 @@ def _unjudged_by_ties(judgement: Judgement) -> int:
 
 def _unread(judgement: Judgement) -> list[str]:
     """Return a note on differences that nothing reads."""
-    times = judgement.rule.count(UNREAD)
-    which = f"{times:,} pair{'s' * (times > 1)} of the forward pass"
-    return [f"not judged: {which}; {UNREAD}"] if times else []
+    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING)}
+    return [
+        f"not judged: {times:,} pair{'s' * (times > 1)} that begin in the forward pass; {why}"
+        for why, times in counts.items()
+        if times
+    ]
 
 
 def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
