@@ -208,6 +208,19 @@ _TUNED: dict[str, Family] = {
         own_loss,
         attention=False,
     ),
+    "swinv2": _IMAGES(
+        seeing(
+            "swinv2",
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            image_size=32,
+            patch_size=2,
+            drop_path_rate=0.0,
+        ),
+        attention=False,
+    ),
     "densenet": _PLAIN(
         tv("DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=8, drop_rate=0.0), batch=_LARGER
     ),
@@ -250,22 +263,11 @@ _HELD_OUT: dict[str, Family] = {
         encoder("deberta", pos_att_type=["p2c", "c2p"], relative_attention=True, pad_token_id=0), attention=False
     ),
     "modernbert": _CLASSES(
-        encoder("modernbert", pad_token_id=0, global_attn_every_n_layers=2, local_attention=8, classifier_pooling="mean")
+        encoder(
+            "modernbert", pad_token_id=0, global_attn_every_n_layers=2, local_attention=8, classifier_pooling="mean"
+        )
     ),
     "mbart": _TEXT(_sequences("mbart")),
-    "swinv2": _IMAGES(
-        seeing(
-            "swinv2",
-            embed_dim=16,
-            depths=[2, 2],
-            num_heads=[2, 4],
-            window_size=4,
-            image_size=32,
-            patch_size=2,
-            drop_path_rate=0.0,
-        ),
-        attention=False,
-    ),
     "poolformer": _PLAIN(
         seeing(
             "poolformer",

@@ -108,8 +108,6 @@ def _right() -> Iterator[Right]:
     yield Right("compiled", "phi", _compiled("model.layers.0.mlp"))
 
 
-
-
 def _further() -> Iterator[Right]:
     """Every family in every setting that suits it, over other numbers of steps and with two optimizers."""
     for number, (family, of) in enumerate(FURTHER.items()):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment, Renames, align
+from tensortap.compare.align.call_patterns import OtherCalls, without_other_calls
 from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.settings import SettingDifferences
 from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation
@@ -75,6 +76,8 @@ class Matched:
     """Modules of one side that include what the other side has in separate modules."""
     splits: OtherSplits = field(default_factory=lambda: OtherSplits({}))
     """Steps that the sides split into other numbers of micro batches."""
+    patterns: OtherCalls = field(default_factory=lambda: OtherCalls({}))
+    """Modules that the sides call another number of times, on other parts of the same."""
     scaling: Scaling = NO_SCALING
     """The factor between the gradients of sides that split a batch over other numbers of ranks."""
 
@@ -186,6 +189,7 @@ def match(
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     alignment, splits = without_other_splits(left, right, alignment)
+    alignment, patterns = without_other_calls(left, right, alignment)
     if joining:
         alignment = joining.without_unjoined(left, right, alignment)
     scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
@@ -203,7 +207,9 @@ def match(
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan, repeated, fusions, splits, scaling)
+    found = Matched(
+        left, right, alignment, measures, plan, repeated, fusions, splits, patterns=patterns, scaling=scaling
+    )
     stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
         progress = None  # the total is unknown

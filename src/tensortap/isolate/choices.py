@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.measure.choices import ChangedChoice, changed_choice, error_without_tokens, holds_scores

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Renames, align
+from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.judge.attribution import Attribution
@@ -67,6 +68,7 @@ def conclude_live(
     kinds = [kind for kind in KINDS if kind not in left_out]
     left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks, training_only=True))
     alignment = align(left, right, renames if renames else None)
+    alignment, patterns = without_other_calls(left, right, alignment)
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
     for pair, row in enumerate(rows):
@@ -75,7 +77,7 @@ def conclude_live(
         if row in masks:
             measures.take_mask(pair, masks[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
-    matched = Matched(left, right, alignment, measures)
+    matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)
     pairs = replace(
         pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]), choices=LiveChoiceReader(choices, rows)

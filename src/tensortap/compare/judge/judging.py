@@ -19,6 +19,7 @@ from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import (
     KINK,
     MOST_ASSUMED,
+    MOST_CAME_IN,
     MOVED_TIES,
     NAIVE_SUM,
     ROUNDING,
@@ -28,6 +29,7 @@ from tensortap.compare.judge.rules import (
     find_tolerance,
     is_doubtful_rounding,
     is_doubtful_sum,
+    is_drowned,
 )
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.rounding import Policy
@@ -115,6 +117,10 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
+        for row in np.flatnonzero(self.open).tolist():
+            drowned = is_drowned(self.structure.kind[row], self.rule[row], self.evidence.error[row])
+            if drowned and self.status[row] == "close" and row not in self._cancelling:
+                self.status[row], self.rule[row] = "unjudged", MOST_CAME_IN
         for row, why in self.pairs.limits.items():
             if self.status[row] in ("close", "unjudged"):
                 self.status[row], self.rule[row] = "unjudged", why

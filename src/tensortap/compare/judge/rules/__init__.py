@@ -24,6 +24,7 @@ from tensortap.core.records import GRADIENT_KINDS
 __all__ = [
     "KINK",
     "MOST_ASSUMED",
+    "MOST_CAME_IN",
     "MOVED_TIES",
     "NAIVE_SUM",
     "ROUNDING",
@@ -36,6 +37,7 @@ __all__ = [
     "find_tolerance",
     "is_doubtful_rounding",
     "is_doubtful_sum",
+    "is_drowned",
 ]
 
 ROUNDING = "rounding of its dtype"
@@ -45,7 +47,9 @@ ROUNDING_ALONE = "rounding of what it sums"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
 ROUNDING_INSIDE = "its code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
+MOST_CAME_IN = "so much error came in that a mistake would not show"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
+_CAME_IN, _ACTIVATIONS = "error that came in", "error of the activations"
 _AS_GIVEN = "rtol and atol as given"
 _CANCELLED = 4.0
 _MOST_CANCELLED = 16.0
@@ -137,6 +141,14 @@ class _KindIs:
         return pair.kind in self.kinds
 
 
+def is_drowned(kind: str, rule: str, error: float) -> bool:
+    """Whether a pair is right only as far as the errors before it explain, and these are so large that it says nothing.
+
+    Parameters are not meant: an optimizer turns the noise of a small gradient into a whole step.
+    """
+    return error > MOST_ASSUMED and rule in (_CAME_IN, _ACTIVATIONS) and kind not in ("param", "buffer")
+
+
 def _is_of(*kinds: str) -> Callable[[JudgedPair], bool]:
     return _KindIs(kinds)
 
@@ -188,6 +200,8 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
         given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
         if error <= _CANCELLED * rounding * given / pair.l2:
             return True
+    if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
+        error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
     inside = pair.is_made_by_container or pair.kind in GRADIENT_KINDS
     return error <= (MOST_ASSUMED if inside else _FEW_ROUNDINGS * rounding)
 
@@ -237,7 +251,7 @@ def _rounding_of_mean(pair: JudgedPair) -> float:
     if not pair.is_vector or not sizes or not pair.l2 > 0:
         return 0.0
     size = max(sizes) * int(elements[pair.row]) ** 0.5
-    return min(MOST_ASSUMED, pair.base / _ROUNDINGS_OF_LONG * size / pair.l2)
+    return float(min(MOST_ASSUMED, pair.base / _ROUNDINGS_OF_LONG * size / pair.l2))
 
 
 def _error_of_activations(pair: JudgedPair) -> float:
@@ -297,14 +311,14 @@ def _noise_of_matrix(pair: JudgedPair, noise: float) -> float:
     zero, more have. Their elements show how many, if they are known; else the sum of their magnitudes."""
     evidence = pair.evidence
     if pair.policy.mapped:
-        return _FLIPPED_MAPPED * noise**0.5  # other kernels have other zeros
+        return float(_FLIPPED_MAPPED * noise**0.5)  # other kernels have other zeros
     gradients = [row for row in evidence.gradients_so_far(pair.row) if not evidence.pairs.equal[row]]
     shares = [evidence.step_noise(row) for row in gradients]
     if pair.sources_of("step_grad", "param_grad") and None not in shares:
         known = max((share for share in shares if share is not None), default=0.0)
-        return max(2 * noise**0.5, _MAGNIFIED * known)
+        return float(max(2 * noise**0.5, _MAGNIFIED * known))
     uneven = any(evidence.is_uneven(row) for row in gradients)
-    return (_FLIPPED_UNEVEN if uneven else _FLIPPED) * noise**0.5
+    return float((_FLIPPED_UNEVEN if uneven else _FLIPPED) * noise**0.5)
 
 
 def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
@@ -331,8 +345,8 @@ RULES: tuple[Rule, ...] = (
         lambda pair: pair.policy.lengthening("param_grad") * pair.base,
     ),
     Rule("rounding of the numbers that it averages", _is_of("buffer"), _rounding_of_mean),
-    Rule("error that came in", lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
-    Rule("error of the activations", _is_of(*GRADIENT_KINDS), _error_of_activations),
+    Rule(_CAME_IN, lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
+    Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations),
     Rule("rounding of the activations' dtype", _is_of("param_grad"), _rounding_of_activations),
     Rule(
         "error of gradients that were not recorded",
