@@ -45,7 +45,7 @@ SAME_MASK = "a mask: hides the same elements"
 KINK = "few elements crossed a kink"
 ROUNDING_ALONE = "rounding of what it sums"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
-ROUNDING_INSIDE = "its code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
+ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
 MOST_CAME_IN = "so much error came in that a mistake would not show"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
@@ -175,13 +175,13 @@ def _rounding_of_sources(pair: JudgedPair) -> float:
 def _short_rounding(pair: JudgedPair) -> float:
     """Return the rounding of the coarsest dtype in which the code computes that made a pair; 0 if it is not short.
 
-    A module's records show it. The own code of a container may compute in a short dtype and return none of it, so it
-    counts as mixed if anything in the model is.
+    A module's records show it. The own code of a container, or of a module with a matrix, may compute in a short dtype
+    and return none of it, so it counts as mixed if anything in the model is.
     """
     evidence = pair.evidence
     if not evidence.mixed_rounding:
         return 0.0
-    if pair.is_made_by_container:
+    if pair.is_made_by_container or (evidence.pairs.isolated is not None and pair.has_matrix):
         return evidence.mixed_rounding
     mixed = evidence.pairs.mixed
     return max((evidence.base[row] for row in pair.rows_of_its_code if mixed[row]), default=0.0)

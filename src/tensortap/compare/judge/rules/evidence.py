@@ -240,6 +240,14 @@ class JudgedPair:
         return _WITH_STATISTICS.search(self.evidence.structure.class_of(self.row)) is not None
 
     @property
+    def has_matrix(self) -> bool:
+        """Whether its module multiplies by a matrix of its own, as far as that was recorded."""
+        structure, dimensions = self.evidence.structure, self.evidence.pairs.dimensions
+        scope, module = structure.scope[self.row], structure.module[self.row]
+        own = structure.parameters_of.get((*scope[:2], module), []) + structure.own_gradients.get((scope, module), [])
+        return any(dimensions[row] > 1 for row in own)
+
+    @property
     def is_made_by_container(self) -> bool:
         """Whether the own code of a module that calls others made it."""
         call = self.evidence.structure.call_of(self.row)
