@@ -5,6 +5,7 @@
     python benchmarks/field.py --setting float32 gemm --way summary --models llama gpt2
     python benchmarks/field.py --only mask --setting attention -v # mistakes whose name contains a word
     python benchmarks/field.py --no-mistakes --json right.json    # right pairs alone
+    python benchmarks/field.py --further --all                    # right pairs of further families
     python benchmarks/field.py --processes 2 --json after.json --against before.json
 
 Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
@@ -33,11 +34,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from field.further import EVERY, FURTHER
 from field.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome
 from field.mistake import Mistake
 from field.models import FAMILIES
 from field.ported import PORTED
-from field.right import RIGHT
+from field.right import RIGHT, Right
 from field.settings import SETTINGS
 from field.zoo import MISTAKES
 
@@ -46,8 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--way", nargs="+", choices=(*WAYS, WITH_TRUTH), default=list(WAYS))
-    parser.add_argument("--models", nargs="+", choices=FAMILIES, help="only these families")
+    parser.add_argument("--models", nargs="+", choices=EVERY, help="only these families")
     parser.add_argument("--only", default="", help="only mistakes whose name contains this")
+    parser.add_argument("--further", action="store_true", help="the families of which only right pairs are tried")
     parser.add_argument("--held-out", action="store_true", help="the families on which no rule is tuned")
     parser.add_argument("--all", action="store_true", help="those and all others")
     parser.add_argument("--mistakes", action=argparse.BooleanOptionalAction, default=True)
@@ -73,8 +76,9 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> list[Outcome]:
     """All outcomes, family by family."""
-    families = [name for name, family in FAMILIES.items() if options.all or family.held_out == options.held_out]
-    families = [name for name in options.models or families if name in FAMILIES]
+    known = FURTHER if options.further else FAMILIES
+    families = [name for name, family in known.items() if options.all or family.held_out == options.held_out]
+    families = options.models or families
     if options.processes == 1:
         return [outcome for family in families for outcome in family_outcomes(family, options)]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
@@ -130,7 +134,17 @@ def _right_cases(family: str, options: argparse.Namespace, bench: Bench) -> Iter
         for pair in RIGHT:
             if pair.family == family and options.only in pair.name:
                 for way in options.way:
-                    yield lambda pair=pair, way=way: pair.judged(bench, way)
+                    yield lambda pair=pair, way=way: _guarded_right(pair, bench, way)
+
+
+def _guarded_right(pair: Right, bench: Bench, way: str) -> Outcome:
+    try:
+        return pair.judged(bench, way)
+    except Exception as error:  # any: the benchmark goes on
+        return Outcome(
+            pair.name, pair.family, pair.setting, way, "right", pair.held_out, (), "false alarm",
+            sentence=f"{type(error).__name__}: {error}",
+        )  # fmt: skip
 
 
 def pairs_of(family: str, count: int) -> Iterator[tuple[Mistake, Mistake]]:

@@ -101,6 +101,7 @@ def outer_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Module:
+    _prepare_torchvision()  # transformers imports it if it is installed
     import transformers
 
     config = transformers.AutoConfig.for_model(kind, **options)
@@ -162,6 +163,8 @@ def _prepare_torchvision() -> Any:
     """Declare the operators that torchvision looks for on import, where its build and torch's do not fit together."""
     try:
         import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        return None
     except RuntimeError:
         import sys
 
@@ -185,6 +188,11 @@ def _timm(name: str, attention: str, **options: Any) -> nn.Module:
 
     model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
     return model
+
+
+def timm_model(name: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A model of timm."""
+    return functools.partial(_timm, name, **options)
 
 
 def fused_or_not(name: str, attention: str, **options: Any) -> nn.Module:

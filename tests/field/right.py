@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .further import EVERY, FURTHER
 from .measuring import Bench, Outcome, right_outcome
 from .mistake import nothing
 from .models import FAMILIES
@@ -35,7 +37,7 @@ class Right:
 
     @property
     def held_out(self) -> bool:
-        return FAMILIES[self.family].held_out
+        return EVERY[self.family].held_out
 
     def judged(self, bench: Bench, way: str) -> Outcome:
         training = training_of(self.family, self.attention, self.steps)
@@ -65,6 +67,7 @@ def _compiled(module: str) -> Apply:
 _SUMS, _OTHER_SUMS = sums_in_two(1 / 2), sums_in_two(1 / 4)
 _CHUNKS = all_linear(linear_in_chunks)
 _THREADS = trains(threads=2)
+_SGD = trains(optimizer=functools.partial(torch.optim.SGD, momentum=0.9))
 _CHECKPOINTED = {
     "llama": "model.layers.1",
     "gpt2": "transformer.h.0",
@@ -105,4 +108,24 @@ def _right() -> Iterator[Right]:
     yield Right("compiled", "phi", _compiled("model.layers.0.mlp"))
 
 
-RIGHT = list(_right())
+def _further() -> Iterator[Right]:
+    """Every family in every setting that suits it, over other numbers of steps and with two optimizers."""
+    for number, (family, of) in enumerate(FURTHER.items()):
+        trained = _SGD if number % 3 == 1 else nothing
+        few, many = (1, 10) if number % 2 else (3, 1)
+        yield Right("gemm", family, _SUMS, common=trained, steps=few)
+        yield Right("gemm", family, _SUMS, steps=10 if number % 4 == 0 else 2)
+        yield Right("threads", family, _THREADS, common=trained)
+        yield Right("chunks", family, _CHUNKS, steps=few)
+        yield Right("compiled", family, trains(compiled="aot_eager"))
+        yield Right("autocast", family, AUTOCAST, common=trained)
+        yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+        if of.attention:
+            yield Right("attention", family, attention="sdpa", common=trained, steps=many)
+            yield Right("attention and gemm", family, _SUMS, attention="sdpa", steps=few)
+            yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
+        if "pixel_values" in of.batch(torch.Generator()):
+            yield Right("channels-last", family, _channels_last, steps=few)
+
+
+RIGHT = [*_right(), *_further()]

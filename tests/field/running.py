@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .models import FAMILIES, Batch, Loss
+from .further import EVERY
+from .models import Batch, Loss
 
 STEPS = 2
 SEED = int(os.environ.get("FIELD_SEED", "0"))  # other weights and data in the same models
@@ -37,6 +38,7 @@ class Training:
     loss: Loss
     groups: Rule = usual_groups
     adam: dict[str, Any] = field(default_factory=dict)
+    optimizer: Callable[..., Any] = torch.optim.AdamW
     share: float = 1.0
     """The weight of a micro batch's loss in the step."""
     clip: float | None = 1.0
@@ -54,7 +56,7 @@ class Training:
 
 def training_of(family: str, attention: str = "eager", steps: int = STEPS, seed: int = SEED) -> Training:
     """Return a new model and its data, always the same for a seed."""
-    made = FAMILIES[family]
+    made = EVERY[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = made.build(attention)
@@ -93,7 +95,7 @@ def train_under(training: Training, watch: Callable[[nn.Module, Any], Any]) -> A
     with _settings(training):
         if training.compiled:
             model = torch.compile(model, backend=training.compiled)
-        optimizer = torch.optim.AdamW(_grouped(training), **training.adam)
+        optimizer = training.optimizer(_grouped(training), **training.adam)
         rates = [group["lr"] for group in optimizer.param_groups]
         with watch(model, optimizer) as watching:
             for step, micro_batches in enumerate(training.batches):

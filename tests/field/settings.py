@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
+from .further import EVERY
 from .mistake import nothing
-from .models import FAMILIES
 from .patches import Apply, both, does, trains
 from .running import Training
 
@@ -66,7 +66,7 @@ class Setting:
     """The candidate's; the reference's is eager."""
 
     def suits(self, family: str) -> bool:
-        return self.attention == "eager" or FAMILIES[family].attention
+        return self.attention == "eager" or EVERY[family].attention
 
 
 AUTOCAST = trains(autocast=torch.bfloat16)

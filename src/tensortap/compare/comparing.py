@@ -114,7 +114,7 @@ def open_comparison(
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
     if born and not (missing or extra):
-        unread = find_unread(judgement, pairs, structure, born)
+        unread = find_unread(judgement, pairs, structure, policy, born)
         judgement, born = unread.without(judgement), [] if unread.rows else born
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)

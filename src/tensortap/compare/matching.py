@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment, Renames, align
+from tensortap.compare.align.call_patterns import OtherCalls, without_other_calls
 from tensortap.compare.align.calls import CallDifferences
 from tensortap.compare.align.settings import SettingDifferences
 from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation
@@ -24,7 +25,7 @@ from tensortap.compare.judge.judging import Judgement, judge
 from tensortap.compare.judge.lost_masks import find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
-from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
@@ -76,6 +77,8 @@ class Matched:
     """Modules of one side that include what the other side has in separate modules."""
     splits: OtherSplits = field(default_factory=lambda: OtherSplits({}))
     """Steps that the sides split into other numbers of micro batches."""
+    patterns: OtherCalls = field(default_factory=lambda: OtherCalls({}))
+    """Modules that the sides call another number of times, on other parts of the same."""
     scaling: Scaling = NO_SCALING
     """The factor between the gradients of sides that split a batch over other numbers of ranks."""
 
@@ -192,6 +195,7 @@ def match(
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     alignment, splits = without_other_splits(left, right, alignment)
+    alignment, patterns = without_other_calls(left, right, alignment)
     if joining:
         alignment = joining.without_unjoined(left, right, alignment)
     scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
@@ -209,7 +213,9 @@ def match(
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
     withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
-    found = Matched(left, right, alignment, measures, plan, repeated, fusions, splits, scaling)
+    found = Matched(
+        left, right, alignment, measures, plan, repeated, fusions, splits, patterns=patterns, scaling=scaling
+    )
     stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
         progress = None  # the total is unknown
@@ -303,8 +309,9 @@ def pairs_of(matched: Matched) -> Pairs:
     kinds = np.array([Policy.lengthening(kind) for kind in left.kind.words])
     error = errors_of(matched)
     error[measures.nonfinite | measures.reshaped] = np.inf
-    rounding = np.empty(0)
+    rounding, mixed = np.empty(0), np.empty(0, bool)
     if len(rows):
+        mixed = _mixed(left, right)[left.dtype.codes[rows], right.dtype.codes[partners]]
         rounding = base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
         rounding = raise_rounding(rounding, matched.allowances)
     measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
@@ -328,7 +335,14 @@ def pairs_of(matched: Matched) -> Pairs:
         step_noise_of=step_noise_between(left, right, alignment),
         is_set_differently=matched.is_set_differently,
         choices=ChoiceReader(left, right, alignment, measures.l2_difference),
+        mixed=mixed,
+        l1=left.l1[rows] if len(rows) else np.empty(0),
     )
+
+
+def _mixed(left: Side, right: Side) -> Bools:
+    """Return by dtype codes of both sides whether they are two floats."""
+    return np.array([[a != b and {a, b} <= set(EPSILON) for b in right.dtype.words] for a in left.dtype.words], bool)
 
 
 def errors_of(matched: Matched) -> npt.NDArray[np.float64]:

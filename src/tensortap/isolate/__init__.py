@@ -3,6 +3,7 @@
 check.py         Check: an observer that compares while the model runs
 isolator.py      the hooks that replace inputs and outputs of modules, over aliases.py
 comparator.py    measures every tensor against its record, and keeps the numbers
+choices.py       experts that rounding chose, compared while both sides are at hand
 reference.py     finds that record and its values
 truth.py         the exact results: a float64 copy of the model, fed like the model
 conclusion.py    the result: aligns, judges and words what was measured

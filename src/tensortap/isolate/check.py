@@ -218,6 +218,7 @@ class Check(Observer):
                 comparator.measured,
                 comparator.masks,
                 comparator.kinks,
+                comparator.choices,
                 isolation,
                 self._parameters(),
                 asked,

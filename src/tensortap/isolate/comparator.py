@@ -19,6 +19,7 @@ from tensortap.compare.measure.masks import MaskDifference, mask_difference, wit
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
+from tensortap.isolate.choices import LiveChoices
 from tensortap.isolate.reference import Counterpart, ReferenceRecords
 from tensortap.kernels import summarize
 from tensortap.kernels.pairs.cpu import PairMeasure, difference
@@ -48,6 +49,7 @@ class Comparator:
         """Row → difference of a mask from the reference's, which may have another convention."""
         self.kinks: dict[int, CrossedKink] = {}
         """Row → how a gradient differs without the elements that crossed a kink."""
+        self.choices = LiveChoices()
         self.forced: set[int] = set()
         """Rows whose tensor was replaced by the reference's after it was measured."""
         self.used_inside: set[int] = set()
@@ -88,7 +90,9 @@ class Comparator:
         found = self._reference.get(key)
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:
-            if summary.digest != found.digest or dtype != found.dtype:
+            equal = summary.digest == found.digest and dtype == found.dtype
+            self.choices.see(row, key, array, lambda: self._reference.values(found), equal)
+            if not equal:
                 self._measure_pair(row, key, found, array)
                 self.differs(row, key, array)
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor

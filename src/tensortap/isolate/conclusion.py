@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Renames, align
+from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.judge.attribution import Attribution
@@ -27,7 +28,7 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
-from tensortap.compare.judge.rules.rounding import EPSILON, NoiseAllowance, Policy
+from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, pairs_of, reference_movement
@@ -39,6 +40,7 @@ from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
+from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
 from tensortap.isolate.truth import FLOAT64, Truth
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.store import Run
@@ -52,6 +54,7 @@ def conclude_live(
     measured: Mapping[int, PairMeasure],
     masks: Mapping[int, MaskDifference],
     kinks: Mapping[int, CrossedKink],
+    choices: LiveChoices,
     isolation: Isolation | None,
     parameters: Parameters,
     options: ComparisonOptions,
@@ -67,6 +70,7 @@ def conclude_live(
     kinds = [kind for kind in KINDS if kind not in left_out]
     left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks, training_only=True))
     alignment = align(left, right, renames if renames else None)
+    alignment, patterns = without_other_calls(left, right, alignment)
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
     for pair, row in enumerate(rows):
@@ -75,9 +79,11 @@ def conclude_live(
         if row in masks:
             measures.take_mask(pair, masks[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
-    matched = Matched(left, right, alignment, measures)
+    matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)
-    pairs = replace(pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]))
+    pairs = replace(
+        pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]), choices=LiveChoiceReader(choices, rows)
+    )
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, options, files)
@@ -98,7 +104,7 @@ def conclude_live(
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     if born and not missing:
-        unread = find_unread(judgement, pairs, structure, born)
+        unread = find_unread(judgement, pairs, structure, policy, born)
         judgement, born = unread.without(judgement), [] if unread.rows else born
     precision = NO_PRECISION
     if isolation is not None and truth is not None:
@@ -202,6 +208,5 @@ def _alone(
             error[pair] = max(error[pair], Policy.along(along))
     dtypes = left.dtype.at(alignment.reference), right.dtype.at(alignment.candidate)
     cast = np.array([one != other for one, other in zip(*dtypes, strict=True)], bool)
-    mixed = np.array([one != other and {one, other} <= set(EPSILON) for one, other in zip(*dtypes, strict=True)], bool)
-    isolated = IsolatedPairs(forced, cast & forced, mixed, tied)
-    return replace(pairs, error=error, row_gain=row_gain, choices=None, isolated=isolated)
+    isolated = IsolatedPairs(forced, cast & forced, tied)
+    return replace(pairs, error=error, row_gain=row_gain, isolated=isolated)

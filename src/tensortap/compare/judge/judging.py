@@ -19,13 +19,17 @@ from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import (
     KINK,
     MOST_ASSUMED,
+    MOST_CAME_IN,
     MOVED_TIES,
     NAIVE_SUM,
     ROUNDING,
+    ROUNDING_INSIDE,
     SAME_MASK,
     UNSEEN_PARAMETERS,
     find_tolerance,
+    is_doubtful_rounding,
     is_doubtful_sum,
+    is_drowned,
 )
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.rounding import Policy
@@ -113,6 +117,10 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
+        for row in np.flatnonzero(self.open).tolist():
+            drowned = is_drowned(self.structure.kind[row], self.rule[row], self.evidence.error[row])
+            if drowned and self.status[row] == "close" and row not in self._cancelling:
+                self.status[row], self.rule[row] = "unjudged", MOST_CAME_IN
         for row, why in self.pairs.limits.items():
             if self.status[row] in ("close", "unjudged"):
                 self.status[row], self.rule[row] = "unjudged", why
@@ -245,6 +253,8 @@ class _Judge:
         pair = JudgedPair(self.evidence, row, sources, 0.0)
         if is_doubtful_sum(pair, self.evidence.error[row]):
             return NAIVE_SUM
+        if is_doubtful_rounding(pair, self.evidence.error[row]):
+            return ROUNDING_INSIDE
         return MOVED_TIES if self._moved_ties(pair) else ""
 
     def _moved_ties(self, pair: JudgedPair) -> bool:

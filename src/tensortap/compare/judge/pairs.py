@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.measure.choices import ChoiceReader
+from tensortap.compare.measure.choices import ChoiceSource
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.compare.measure.masks import MaskDifference
 
@@ -25,8 +25,6 @@ class IsolatedPairs:
     """Where the reference's values replaced the candidate's, so that no error propagated."""
     cast: npt.NDArray[np.bool_]
     """Where these values were cast from another dtype, so that they are rounded."""
-    mixed: npt.NDArray[np.bool_]
-    """Where the two sides have floats of two dtypes, replaced or not."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By module: other modules whose parameters it uses as well."""
 
@@ -61,10 +59,15 @@ class Pairs:
     """Pairs that were compared by what they hide: they are right only if that is the same."""
     kink_of: Callable[[int], CrossedKink | None] = lambda pair: None
     """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
-    choices: ChoiceReader | None = None
+    choices: ChoiceSource | None = None
     """Tells how choices of experts differ; None if ties of routers are not looked for."""
     step_noise_of: Callable[[int], float | None] = lambda pair: None
     """Returns the error of an optimizer's step that a pair of gradients explains; None if that is not known."""
+    l1: Floats = field(default_factory=lambda: np.empty(0))
+    """The reference's sum of magnitudes."""
+    mixed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    """Where the two sides have floats of two dtypes."""
+
     is_set_differently: Callable[[int], bool] = lambda pair: False
     """Whether the optimizers of the two sides are known to update a pair of parameters with other settings."""
     isolated: IsolatedPairs | None = None

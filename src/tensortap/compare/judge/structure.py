@@ -161,6 +161,9 @@ class Structure:
                     call.parent.children.append(call)
                     break
 
+    def class_of(self, row: int) -> str:
+        return self._side.cls[int(self._rows[row])]
+
     def call_of(self, row: int) -> CallRows | None:
         return self._call_of[row] if self.calls else None
 
@@ -293,7 +296,7 @@ class Structure:
         kind = self.kind[row]
         rank, step, _ = self.scope[row]
         if kind == "param_grad":
-            return [r for call in self.users_of_own(row) for r in call.of("grad_output", "input")]
+            return self._backward_of_parameter(row)
         if kind == "buffer":
             before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
@@ -343,6 +346,20 @@ class Structure:
             name = name.rpartition(".")[0]
         return calls
 
+    def _backward_of_parameter(self, row: int) -> list[int]:
+        """Return the rows that the gradient of a parameter is made from.
+
+        The code of a module that calls others may use it before or after them. A module that is never called lends
+        its parameter to any that are inside the one around it.
+        """
+        calls = self.users_of_own(row)
+        inside = [child for call in calls for child in call.children]
+        if calls and calls[0].module != self.module[row]:
+            for call in inside:  # and those inside, as the list grows
+                inside += call.children
+        own = [r for call in calls for r in call.of("grad_output", "input")]
+        return own + [r for call in inside for r in call.of("grad_output", "grad_input")]
+
     def _a_step_before(self, row: int) -> list[int]:
         rank, step, _ = self.scope[row]
         before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
@@ -363,13 +380,22 @@ class Structure:
     def _behind(self, row: int, call: CallRows) -> list[int]:
         """Return the sources of a gradient at a call's output: those of the backward of its users."""
         users = self.users(row, call)
-        if users:
-            return [r for user in users for r in self._backward_of(user)]
+        found = [r for user in users for r in self._backward_of(user)]
+        if users and not self._has_other_uses(row, call, users):
+            return found
         around = self.outermost(row, call).parent
         if around is None:  # the root's own: the loss made it from the root's output
-            return self.outermost(row, call).of("output")
+            return found + self.outermost(row, call).of("output")
         later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
-        return around.of("grad_output", "input", "output") + later
+        return found + around.of("grad_output", "input", "output") + later
+
+    def _has_other_uses(self, row: int, call: CallRows, users: Iterable[CallRows]) -> bool:
+        """Whether the code around uses an output as well: its users send back much less than its gradient."""
+        tensors = self.returned(row, call)
+        paths = [(user, self.path[r]) for user in users for r in user.of("input") if self.tensor[r] in tensors]
+        sent = [r for user, path in paths for r in user.of("grad_input") if self.path[r].partition("~")[0] == path]
+        size = self._side.l2[self._rows]
+        return bool(sent) and 2 * sum(float(size[r]) for r in sent) < float(size[row])
 
     def returned(self, row: int, call: CallRows) -> set[int]:
         """Return the numbers of the tensors whose gradient a row is."""

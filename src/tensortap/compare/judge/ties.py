@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.structure import CallRows
 from tensortap.compare.measure.choices import ChangedChoice
 
 __all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]
@@ -53,7 +54,7 @@ class Ties:
         if choice.tied is False:
             self.mistaken.add(row)
             return None
-        worst = max(evidence.error[each] for each in scores)
+        worst = max((evidence.error[each] for each in scores), default=0.0)
         if choice.changed > self._most(choice, worst):
             return None
         self.choices[row] = choice
@@ -65,12 +66,14 @@ class Ties:
         choice = next((self._of[source] for source in sources if source in self._of), None)
         structure, reader = self._evidence.structure, self._evidence.pairs.choices
         call = structure.call_of(row)
-        if choice is None and call is not None and structure.kind[row] == "output":
-            choice = next((self._of[each] for each in call.of("output") if each in self.choices), None)
+        isolated = self._evidence.pairs.isolated is not None  # no token reaches any other by way of another call
+        kinds = ("input", "output") if isolated else ("output",)
+        if choice is None and call is not None and structure.kind[row] in kinds:
+            choice = self._choice_of(call, structure.kind[row], isolated)
         if choice is None or reader is None:
             return None
         self.add(row, choice)
-        if structure.kind[row] == "output" and self._is_local(row, sources):
+        if isolated or (structure.kind[row] == "output" and self._is_local(row, sources)):
             rest = reader.error_without(row, choice)
             if rest is not None:
                 if rest <= tolerance:
@@ -78,6 +81,15 @@ class Ties:
                 del self._of[row]
                 return None
         return "unjudged", FOLLOWS_TIE
+
+    def _choice_of(self, call: CallRows, kind: str, ahead: bool) -> ChangedChoice | None:
+        """Return a changed choice among the outputs or the inputs of a call; `ahead`, also one that is not judged yet.
+        A free run may be wrong up to there; then rounding has not decided."""
+        reader = self._evidence.pairs.choices
+        for each in call.of(kind):
+            if ahead and each not in self.choices and reader is not None and reader.may_be_choice(each):
+                self.status_of_choice(each, self._evidence.structure.sources(each))
+        return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 
     def add(self, row: int, choice: ChangedChoice) -> None:
         self._of[row] = choice

@@ -1,8 +1,9 @@
-"""Differences that nothing reads, beside a mask in another convention.
+"""Differences that nothing reads: at positions that a mask hides.
 
 A mask may hide all elements from a position, as it does from padding in front of a causal text. What attention makes of
-that position depends on the convention: the mean of everything, or zero. If no gradient of any parameter depends on it,
-the loss reads none of it, and no code is wrong.
+that position depends on the convention: the mean of everything, or zero. Padding itself is a token whose embedding is
+nearly zero; after an optimizer's step it consists of noise, and a norm enlarges it. If no gradient of any parameter
+depends on such a position, the loss reads none of it, and no code is wrong.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ from dataclasses import dataclass, field, replace
 
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import WRONG_STATUSES, Finding
 
-__all__ = ["UNREAD", "UnreadDifferences", "find_unread"]
+__all__ = ["UNREAD", "UNREAD_PADDING", "UnreadDifferences", "find_unread"]
 
 UNREAD = "it differs beside a mask in another convention, and no gradient of a parameter depends on it"
+UNREAD_PADDING = "it differs beside a mask that hides padding, and no gradient of a parameter depends on it"
+AGREES = "no difference of the forward pass reaches it"
 _FORWARD = ("input", "output")
 _LEAST_GRADIENTS = 8
 _AGREES, _MOST_OFF = 64.0, 2.0**-5
 """Times its own rounding that a weight's gradient may be off: a sum over all positions rounds 4 times as much as a
 layer, and passes on 16 times the rounding of layers before. But never more than 4 epsilons of bfloat16, which is one
 sum's own rounding: a difference that the loss reads may be as small as the rest of what 64 of them allow."""
+_AS_BEFORE = 2.0
+"""Times that it may be further off than in an earlier step without any difference of that kind."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,9 @@ class UnreadDifferences:
     """Wrong rows of forward passes that nothing reads."""
 
     rows: frozenset[int] = field(default_factory=frozenset)
+    why: str = UNREAD
+    agreeing: frozenset[int] = field(default_factory=frozenset)
+    """Those of them that are gradients of parameters: these agree."""
 
     def without(self, judgement: Judgement) -> Judgement:
         """Return the judgement with these rows unjudged."""
@@ -38,30 +47,77 @@ class UnreadDifferences:
             return judgement
         status, rule = list(judgement.status), list(judgement.rule)
         for row in self.rows:
-            status[row], rule[row] = "unjudged", UNREAD
+            status[row], rule[row] = ("close", AGREES) if row in self.agreeing else ("unjudged", self.why)
         born = [row for row in judgement.born if row not in self.rows]
         return replace(judgement, status=status, rule=rule, born=born)
 
 
 def find_unread(
-    judgement: Judgement, pairs: Pairs, structure: Structure, births: Iterable[Finding]
+    judgement: Judgement, pairs: Pairs, structure: Structure, policy: Policy, births: Iterable[Finding]
 ) -> UnreadDifferences:
-    """Return the wrong rows, if all are of forward passes with a mask in another convention, and nothing reads them."""
-    if not any(mask.words[0] != mask.words[1] and not mask.differing for mask in pairs.masks.values()):
-        return UnreadDifferences()
+    """Return the wrong rows, if all began in forward passes with a mask, and nothing reads them.
+
+    Gradients on the way may be off by more than rounding, as all that follows something wrong is judged; those of the
+    parameters, where they end, may not.
+    """
     wrong = [row for row, status in enumerate(judgement.status) if status in WRONG_STATUSES]
-    if not wrong or any(structure.kind[row] not in _FORWARD or pairs.reshaped[row] for row in wrong):
+    if not wrong or any(pairs.reshaped[row] or pairs.nonfinite[row] for row in wrong):
         return UnreadDifferences()
+    births = list(births)
+    if any(birth.key.kind not in _FORWARD for birth in births):
+        return UnreadDifferences()
+    scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     alike = [row for row, mask in pairs.masks.items() if mask.words[0] != mask.words[1] and not mask.differing]
     given = {structure.module[row] for row in alike}
-    if any(birth.key.kind not in _FORWARD or birth.module not in given for birth in births):
-        return UnreadDifferences()  # only what is made from a mask depends on its convention
-    masked = {structure.scope[row] for row in alike}
-    gradients = [row for row, kind in enumerate(structure.kind) if kind == "param_grad"]
-    weights = [row for row in gradients if pairs.dimensions[row] > 1]
-    agree = all(pairs.error[row] <= min(_AGREES * pairs.base[row], _MOST_OFF) for row in weights)
-    scopes = {structure.scope[row] for row in wrong}
-    counted = {structure.scope[row] for row in gradients}
-    if len(gradients) < _LEAST_GRADIENTS or not agree or not scopes <= masked & counted:
+    if scopes <= {structure.scope[row] for row in alike}:
+        if any(birth.module not in given for birth in births):
+            return UnreadDifferences()  # only what is made from a mask depends on its convention
+        why = UNREAD
+    elif scopes <= _padded(pairs, structure) and not any(structure.is_at_start(row) for row in wrong):
+        why = UNREAD_PADDING  # at the start, nothing has moved the embedding of padding
+    else:
         return UnreadDifferences()
-    return UnreadDifferences(frozenset(wrong))
+    gradients = [row for row, kind in enumerate(structure.kind) if kind == "param_grad"]
+    if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
+        return UnreadDifferences()
+    known = _right_before(gradients, pairs, structure, scopes)
+    for row in gradients:
+        before = known.get(_parameter(row, structure), 0.0)
+        if pairs.dimensions[row] > 1 and not _agrees(row, pairs, policy, before):
+            return UnreadDifferences()
+    agreeing = frozenset(row for row in wrong if structure.kind[row] == "param_grad" and pairs.dimensions[row] > 1)
+    return UnreadDifferences(frozenset(wrong), why, agreeing)
+
+
+def _padded(pairs: Pairs, structure: Structure) -> set[tuple[int, int, int]]:
+    """Return the forward passes whose model was given a mask that hides something."""
+    return {
+        structure.scope[row]
+        for row, kind in enumerate(structure.kind)
+        if kind == "input" and not structure.module[row] and "mask" in structure.path[row] and pairs.zeros[row]
+    }
+
+
+def _agrees(row: int, pairs: Pairs, policy: Policy, before: float) -> bool:
+    """Whether a gradient is off by no more than rounding, measured noise, or the same gradient in an earlier step."""
+    measured = 0.0 if policy.noise is None else float(policy.noise[row])
+    # Under autocast, a float32 gradient is made from short numbers.
+    allowed = min(_AGREES * float(pairs.base.max()), _MOST_OFF)
+    return bool(pairs.error[row] <= max(allowed, measured, _AS_BEFORE * before))
+
+
+def _right_before(
+    gradients: Iterable[int], pairs: Pairs, structure: Structure, scopes: set[tuple[int, int, int]]
+) -> dict[tuple[int, str, str], float]:
+    """Return by parameter the worst error of its gradient before the first step with a difference."""
+    first = min(step for _, step, _ in scopes)
+    found: dict[tuple[int, str, str], float] = {}
+    for row in gradients:
+        if structure.scope[row][1] < first:
+            key = _parameter(row, structure)
+            found[key] = max(found.get(key, 0.0), float(pairs.error[row]))
+    return found
+
+
+def _parameter(row: int, structure: Structure) -> tuple[int, str, str]:
+    return structure.scope[row][0], structure.module[row], structure.path[row]

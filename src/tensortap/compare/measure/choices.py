@@ -5,9 +5,9 @@ Where the choices of few tokens differ and their scores differ by less than roun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,14 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.kernels import difference
 
-__all__ = ["ChangedChoice", "ChoiceReader", "changed_choice"]
+__all__ = [
+    "ChangedChoice",
+    "ChoiceReader",
+    "ChoiceSource",
+    "changed_choice",
+    "error_without_tokens",
+    "holds_scores",
+]
 
 Array = npt.NDArray[Any]
 _LEAST_EXPERTS = 2
@@ -66,6 +73,35 @@ def _is_best(choices: Array, scores: Array) -> bool:
     return bool(np.array_equal(np.sort(np.take_along_axis(scores, choices, 1)), np.sort(best)))
 
 
+def holds_scores(shape: tuple[int, ...], choices: tuple[int, ...]) -> bool:
+    """Whether a tensor may hold the scores of all experts that choices were made from."""
+    fits = len(shape) >= 2 and shape[-1] >= max(_LEAST_EXPERTS, choices[-1])
+    return fits and bool(np.prod(shape[:-1]) == np.prod(choices[:-1]))
+
+
+def error_without_tokens(
+    choice: ChangedChoice, shape: tuple[int, ...], arrays: Callable[[], tuple[Array, Array]]
+) -> float | None:
+    """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
+    leading = next((n for n in range(1, len(shape)) if np.prod(shape[:n]) == choice.tokens), 0)
+    if not leading or choice.which is None or len(choice.which) == choice.tokens:
+        return None
+    flat = (array.reshape(choice.tokens, -1).astype(np.float64) for array in arrays())
+    ours, theirs = (np.delete(array, list(choice.which), axis=0) for array in flat)
+    size = float(np.linalg.norm(ours))
+    return difference(ours, theirs).difference.l2 / size if size else None
+
+
+class ChoiceSource(Protocol):
+    """What ties need to know about the choices of pairs."""
+
+    def may_be_choice(self, pair: int) -> bool: ...
+
+    def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None: ...
+
+    def error_without(self, pair: int, choice: ChangedChoice) -> float | None: ...
+
+
 class ChoiceReader:
     """Looks at the choices of pairs, and at other pairs without the tokens whose choice changed."""
 
@@ -88,8 +124,8 @@ class ChoiceReader:
         found: ChangedChoice | None = None
         for other in scores:
             given = self._shape(other)
-            fits = given == self._other_shape(other) and len(given) >= 2 and given[-1] >= max(_LEAST_EXPERTS, shape[-1])
-            if not fits or np.prod(given[:-1]) != np.prod(shape[:-1]) or self.may_be_choice(other):
+            fits = given == self._other_shape(other) and holds_scores(given, shape)
+            if not fits or self.may_be_choice(other):
                 continue
             if self._kept(pair) and self._kept(other):
                 choice = changed_choice(self._arrays(pair), self._arrays(other))
@@ -102,15 +138,9 @@ class ChoiceReader:
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None:
         """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
         shape = self._shape(pair)
-        leading = next((n for n in range(1, len(shape)) if np.prod(shape[:n]) == choice.tokens), 0)
-        if not leading or choice.which is None or not self._kept(pair) or shape != self._other_shape(pair):
+        if not self._kept(pair) or shape != self._other_shape(pair):
             return None
-        if len(choice.which) == choice.tokens:
-            return None
-        arrays = (array.reshape(choice.tokens, -1).astype(np.float64) for array in self._arrays(pair))
-        ours, theirs = (np.delete(array, list(choice.which), axis=0) for array in arrays)
-        size = float(np.linalg.norm(ours))
-        return difference(ours, theirs).difference.l2 / size if size else None
+        return error_without_tokens(choice, shape, lambda: self._arrays(pair))
 
     def _estimate(self, pair: int, experts: int) -> ChangedChoice | None:
         """Estimate from summaries how many choices changed: between two random experts is a known distance."""

@@ -17,10 +17,10 @@ from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEviden
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.recomputations import changed_recomputations
-from tensortap.compare.judge.rules import MOVED_TIES, NAIVE_SUM
+from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
-from tensortap.compare.judge.unread import UNREAD
+from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING
 from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
@@ -38,6 +38,8 @@ __all__ = ["conclude"]
 _MOST_UNMATCHED = 10_000
 _LEAST_SHARE = 0.1
 _FEW = 3
+_FAR = 2.0**-5
+"""Relative error from which on rounding inside a module is no reason to call it a match: 4 epsilons of bfloat16."""
 _LARGE = 0.1
 """Relative error from which on a close pair needs words: such a tensor consists mostly of rounding."""
 
@@ -81,7 +83,7 @@ def conclude(
     incomplete = ", and ".join(filter(None, (incomplete_runs(matched), parallel.unjudged())))
     verdict: Verdict = "diverged" if births else "incomparable" if unpaired or incomplete else "match"
     judged = pairs > counts["unjudged"]
-    ours, theirs = matched.splits.left_out
+    ours, theirs = (sum(each) for each in zip(matched.splits.left_out, matched.patterns.left_out, strict=True))
     comparable = min(unpaired.compared(left, "reference") - ours, unpaired.compared(right, "candidate") - theirs)
     unrelated = _unrelated(matched)
     too_few = not pairs or pairs < _LEAST_SHARE * max(1, comparable) or bool(unrelated)
@@ -103,6 +105,8 @@ def conclude(
         said += f" {matched.splits.words()}."
     if verdict == "match" and (open_ties := _unjudged_by_ties(judgement)):
         verdict, said = "incomparable", sentence.describe_open_ties(open_ties, said)
+    if verdict == "match" and (doubted := _far_off(matched, judgement)):
+        verdict, said = "incomparable", f"Cannot tell whether the runs match: {doubted}. {said}"
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":
@@ -358,6 +362,7 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
         notes.append(f"many names are on one side only; try {options}")
     elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
         notes.append(f"many names are on one side only, as {alone}: --map with an empty file maps by structure")
+    notes += [matched.patterns.words()] if matched.patterns.calls else []
     notes += _masks(matched)
     notes += _kinks(matched, judgement)
     notes += _choices(matched, judgement) + _unread(judgement) + _doubted(matched, judgement)
@@ -418,22 +423,43 @@ def _unjudged_by_ties(judgement: Judgement) -> int:
 
 def _unread(judgement: Judgement) -> list[str]:
     """Return a note on differences that nothing reads."""
-    times = judgement.rule.count(UNREAD)
-    which = f"{times:,} pair{'s' * (times > 1)} of the forward pass"
-    return [f"not judged: {which}; {UNREAD}"] if times else []
+    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING)}
+    return [
+        f"not judged: {times:,} pair{'s' * (times > 1)} that begin in the forward pass; {why}"
+        for why, times in counts.items()
+        if times
+    ]
+
+
+def _far_off(matched: Matched, judgement: Judgement) -> str:
+    """Name the worst pair that rounding may explain and that is too far off to call it a match; empty if none is."""
+    rows = [
+        row
+        for row, rule in enumerate(judgement.rule)
+        if judgement.status[row] == "unjudged"
+        and (rule == MOST_CAME_IN or (rule == ROUNDING_INSIDE and matched.measures.rel_l2[row] > _FAR))
+    ]
+    if not rows:
+        return ""
+    worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))
+    off = sentence.rounded(float(matched.measures.rel_l2[worst]))
+    key = matched.reference.key(int(matched.alignment.reference[worst]))
+    more = f" and {len(rows) - 1:,} more are" if len(rows) > 1 else " is"
+    return f"{key}{more} off by up to {off}, and {judgement.rule[worst]}"
 
 
 def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
     """Return notes on gradients that are off by more than is allowed, and may be right all the same."""
     notes = []
-    for rule in (NAIVE_SUM, MOVED_TIES):
+    advice = "measure it with tensortap.noise"
+    for rule, to_do in ((NAIVE_SUM, ""), (MOVED_TIES, ""), (ROUNDING_INSIDE, advice), (MOST_CAME_IN, advice)):
         rows = [row for row, each in enumerate(judgement.rule) if each == rule and judgement.status[row] == "unjudged"]
         if rows:
             worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))
             key = matched.reference.key(int(matched.alignment.reference[worst]))
             off = sentence.rounded(float(matched.measures.rel_l2[worst]))
             more = f", and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-            notes.append(f"not judged: {key}, off by {off}{more}; {rule}")
+            notes.append(f"not judged: {key}, off by {off}{more}; {rule}{to_do and f': {to_do}'}")
     return notes
 
 

@@ -24,16 +24,20 @@ from tensortap.core.records import GRADIENT_KINDS
 __all__ = [
     "KINK",
     "MOST_ASSUMED",
+    "MOST_CAME_IN",
     "MOVED_TIES",
     "NAIVE_SUM",
     "ROUNDING",
     "ROUNDING_ALONE",
+    "ROUNDING_INSIDE",
     "RULES",
     "SAME_MASK",
     "UNSEEN_PARAMETERS",
     "Rule",
     "find_tolerance",
+    "is_doubtful_rounding",
     "is_doubtful_sum",
+    "is_drowned",
 ]
 
 ROUNDING = "rounding of its dtype"
@@ -41,8 +45,11 @@ SAME_MASK = "a mask: hides the same elements"
 KINK = "few elements crossed a kink"
 ROUNDING_ALONE = "rounding of what it sums"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
+ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
+MOST_CAME_IN = "so much error came in that a mistake would not show"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
+_CAME_IN, _ACTIVATIONS = "error that came in", "error of the activations"
 _AS_GIVEN = "rtol and atol as given"
 _CANCELLED = 4.0
 _MOST_CANCELLED = 16.0
@@ -55,8 +62,17 @@ _MOST_DOUBTED = 1 / 3
 a factor of 1.2, which counts double along the tensor."""
 _SHORT = 2.0**-10
 """The least rounding of a short dtype."""
+_ROUNDINGS_OF_LONG = 16.0
+"""Epsilons in the rounding of a long dtype."""
+_FEW_ROUNDINGS = 4.0
+"""Epsilons by which a module that calls no others may magnify its roundings."""
+_RUNS_OF_ONE_SIGN = 2.0
+"""Size of a sum over that of one with random signs, from which on its terms come in runs of one sign."""
 _SYSTEMATIC = 2.0
 """Margin over the bound for errors that are alike at all positions."""
+_FLIPPED, _FLIPPED_MAPPED, _FLIPPED_UNEVEN = 4.0, 8.0, 32.0
+"""Error of an optimizer's step over the root of its gradient's error: as usual, between two frameworks, and where many
+elements of the gradient are nearly zero."""
 _MAGNIFIED = 8.0
 """Error of an optimizer's step over that of its last gradient: earlier ones, in its moments, were as far off."""
 
@@ -127,6 +143,14 @@ class _KindIs:
         return pair.kind in self.kinds
 
 
+def is_drowned(kind: str, rule: str, error: float) -> bool:
+    """Whether a pair is right only as far as the errors before it explain, and these are so large that it says nothing.
+
+    Parameters are not meant: an optimizer turns the noise of a small gradient into a whole step.
+    """
+    return error > MOST_ASSUMED and rule in (_CAME_IN, _ACTIVATIONS) and kind not in ("param", "buffer")
+
+
 def _is_of(*kinds: str) -> Callable[[JudgedPair], bool]:
     return _KindIs(kinds)
 
@@ -139,16 +163,49 @@ def _rounding_of_sources(pair: JudgedPair) -> float:
     """Rounding that comes in unseen: with values that were cast; or where short numbers are processed and the result
     is kept in long ones, like gradients and running statistics."""
     isolated, evidence = pair.evidence.pairs.isolated, pair.evidence
-    if isolated is None:
-        return 0.0
+    if isolated is None:  # what comes in was measured; what the code between modules rounds was not
+        return _short_rounding(pair) if pair.is_made_by_container else 0.0
     kinds = evidence.structure.kind
     kept = pair.kind in GRADIENT_KINDS or pair.kind == "buffer"
     coarse = [evidence.base[s] for s in pair.sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)]
-    mixed = [evidence.base[row] for row in pair.rows_of_its_code if isolated.mixed[row]]
-    longer = 1.0
+    longer = pair.policy.lengthening(pair.kind)
     if pair.kind == "param_grad" and pair.is_vector:
-        longer = max(pair.policy.lengthening(pair.kind), _roundings_of_partial_sums(pair))
-    return _assumed(pair, max((*coarse, *(longer * rounding for rounding in mixed)), default=0.0))
+        longer = max(longer, _roundings_of_partial_sums(pair))
+    return _assumed(pair, max((*coarse, longer * _short_rounding(pair))))
+
+
+def _short_rounding(pair: JudgedPair) -> float:
+    """Return the rounding of the coarsest dtype in which the code computes that made a pair; 0 if it is not short.
+
+    A module's records show it. The own code of a container, or of a module with a matrix, may compute in a short dtype
+    and return none of it, so it counts as mixed if anything in the model is.
+    """
+    evidence = pair.evidence
+    if not evidence.mixed_rounding:
+        return 0.0
+    if pair.is_made_by_container or (evidence.pairs.isolated is not None and pair.has_matrix):
+        return evidence.mixed_rounding
+    mixed = evidence.pairs.mixed
+    return max((evidence.base[row] for row in pair.rows_of_its_code if mixed[row]), default=0.0)
+
+
+def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
+    """Whether a pair is off by more than is allowed, and rounding inside its code may be the reason.
+
+    Only measured noise shows how far the code magnifies it. A module that calls no others magnifies it little. The
+    gradient of values that cancel out is as rough as the gradient that came in.
+    """
+    rounding = 0.0 if pair.evidence.pairs.isolated is None else _short_rounding(pair)
+    if not rounding >= _SHORT or pair.policy.fixed or pair.policy.noise is not None:
+        return False
+    if pair.kind in ("grad_output", "grad_input") and pair.l2 > 0:
+        given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
+        if error <= _CANCELLED * rounding * given / pair.l2:
+            return True
+    if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
+        error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
+    inside = pair.is_made_by_container or pair.kind in GRADIENT_KINDS
+    return error <= (MOST_ASSUMED if inside else _FEW_ROUNDINGS * rounding)
 
 
 def _roundings_of_partial_sums(pair: JudgedPair) -> float:
@@ -166,18 +223,37 @@ def _roundings_of_partial_sums(pair: JudgedPair) -> float:
     return float(max((n / 8) ** 0.5 * max(1.0, terms / pair.l2), of_one_sign * n / 4))
 
 
+def _roundings_of_runs(pair: JudgedPair) -> float:
+    """Return how many epsilons a sum of n terms is off that come in runs of one sign, such as the positions of an
+    image under a mean. Partial sums are then as large as the whole for most of the time, though runs cancel out."""
+    n, terms = pair.summands, pair.terms
+    if not (pair.l2 > 0 and terms > 0 and n > 0) or pair.l2 < _RUNS_OF_ONE_SIGN * terms:
+        return 0.0
+    return n / 4
+
+
 def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
     """Whether a sum of short numbers is off by more than is allowed, and a naive sum of them may be."""
     if pair.kind != "param_grad" or not pair.is_vector or error > _MOST_DOUBTED or pair.policy.fixed:
         return False
     evidence = pair.evidence
     rounding = max((evidence.base[source] for source in pair.sources_of("grad_output")), default=0.0)
-    return rounding >= _SHORT and error <= rounding * _roundings_of_partial_sums(pair)
+    return rounding >= _SHORT and error <= rounding * max(_roundings_of_partial_sums(pair), _roundings_of_runs(pair))
 
 
 def _assumed(pair: JudgedPair, amount: float) -> float:
     """Limit what a rule allows that no measured error backs."""
     return amount if pair.cancels else min(amount, MOST_ASSUMED)
+
+
+def _rounding_of_mean(pair: JudgedPair) -> float:
+    """A running mean is an average of numbers that may cancel out: it is off by an epsilon of their size."""
+    evidence, elements = pair.evidence, pair.evidence.pairs.elements
+    sizes = [evidence.l2[source] / max(1, int(elements[source])) ** 0.5 for source in pair.sources_of("input")]
+    if not pair.is_vector or not sizes or not pair.l2 > 0:
+        return 0.0
+    size = max(sizes) * int(elements[pair.row]) ** 0.5
+    return float(min(MOST_ASSUMED, pair.base / _ROUNDINGS_OF_LONG * size / pair.l2))
 
 
 def _error_of_activations(pair: JudgedPair) -> float:
@@ -226,9 +302,25 @@ def _magnified_noise(pair: JudgedPair) -> float:
     if any(evidence.wrong[source] for source in pair.sources):
         return 0.0
     noise = evidence.gradient_noise(pair.row, pair.sources)
-    flipped = (8 if pair.policy.mapped else 2) * noise**0.5  # other kernels have other zeros
-    share = _noise_of_vector(pair, noise) if pair.is_vector else min(1.0, flipped)
+    share = _noise_of_vector(pair, noise) if pair.is_vector else min(1.0, _noise_of_matrix(pair, noise))
+    if not pair.sources_of("step_grad"):  # they may have been clipped, and all of them by another norm
+        share = max(share, min(1.0, 2 * evidence.error_of_norms(pair.row)))
     return share * evidence.step_size(pair.row)
+
+
+def _noise_of_matrix(pair: JudgedPair, noise: float) -> float:
+    """About a share of the noise of a gradient's elements has a sign that it decides. Where many elements are nearly
+    zero, more have. Their elements show how many, if they are known; else the sum of their magnitudes."""
+    evidence = pair.evidence
+    if pair.policy.mapped:
+        return float(_FLIPPED_MAPPED * noise**0.5)  # other kernels have other zeros
+    gradients = [row for row in evidence.gradients_so_far(pair.row) if not evidence.pairs.equal[row]]
+    shares = [evidence.step_noise(row) for row in gradients]
+    if pair.sources_of("step_grad", "param_grad") and None not in shares:
+        known = max((share for share in shares if share is not None), default=0.0)
+        return float(max(2 * noise**0.5, _MAGNIFIED * known))
+    uneven = any(evidence.is_uneven(row) for row in gradients)
+    return float((_FLIPPED_UNEVEN if uneven else _FLIPPED) * noise**0.5)
 
 
 def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
@@ -246,11 +338,17 @@ RULES: tuple[Rule, ...] = (
     Rule("measured noise", lambda pair: pair.policy.noise is not None, _measured_noise),
     Rule(
         "rounding of what it was made from",
-        lambda pair: pair.evidence.pairs.isolated is not None,
+        lambda pair: True,
         _rounding_of_sources,
     ),
-    Rule("error that came in", lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
-    Rule("error of the activations", _is_of(*GRADIENT_KINDS), _error_of_activations),
+    Rule(
+        "rounding of statistics over all positions",
+        lambda pair: pair.kind in ("output", "grad_input") and pair.has_statistics and pair.base < _SHORT,
+        lambda pair: pair.policy.lengthening("param_grad") * pair.base,
+    ),
+    Rule("rounding of the numbers that it averages", _is_of("buffer"), _rounding_of_mean),
+    Rule(_CAME_IN, lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
+    Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations),
     Rule("rounding of the activations' dtype", _is_of("param_grad"), _rounding_of_activations),
     Rule(
         "error of gradients that were not recorded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -20,6 +21,11 @@ __all__ = ["Evidence", "JudgedPair"]
 
 _CANCELS = 8.0
 """Times that the terms of a sum are larger than the sum, from which on it cancels out."""
+
+
+_WITH_STATISTICS = re.compile("(Batch|Group|Instance)Norm")
+_UNEVEN = 0.6
+"""Mean magnitude over the root mean square; 0.8 of normal numbers."""
 
 
 class Evidence:
@@ -71,13 +77,28 @@ class Evidence:
             self._step_noise[row] = self.pairs.step_noise_of(row)
         return self._step_noise[row]
 
+    def is_uneven(self, row: int) -> bool:
+        """Whether many elements of a tensor are much smaller than the others, beside those that are zero."""
+        others = int(self.pairs.elements[row] - self.pairs.zeros[row])
+        return others > 0 and float(self.pairs.l1[row]) < _UNEVEN * others**0.5 * self.l2[row]
+
     def error_of_norm(self, row: int) -> float:
         """Return the error that right gradients of a step may cause in the norm of all of them."""
         rank, step, _ = self.structure.scope[row]
+        return self._error_of_norm(rank, step)
+
+    def _error_of_norm(self, rank: int, step: int) -> float:
         rows = [each for each in self._gradients_in_step.get((rank, step), []) if not self.wrong[each]]
         known = [each for each in rows if self.pairs.distance[each] < float("inf")]
         size = sum(self.l2[each] ** 2 for each in known)
         return float((sum(self.pairs.distance[each] ** 2 for each in known) / size) ** 0.5) if size > 0 else 0.0
+
+    def error_of_norms(self, row: int) -> float:
+        """Return the worst error of the norm of all gradients, over the steps that have moved a parameter."""
+        rank, last, _ = self.structure.scope[row]
+        last -= not self.structure.number[row]  # before a step
+        steps = [step for of, step in self._gradients_in_step if of == rank and step <= last]
+        return max((self._error_of_norm(rank, step) for step in steps), default=0.0)
 
     def step_size(self, row: int) -> float:
         """Return how far a parameter of the reference moved since it was last recorded, relative to its size."""
@@ -108,6 +129,11 @@ class Evidence:
         if floats or not self.base[row] or (rank, step, self.structure.module[row]) in self.structure.parameters_of:
             return 0.0
         return self._worst_parameters.get((rank, step), 0.0)
+
+    @cached_property
+    def mixed_rounding(self) -> float:
+        """The rounding of the coarsest dtype that one side alone has anywhere; 0 if there is none."""
+        return max((self.base[row] for row in self.pairs.mixed.nonzero()[0].tolist()), default=0.0)
 
     @cached_property
     def _worst_parameters(self) -> dict[tuple[int, int], float]:
@@ -214,6 +240,29 @@ class JudgedPair:
         """Whether it is a sum that is small against its terms. A sum with random signs is about as large as they are
         together."""
         return self.kind == "param_grad" and self.is_vector and _CANCELS * self.l2 < self.terms
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether its module computes a mean and a variance over many positions."""
+        return _WITH_STATISTICS.search(self.evidence.structure.class_of(self.row)) is not None
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether its module multiplies by a matrix of its own, as far as that was recorded."""
+        structure, dimensions = self.evidence.structure, self.evidence.pairs.dimensions
+        scope, module = structure.scope[self.row], structure.module[self.row]
+        own = structure.parameters_of.get((*scope[:2], module), []) + structure.own_gradients.get((scope, module), [])
+        return any(dimensions[row] > 1 for row in own)
+
+    @property
+    def is_made_by_container(self) -> bool:
+        """Whether the own code of a module that calls others made it."""
+        call = self.evidence.structure.call_of(self.row)
+        if call is None or self.kind not in ("input", "output", "grad_input", "grad_output"):
+            return False
+        if self.kind in ("input", "grad_output"):
+            return call.parent is not None
+        return bool(call.children)
 
     @property
     def rows_of_its_code(self) -> list[int]:
