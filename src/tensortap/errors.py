@@ -12,9 +12,13 @@
 
 Each class also derives from the builtin in parentheses, so code that does not know tensortap can catch it. A message
 states what happened to which file or name, why, and what to do. A mismatch between runs is a result, not an exception.
+No message holds a credential: `scrub` removes those of URLs and of the environment.
 """
 
 from __future__ import annotations
+
+import os
+import re
 
 __all__ = [
     "CaptureError",
@@ -26,11 +30,17 @@ __all__ = [
     "StoreWriteError",
     "TensortapError",
     "UsageError",
+    "scrub",
     "shorten",
 ]
 
 _LONGEST = 2000
 """Characters of a message. A file may hold names of any length."""
+_USER = re.compile(r"(?<=://)(?![^\s/:@]+:\d{1,5}(?:/|$))[^\s/@:]*:[^\s\"'<>]*@")
+"""A name and a password in front of a host. The lookahead excludes ports."""
+_QUERY = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s?'\"<>]*)\?[^\s'\"<>]+")
+_SECRET_VARIABLE = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|CONNECTION_STRING|SAS|API_?KEY|ACCESS_KEY|ACCOUNT_KEY")
+_SHORTEST_SECRET = 8
 
 
 def shorten(text: str, longest: int = 200) -> str:
@@ -45,11 +55,31 @@ def shorten(text: str, longest: int = 200) -> str:
     return f"{text[:head]}…{text[len(text) - (longest - head - 1) :]}"
 
 
+def scrub(text: str) -> str:
+    """Return the text without passwords and queries of URLs, and without secrets of this process's environment.
+
+    >>> scrub("s3://key:secret@bucket/runs/a?X-Amz-Signature=1234 cannot be read")
+    's3://***@bucket/runs/a?*** cannot be read'
+    """
+    for value in _secrets():
+        text = text.replace(value, "***")
+    if "://" not in text:
+        return text
+    return _QUERY.sub(r"\g<url>?***", _USER.sub("***@", text))
+
+
+def _secrets() -> list[str]:
+    """Return the values of environment variables that hold credentials, the longest first."""
+    found = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name.upper())}
+    secret = [value for value in found if len(value) >= _SHORTEST_SECRET and not os.path.exists(value)]  # noqa: PTH110
+    return sorted(secret, key=len, reverse=True)
+
+
 class TensortapError(Exception):
-    """The base class. Its message is bounded, whatever a damaged file contributed to it."""
+    """The base class. Its message is bounded, whatever a damaged file contributed to it, and holds no credentials."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shorten(each, _LONGEST) if isinstance(each, str) else each for each in args))
+        super().__init__(*(shorten(scrub(each), _LONGEST) if isinstance(each, str) else each for each in args))
 
 
 class UsageError(TensortapError, ValueError):

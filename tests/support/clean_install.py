@@ -25,7 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
     *("bench", "check-hooks", "compare", "demo", "export", "health", "replay", "report", "run", "show"),
-    *("times", "view", "watch"),
+    *("times", "upload", "view", "watch"),
 )
 RUNS = """
 from pathlib import Path

@@ -19,7 +19,7 @@ from tensortap.errors import RunNotFound, RunUnreadable, TensortapError, UsageEr
 from tensortap.kernels import summarize
 from tensortap.store.format import SCHEMA
 from tensortap.store.run import Run
-from tensortap.store.source import LocalFiles
+from tensortap.store.source import AddressedFiles
 
 __all__ = ["Example", "RunConformance"]
 
@@ -213,7 +213,7 @@ class RunConformance:
         for record in records:
             assert record.location is not None
             name, offset, nbytes = record.location
-            found = LocalFiles().read(str(run.file(record.rank, name)), offset, nbytes)
+            found = AddressedFiles().read(run.source.address(record.rank, name), offset, nbytes)
             assert bytes(found) == example.values[record.rank, record.key].tobytes()
 
     def test_a_location_that_contradicts_the_record(self, example: Example) -> None:

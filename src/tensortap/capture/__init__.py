@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.selection import DEFAULT_KINDS, OPTIMIZER_KINDS, Selection
+from tensortap.core.urls import Url, is_url
 from tensortap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ __all__ = ["capture"]
 
 def capture(
     model: Any,
-    path: str | Path | None = None,
+    path: str | Path | Url | None = None,
     *,
     keep: str | Mapping[str, str] | None = None,
     kinds: Collection[str] | None = None,
@@ -40,12 +41,16 @@ def capture(
     ring: int | None = None,
     loss: str | None = None,
     layout: str | Path | Mapping[str, Any] | None = None,
+    spool: str | Path | None = None,
+    spool_size: int | None = None,
+    upload_timeout: float | None = None,
 ) -> Tap:
     """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`, and write its tensors to a folder.
 
     model: also several models by name, `{"generator": g, "critic": c}`. Module names then begin with the name of the
         model, and a micro step begins with the first call after a backward.
-    path: the folder of the run. None holds the run in memory, as `tap.run`.
+    path: the folder of the run, or a URL such as "s3://bucket/runs/a" (docs/object-storage.md). None holds the run in
+        memory, as `tap.run`.
     keep: "summary" (counts, moments, digest and sketch of each tensor), "tensors" (all bytes too), or a mapping from
         name patterns to one of these; the first pattern that matches decides. None is "summary", with `ring` "ring".
     kinds: any of input, output, grad_input, grad_output, param, param_grad, step_grad, buffer. None is input, output,
@@ -84,6 +89,10 @@ def capture(
     layout: in a run of several processes, where plain tensors between parallel layers sit in the whole, and the global
         names of a stage's layers or a rank's experts: a TOML file, or a mapping of the same form. docs/parallel.md has
         the notation. DTensor, FSDP, DDP, pipeline stages and Megatron's layers need none.
+    spool: for a URL, the folder on this disk for what is not uploaded yet. None is TENSORTAP_SPOOL, or a temporary one.
+    spool_size: its most bytes, by default 8 GiB. A full spool slows the training down.
+    upload_timeout: seconds without any progress after which an upload counts as failed, by default 300. It then ends as
+        `on_error` says, and the spool stays for `tensortap upload`.
 
     Plain arguments of calls are kept as well, where they change.
 
@@ -117,6 +126,9 @@ def capture(
         raise UsageError("max_buffer is for a run on disk, and there is no path: bound a run in memory with max_memory")
     if path is not None and max_memory is not None:
         raise UsageError("max_memory is for a run in memory, and there is a path: bound its buffers with max_buffer")
+    upload = {"spool": spool, "spool_size": spool_size, "upload_timeout": upload_timeout}
+    if not (is_url(path) or isinstance(path, Url)) and any(value is not None for value in upload.values()):
+        raise UsageError("spool, spool_size and upload_timeout are for a run at a URL, such as s3://bucket/runs/a")
     options = TapOptions(
         overwrite=overwrite,
         on_error=on_error,
@@ -129,5 +141,6 @@ def capture(
         budget=budget,
         incidents=incidents,
         layout=read_layout(layout),
+        upload=upload,
     )
     return Tap(one_model(model), path, selection, options, optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -36,6 +36,7 @@ from tensortap.core.machine import cores
 from tensortap.core.presentation import reports
 from tensortap.core.records import GRADIENT_KINDS, display_name
 from tensortap.core.sketches import FULL, check_size
+from tensortap.core.urls import Place, Url, as_place
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
@@ -46,6 +47,7 @@ from tensortap.store.run import Run
 from tensortap.store.run_folder import open_run
 from tensortap.store.writer.rank_writer import RankWriter
 from tensortap.store.writer.run_writer import RunWriter
+from tensortap.store.writer.uploading import UploadingWriter
 
 __all__ = ["Tap", "TapOptions"]
 
@@ -65,6 +67,8 @@ class TapOptions:
     budget: float | None = None
     incidents: IncidentOptions = field(default_factory=IncidentOptions)
     layout: Layout = field(default_factory=Layout)
+    upload: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `UploadingWriter`, for a run at a URL."""
 
     def __post_init__(self) -> None:
         if self.compiled not in ("boundary", "eager"):
@@ -78,6 +82,10 @@ class TapOptions:
         own = {name: getattr(self, name) for name in ("compiled", "gather", "evaluation", "budget", "sketch")}
         return own | asdict(self.incidents)
 
+    def writer(self, path: Place) -> Callable[..., RunWriter]:
+        """Return the writer of a folder or a URL. It takes the remaining arguments of `RunWriter`."""
+        return partial(RunWriter, path) if isinstance(path, Path) else partial(UploadingWriter, path, **self.upload)
+
 
 class RunSink:
     """Writes records into one rank of a run: at `path`, or in memory without one."""
@@ -86,7 +94,7 @@ class RunSink:
         self,
         framework: Framework,
         tree: Tree,
-        path: Path | None,
+        path: Place | None,
         selection: Selection,
         options: TapOptions,
         lock: AbstractContextManager[Any],
@@ -113,8 +121,7 @@ class RunSink:
                 rotates=options.incidents.rotates,
             )
         else:
-            self.writer = RunWriter(
-                path,
+            self.writer = options.writer(path)(
                 rank=rank,
                 world=framework.world(),
                 info=info,
@@ -173,6 +180,15 @@ class RunSink:
         if self._closed:
             return
         self._closed = True
+        try:
+            self._close(status, reason, book)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an upload may take long, and Ctrl-C ends it
+                for text in self.writer.interrupt():
+                    say(text)
+            raise
+
+    def _close(self, status: str, reason: str, book: CoverageBook) -> None:
         failures: list[Exception] = []  # a failed device returns nothing; what came before is kept
         try:
             failures += _failures_of(self._recorder.send)
@@ -214,10 +230,15 @@ class Tap(Observer):
     _separates_evaluation = True
 
     def __init__(
-        self, model: Any, path: str | Path | None, selection: Selection, options: TapOptions, optimizer: Any = None
+        self,
+        model: Any,
+        path: str | Path | Url | None,
+        selection: Selection,
+        options: TapOptions,
+        optimizer: Any = None,
     ) -> None:
-        self.path = None if path is None else Path(path)
-        """The folder of the run; None if it is in memory."""
+        self.path = None if path is None else as_place(path)
+        """The folder or URL of the run; None if it is in memory."""
         self.rank = framework_of(network_of(model)).rank()
         self._run: RunSink | None = None
         self._reader: Run | None = None

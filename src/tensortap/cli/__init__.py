@@ -27,6 +27,7 @@ from tensortap.cli import (
     run,
     show,
     times,
+    upload,
     view,
     watch,
     zoom,
@@ -79,6 +80,7 @@ app.command()(check_hooks.check_hooks)
 app.command()(times.times)
 app.command()(bench.bench)
 app.command()(watch.watch)
+app.command()(upload.upload)
 app.command()(zoom.zoom)
 
 

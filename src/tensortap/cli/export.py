@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,12 +13,13 @@ __all__ = ["export"]
 
 def export(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run, a dump, an .npz or a checkpoint.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run, a dump, an .npz or a checkpoint; a path or URL.", show_default=False
+        ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hdf5, npy, npz or safetensors.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="File to write; for npy and safetensors a folder.")
-    ],
+    out: Annotated[str, typer.Option("--out", metavar="PATH", help="File to write; for npy and safetensors a folder.")],
     module: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help='Only matching modules; "(root)" is the model.')
     ] = None,
@@ -37,6 +37,7 @@ def export(
     Example:
       tensortap export runs/a --to npz --out a.npz --kind output --step last
       tensortap export runs/a --to safetensors --out weights --kind param --step 0
+      tensortap export s3://bucket/runs/a --to npz --out s3://bucket/a.npz --step last
     """
     import tensortap
     from tensortap.cli import gather, screen

@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,7 +153,7 @@ def facts_of(run: Run) -> RunFacts:
         records=len(run),
         tensors=sum(len(np.unique(index.column("tensor").to_numpy())) for index in indexes),
         kept=sum(index.num_rows - index.column("file").null_count for index in indexes),
-        bytes_on_disk=_bytes_in(Path(run.path)),
+        bytes_on_disk=run.source.stored_bytes(),
         notices=run.notices,
         coverage=run.coverage,
         calls=_calls(run),
@@ -218,14 +216,6 @@ def parse_steps_filter(text: str, known: Sequence[int]) -> list[int]:
         else:
             raise UsageError(f'--step {text}: {part or "nothing"!r} is not a step; use 3, 0,5, 10-20 or "last"')
     return sorted(meant)
-
-
-def _bytes_in(place: Path) -> int:
-    total = 0
-    for path in [place, *place.rglob("*")]:
-        with suppress(FileNotFoundError):  # a run that is still being written renames its files
-            total += path.stat().st_size if path.is_file() else 0
-    return total
 
 
 def _values(index: Any, name: str) -> npt.NDArray[Any]:

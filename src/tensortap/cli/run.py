@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tensortap.core.urls import Place, Url, address_of, as_place, filesystem
 from tensortap.launch.options import CAPTURE_OPTIONS, CaptureOption, variable
 
 __all__ = ["run"]
@@ -58,12 +59,12 @@ def run(
     raw = {name: value for name, value in chosen.items() if name != "out"}
     _check(path, raw)
     if compare is None and os.name != "nt":
-        launched = settings.LaunchSettings(str(path), raw, _frameworks(), main=os.getpid())
+        launched = settings.LaunchSettings(address_of(path), raw, _frameworks(), main=os.getpid())
         sys.stdout.flush()
         os.execve(commandline[0], commandline, command.environment_for(launched, os.environ))
-    launched = settings.LaunchSettings(str(path), raw, _frameworks())
+    launched = settings.LaunchSettings(address_of(path), raw, _frameworks())
     code = _run_and_wait(commandline, command.environment_for(launched, os.environ))
-    if not path.exists():
+    if not _was_recorded(path):
         typer.echo("tensortap: nothing was recorded: no model was called, and none was trained", err=True)
     if compare is not None:
         _conclude(compare, path, code)
@@ -94,19 +95,20 @@ _add_options()
 
 
 # --- the launch ----------------------------------------------------------------------------------------------------
-def _out_path(chosen: Mapping[str, Any], name: str) -> Path:
+def _out_path(chosen: Mapping[str, Any], name: str) -> Place:
     """Return where to record. Ranks that start one by one cannot agree on a free name, so they need one."""
     from tensortap.errors import UsageError
     from tensortap.launch.settings import free_path
 
     if "out" in chosen:
-        return Path(str(chosen["out"])).absolute()
+        place = as_place(str(chosen["out"]))
+        return place if isinstance(place, Url) else place.absolute()
     if {"RANK", "PADDLE_TRAINER_ID"} & set(os.environ):
         raise UsageError("several ranks write one run: say where with --out")
     return free_path(Path("runs").absolute() / name)
 
 
-def _check(path: Path, raw: Mapping[str, Any]) -> None:
+def _check(path: Place, raw: Mapping[str, Any]) -> None:
     """Raise UsageError for options that `capture` refuses, before the program starts."""
     from tensortap.capture.selection import Selection
     from tensortap.errors import RunExists
@@ -115,8 +117,22 @@ def _check(path: Path, raw: Mapping[str, Any]) -> None:
     options = parse_all(raw)
     known = {"keep", "kinds", "modules", "classes", "steps", "ranks"}
     Selection(**{name: value for name, value in options.items() if name in known})
-    if path.exists() and any(path.iterdir()) and not options.get("overwrite") and "RANK" not in os.environ:
+    if _is_used(path) and not options.get("overwrite") and "RANK" not in os.environ:
         raise RunExists(f"{path} exists already: pass --overwrite to replace it, or choose another path with --out")
+
+
+def _is_used(path: Place) -> bool:
+    if isinstance(path, Path):
+        return path.exists() and any(path.iterdir())
+    filesystem(path)  # a missing driver shows before the program starts; a run that is there, when it is claimed
+    return False
+
+
+def _was_recorded(path: Place) -> bool:
+    from tensortap.store.format import RUN_JSON
+    from tensortap.store.source import files_below
+
+    return path.exists() if isinstance(path, Path) else files_below(path).exists(RUN_JSON)
 
 
 def _frameworks() -> list[str]:
@@ -143,16 +159,16 @@ def _signals() -> list[int]:
     return [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
 
 
-def _conclude(reference: str, path: Path, code: int) -> None:
+def _conclude(reference: str, path: Place, code: int) -> None:
     """Print the verdict and end with its exit code, unless the program failed."""
     import tensortap
     from tensortap.cli.compare import conclude
     from tensortap.errors import TensortapError
 
-    if not path.exists():
+    if not _was_recorded(path):
         raise typer.Exit(code or 3)
     try:
-        result = tensortap.compare(reference, path)
+        result = tensortap.compare(reference, address_of(path))
     except TensortapError as error:
         typer.echo(f"tensortap: {error}", err=True)
         raise typer.Exit(code or 2) from error

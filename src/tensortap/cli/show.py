@@ -19,8 +19,10 @@ ROWS = 20
 
 def show(
     run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run, a dump, an export, an .npz or a checkpoint.", show_default=False),
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run, a dump, an export, an .npz or a checkpoint; a path or URL.", show_default=False
+        ),
     ],
     module: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help='Only matching modules; "(root)" is the model.')
@@ -55,6 +57,7 @@ def show(
       tensortap show runs/a --module "layers.0.*" --kind grad_output --sort -l2
       tensortap show runs/a --nonfinite --limit 1     the first NaN
       tensortap show runs/a --loop --step 10-20       learning rates, gradient norms, random states
+      tensortap show s3://bucket/runs/a --verify
     """
     from tensortap.cli.gather import Choice
     from tensortap.errors import UsageError
@@ -74,7 +77,7 @@ def show(
         print_page(run, choice, ROWS if limit is None else limit, coverage)
 
 
-def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = False) -> None:
+def print_page(path: str | Path, choice: Choice, limit: int = ROWS, coverage: bool = False) -> None:
     """Print the run as a page."""
     import tensortap
     from tensortap.cli import gather, screen
@@ -99,7 +102,7 @@ def print_page(path: Path, choice: Choice, limit: int = ROWS, coverage: bool = F
     screen.print_lines(lines)
 
 
-def _print_loop(path: Path, choice: Choice, limit: int) -> None:
+def _print_loop(path: str, choice: Choice, limit: int) -> None:
     """Print what the training loop did, step by step."""
     import tensortap
     from tensortap.cli import gather, screen
@@ -112,7 +115,7 @@ def _print_loop(path: Path, choice: Choice, limit: int) -> None:
     screen.print_lines(lines)
 
 
-def _verify(path: Path) -> None:
+def _verify(path: str) -> None:
     """Check all kept tensors, and report the result on the error stream, apart from the page or JSON."""
     import tensortap
     from tensortap.cli import screen
@@ -121,10 +124,22 @@ def _verify(path: Path) -> None:
         with screen.progress("verifying") as progress:
             found = run.verify(progress)
         found.check(path)
-    screen.console(stderr=True).print(f"verified {found.tensors} kept tensors: their bytes match their digests")
+    screen.console(stderr=True).print(
+        f"verified {found.tensors} kept tensors: their bytes match their digests{_traffic_so_far()}"
+    )
 
 
-def _print_json(path: Path, choice: Choice, limit: int, sketch: bool, loop: bool) -> None:
+def _traffic_so_far() -> str:
+    """Return what was read from an object store, as the end of a line; nothing for local files."""
+    from tensortap.report.wording import nbytes
+
+    remote = sys.modules.get("tensortap.store.remote")  # loaded only if a URL was read
+    if remote is None:
+        return ""
+    return f"; {remote.traffic.requests} requests, {nbytes(remote.traffic.nbytes)} read"
+
+
+def _print_json(path: str, choice: Choice, limit: int, sketch: bool, loop: bool) -> None:
     import tensortap
     from tensortap.cli import gather, screen
     from tensortap.cli.loop_facts import loop_objects

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,7 @@ __all__ = ["watch"]
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder or URL of a run.", show_default=False)],
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.", min=0.1)] = 1.0,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a run that does not exist yet.")] = False,
 ) -> None:
@@ -32,6 +31,7 @@ def watch(
     Example:
       tensortap watch runs/a
       tensortap watch runs/a --wait --every 5 > log.txt
+      tensortap watch s3://bucket/runs/a --every 30
     """
     from tensortap.cli import screen
     from tensortap.report.terminal import watch as watch_page
@@ -48,15 +48,18 @@ def watch(
     raise typer.Exit(0 if ok else 1)
 
 
-def _opened(path: Path, every: float, wait: bool) -> FollowedRun:
+def _opened(path: str, every: float, wait: bool) -> FollowedRun:
+    from tensortap.core.urls import as_place
     from tensortap.store.following import FollowedRun
     from tensortap.store.format import RUN_JSON
+    from tensortap.store.source import files_below
 
-    if wait and not (path / RUN_JSON).exists():
-        typer.echo(f"tensortap: waiting for {path}", err=True)
-        while not (path / RUN_JSON).exists():
+    place = as_place(path)
+    if wait and RUN_JSON not in files_below(place).names():
+        typer.echo(f"tensortap: waiting for {place}", err=True)
+        while RUN_JSON not in files_below(place).names():
             time.sleep(min(every, 0.5))
-    return FollowedRun(path)
+    return FollowedRun(place)
 
 
 def _follow_on_screen(followed: FollowedRun, every: float) -> None:

@@ -6,8 +6,10 @@ TENSORTAP_PORTABLE=1, one lock for the process keeps seeking and transferring to
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,12 @@ from pathlib import Path
 from tensortap.core.machine import PORTABLE
 from tensortap.errors import RunUnreadable
 
-__all__ = ["BINARY", "check_regular", "read_at", "write_at"]
+__all__ = ["BINARY", "check_regular", "free_range", "read_at", "write_at"]
 
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag for `os.open`: Windows would translate line ends without it."""
 
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _seeking = threading.Lock()
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "a folder"),
@@ -77,6 +80,18 @@ write_at: Callable[[int, memoryview, int], int] = (
     _write_by_seek if PORTABLE or not hasattr(os, "pwrite") else _write_by_pwrite
 )
 """Write a buffer at an offset of a file; return how many bytes were written."""
+
+
+def free_range(path: Path, offset: int, nbytes: int) -> None:
+    """Return the blocks of a range to the disk; it then reads as zeros. Do nothing where the system cannot."""
+    if PORTABLE or sys.platform != "linux" or not nbytes:
+        return
+    try:
+        allocate = ctypes.CDLL(None, use_errno=True).fallocate
+        with path.open("r+b") as file:
+            allocate(file.fileno(), _PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(nbytes))
+    except (OSError, AttributeError):
+        pass
 
 
 def _renew_lock() -> None:

@@ -133,6 +133,9 @@ CAPTURE_OPTIONS = (
     CaptureOption("ring", _parse_count, "STEPS", "Hold the tensors of the last so many steps."),
     CaptureOption("loss", str, "OUTPUT", "The output that is the loss, like criterion or (root):loss."),
     CaptureOption("layout", str, "FILE", "A TOML file with the parallel layout of plain tensors, and global names."),
+    CaptureOption("spool", str, "FOLDER", "For a URL: the folder for what is not uploaded yet."),
+    CaptureOption("spool_size", _parse_count, "BYTES", "For a URL: most bytes of the spool."),
+    CaptureOption("upload_timeout", _parse_share, "SECONDS", "For a URL: seconds without progress before it gives up."),
     CaptureOption("gather", parse_flag, "", "On a GPU, read several tensors in one launch."),
 )
 """An option of `capture` joins the command line, the environment and tensortap.toml with one line here."""

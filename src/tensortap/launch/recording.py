@@ -17,11 +17,13 @@ from tensortap.capture import capture
 from tensortap.capture.messages import say
 from tensortap.capture.tap import Tap
 from tensortap.core.interrupts import suppress_errors
+from tensortap.core.urls import Place, as_place
 from tensortap.errors import TensortapError
 from tensortap.launch.command import environment_without
 from tensortap.launch.options import parse_all
 from tensortap.launch.settings import LaunchSettings
 from tensortap.store.format import RUN_JSON, rank_name
+from tensortap.store.upload import delete_rank
 
 __all__ = ["Recording", "Recordings"]
 
@@ -102,7 +104,12 @@ class Recordings:
             self.opened.remove(recording)
             self.count -= 1
             recording.tap.close()
-            _delete(Path(str(recording.tap.path)), recording.tap.rank)
+            path = recording.tap.path
+            if isinstance(path, Path):
+                _delete(path, recording.tap.rank)
+            elif path is not None:
+                with suppress_errors():
+                    delete_rank(path, recording.tap.rank)
 
     def close(self, reason: str) -> None:
         """Close every tap; with a reason, as failed."""
@@ -120,8 +127,8 @@ class Recordings:
             with suppress(KeyboardInterrupt):
                 exec("raise KeyboardInterrupt")
 
-    def _next_path(self) -> Path:
-        out = Path(self._settings.out)
+    def _next_path(self) -> Place:
+        out = as_place(self._settings.out)
         return out if not self.count else out.with_name(f"{out.name}-{self.count + 1}")
 
     def _release_children(self) -> None:
@@ -147,7 +154,9 @@ def _describe(models: Mapping[str, Any], optimizers: Sequence[Any]) -> str:
     return f"{shown}, trained by {', '.join(type(each).__name__ for each in optimizers)}" if optimizers else shown
 
 
-def _shown(path: Path) -> Path:
+def _shown(path: Place) -> Place:
+    if not isinstance(path, Path):
+        return path
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -1,6 +1,7 @@
 """The store: a run on disk, written while it happens, read back lazily, legible without this library.
 
-    source.py         Bytes: ranges of named objects; LocalFiles implements it
+    source.py         Bytes: ranges of named objects; LocalFiles implements it, remote.py for URLs with range_cache.py
+    segments.py       files that grew, in one piece or in segments; upload.py copies runs into an object store
     run.py            Run, and RunSource, the contract of a reader; over index.py (rows) and query.py (filters)
     format.py         the format on disk: version, columns, names; metadata.py checks its JSON files
     run_folder.py     reads a run on disk; folder.py decides which folder a writer may use

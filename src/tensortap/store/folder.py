@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensortap.errors import RunExists, shorten
+from tensortap.errors import RunExists, scrub, shorten
 from tensortap.store.format import (
     CALLS,
     COVERAGE_JSON,
@@ -33,7 +33,7 @@ from tensortap.store.format import (
 from tensortap.store.source import LocalFiles, read_json
 from tensortap.store.writer.state import folder_error
 
-__all__ = ["claim", "overwrite_json", "write_json"]
+__all__ = ["as_text", "claim", "overwrite_json", "write_json"]
 
 _LEAST_TEXT = 16
 
@@ -101,7 +101,7 @@ def overwrite_json(path: Path, value: Mapping[str, Any], shortened: str) -> None
     try:
         room = os.fstat(descriptor).st_size
         longest = len(str(value[shortened]))
-        while len(text := _as_text({**value, shortened: shorten(str(value[shortened]), longest)}).encode()) > room:
+        while len(text := as_text({**value, shortened: shorten(str(value[shortened]), longest)}).encode()) > room:
             if longest < _LEAST_TEXT:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             longest //= 2
@@ -126,7 +126,7 @@ def _create_once(path: Path, value: Mapping[str, Any]) -> None:
 
 def _written_aside(path: Path, value: Mapping[str, Any], reserve: int = 0) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}{threading.get_native_id()}.tmp")
-    text = _as_text(value)
+    text = as_text(value)
     try:
         temporary.write_text(text.ljust(reserve))
     except BaseException:
@@ -135,9 +135,10 @@ def _written_aside(path: Path, value: Mapping[str, Any], reserve: int = 0) -> Pa
     return temporary
 
 
-def _as_text(value: Mapping[str, Any]) -> str:
+def as_text(value: Mapping[str, Any]) -> str:
+    """Return a value as the text of a file, without credentials."""
     # Configuration holds all sorts of objects; their text is what a reader can use.
-    return json.dumps(value, indent=2, default=str) + "\n"
+    return scrub(json.dumps(value, indent=2, default=str)) + "\n"
 
 
 def _run_info(path: Path) -> dict[str, Any] | None:

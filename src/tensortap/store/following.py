@@ -15,11 +15,13 @@ import pyarrow as pa
 from tensortap.core.arguments import read
 from tensortap.core.file_io import BINARY, read_at
 from tensortap.core.records import Key
+from tensortap.core.urls import Place
 from tensortap.errors import RunNotFound, RunUnreadable
 from tensortap.store.format import INDEX, LOOP, PROGRESS_JSON, RANK_JSON, RANK_NAME, RUN_JSON
 from tensortap.store.index import check_schema
 from tensortap.store.metadata import check_run_info
-from tensortap.store.source import LocalFiles, read_json
+from tensortap.store.segments import read_grown
+from tensortap.store.source import Bytes, files_below, read_json
 
 __all__ = ["FollowedRank", "FollowedRun", "FollowedStep"]
 
@@ -47,11 +49,11 @@ class FollowedStep:
 class FollowedRank:
     """One rank. `look` reads what is new."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Place, number: int) -> None:
         self.number = number
-        self._folder = folder
-        self._index = _IndexTail(folder / INDEX)
-        self._loop = _LinesTail(folder / LOOP)
+        self._files = files_below(folder)
+        self._index = _IndexTail(_tail_of(folder, self._files, INDEX), self._files.address(INDEX))
+        self._loop = _LinesTail(_tail_of(folder, self._files, LOOP))
         self.status, self.reason = "starting", ""
         self.progress: dict[str, Any] = {}
         """Step in progress, recorded steps, seconds since the tap was opened, seconds that it took."""
@@ -63,6 +65,7 @@ class FollowedRank:
 
     def look(self) -> None:
         """Read what is new. The status comes first, so that nothing of an ended rank is missed."""
+        self._files.close()  # forgets what was listed and opened before
         self._read_status()
         self._read_progress()
         for batch in self._index.read():
@@ -85,7 +88,7 @@ class FollowedRank:
         return self.status not in ("starting", "running")
 
     def _read_status(self) -> None:
-        value = _json(self._folder, RANK_JSON)
+        value = _json(self._files, RANK_JSON)
         if isinstance(value.get("status"), str):
             self.status, self.reason = value["status"], str(value.get("reason") or "")
         here = value.get("host") == socket.gethostname()
@@ -93,7 +96,7 @@ class FollowedRank:
             self.status, self.reason = "killed", "its process is gone"
 
     def _read_progress(self) -> None:
-        before, found = self.progress, _json(self._folder, PROGRESS_JSON)
+        before, found = self.progress, _json(self._files, PROGRESS_JSON)
         if not all(isinstance(found.get(name), (int, float)) for name in ("step", "recorded", "seconds", "cost")):
             return
         self.progress = found
@@ -128,20 +131,23 @@ class FollowedRank:
 class FollowedRun:
     """A run and all its ranks. Ranks may join later."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.is_dir():
+    def __init__(self, path: Place) -> None:
+        self._files = files_below(path)
+        names = self._files.names()
+        if not names and not (isinstance(path, Path) and path.is_dir()):
             raise RunNotFound(f"{path} does not exist: there is no run to watch. --wait waits for it.")
-        if not (path / RUN_JSON).exists():
+        if RUN_JSON not in names:
             raise RunUnreadable(f"{path} is not a run: it has no {RUN_JSON}.")
         self.path = path
-        self.info = check_run_info(_json(path, RUN_JSON), str(path / RUN_JSON))
+        self.info = check_run_info(_json(self._files, RUN_JSON), str(path / RUN_JSON))
         self.ranks: dict[int, FollowedRank] = {}
 
     def look(self) -> None:
         """Read what is new in every rank."""
-        for entry in self.path.iterdir():
-            if (match := RANK_NAME.fullmatch(entry.name)) and int(match[1]) not in self.ranks:
-                self.ranks[int(match[1])] = FollowedRank(entry, int(match[1]))
+        self._files.close()
+        for name in self._files.names():
+            if (match := RANK_NAME.fullmatch(name)) and int(match[1]) not in self.ranks:
+                self.ranks[int(match[1])] = FollowedRank(self.path / name, int(match[1]))
         for rank in self.ranks.values():
             rank.look()
 
@@ -189,12 +195,36 @@ class _FileTail:
             self._descriptor = -1
 
 
+class _ObjectTail:
+    """The same for a file in an object store, which consists of segments and is never replaced."""
+
+    def __init__(self, files: Bytes, name: str) -> None:
+        self._files, self._name = files, name
+        self._end = 0
+
+    def read(self) -> tuple[bytes, bool]:
+        try:
+            return bytes(read_grown(self._files, self._name, self._end).data), False
+        except FileNotFoundError:
+            return b"", False
+
+    def advance(self, count: int) -> None:
+        self._end += count
+
+
+_Tail = _FileTail | _ObjectTail
+
+
+def _tail_of(folder: Place, files: Bytes, name: str) -> _Tail:
+    return _FileTail(folder / name) if isinstance(folder, Path) else _ObjectTail(files, name)
+
+
 class _IndexTail:
     """The batches that were appended to an index since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._tail = _FileTail(path)
+    def __init__(self, tail: _Tail, address: str) -> None:
+        self._address = address
+        self._tail = tail
         self._schema: Any = None
         self._seen: set[int] = set()
         """First `seq` of each batch in the file that was returned."""
@@ -208,7 +238,7 @@ class _IndexTail:
         try:
             if self._schema is None:
                 schema = pa.ipc.read_schema(stream)
-                check_schema(schema, str(self._path))
+                check_schema(schema, self._address)
                 self._schema, end = schema, stream.tell()
             while (message := pa.ipc.read_message(stream)) is not None:
                 batch = pa.ipc.read_record_batch(message, self._schema)
@@ -231,8 +261,8 @@ class _IndexTail:
 class _LinesTail:
     """The lines that were appended to a file since the last look; all lines if it was replaced."""
 
-    def __init__(self, path: Path) -> None:
-        self._tail = _FileTail(path)
+    def __init__(self, tail: _Tail) -> None:
+        self._tail = tail
 
     def read(self) -> list[dict[str, Any]]:
         data, _ = self._tail.read()
@@ -252,10 +282,10 @@ class _LinesTail:
 _ACTIVATIONS = ("input", "output")
 
 
-def _json(folder: Path, name: str) -> dict[str, Any]:
+def _json(files: Bytes, name: str) -> dict[str, Any]:
     """Return a file's object; an empty one if it is missing or damaged, or has just been replaced."""
     try:
-        value = read_json(LocalFiles(folder), name)
+        value = read_json(files, name)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,8 +1,9 @@
 """The format of a run on disk.
 
     runs/a/run.json                       format, version, world, started, and facts about the run
-    runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, pid, counts; in a run of
-                                          several processes also mesh (names, sizes, coordinates) and renames
+    runs/a/rank_0/rank.json               status (running | finished | failed), reason, times, recording, pid, counts;
+                                          in a run of several processes also mesh (names, sizes, coordinates) and
+                                          renames
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
     runs/a/rank_0/progress.json           for those who watch: step, recorded steps, seconds, cost in seconds
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
@@ -23,6 +24,15 @@ not keep plain arguments or loop facts. A run without placements.jsonl has no pl
 
 A ring drops old steps: the index is replaced by one without their batches, whose metadata has `dropped_steps`, how many
 recorded steps it no longer has, and `dropped_last`, the last of them. Lines that hold in no remaining step go after it.
+
+An object store cannot append. There, each file that grows (the index and the .jsonl files) is a sequence of segments:
+
+    s3://bucket/runs/a/rank_0/index.arrows.0000000000000000
+    s3://bucket/runs/a/rank_0/index.arrows.0000000000065536
+
+The number is the offset of the segment's first byte, so the segments in order are the file, and a missing or shortened
+one shows: what follows it is not read. A segment is uploaded after the tensors and lines that its rows refer to.
+rank.json is uploaded twice: first with the status "running", and last of all with the final one.
 
 run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
 process, and not necessarily by the same tensortap.
@@ -65,6 +75,7 @@ __all__ = [
     "RUN_FORMAT",
     "RUN_JSON",
     "SCHEMA",
+    "SEGMENT_NAME",
     "SHARD_NAME",
     "TEMPORARY_NAME",
     "decode",
@@ -72,6 +83,7 @@ __all__ = [
     "encode_columns",
     "index_schema",
     "rank_name",
+    "segment_name",
     "shard_name",
     "unknown_columns",
     "utf8",
@@ -103,6 +115,7 @@ INDEX = "index.arrows"
 PARTIAL = ".partial"
 
 SHARD_NAME = re.compile(r"(step|ring)_[0-9]{6,19}\.[0-9]{1,9}\.safetensors")
+SEGMENT_NAME = re.compile(r"(?P<name>[a-z]+\.(arrows|jsonl))\.(?P<offset>[0-9]{16})")
 RING_PREFIX = "ring_"
 RANK_NAME = re.compile(r"rank_(0|[1-9][0-9]{0,8})")
 TEMPORARY_NAME = re.compile(r"\.(run|rank|coverage|progress)\.json\.[0-9]+\.tmp")
@@ -166,6 +179,10 @@ def shard_name(step: int, number: int, ring: bool = False) -> str:
 
 def rank_name(rank: int) -> str:
     return f"rank_{rank}"
+
+
+def segment_name(name: str, offset: int) -> str:
+    return f"{name}.{offset:016d}"
 
 
 def utf8(text: str) -> str:

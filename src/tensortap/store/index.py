@@ -28,8 +28,9 @@ from tensortap.store.format import (
 from tensortap.store.metadata import check_version
 from tensortap.store.placements import PlacementTable, read_placements
 from tensortap.store.rotation import DroppedSteps
+from tensortap.store.segments import read_grown
 from tensortap.store.sketch_batches import ColumnSketches, FileSketches, Sketches, open_columns
-from tensortap.store.source import Bytes
+from tensortap.store.source import Bytes, HeldBytes
 
 __all__ = ["Index", "check_schema", "read_index"]
 
@@ -56,6 +57,7 @@ class Index:
         sketches: Sketches | None = None,
         placements: Sequence[Placement] = (),
         dropped: DroppedSteps | None = None,
+        dropped_segments: int = 0,
     ) -> None:
         """`rows` is a pyarrow.Table of SCHEMA; it may have further columns of registered statistics.
 
@@ -75,6 +77,8 @@ class Index:
         """Whether the writer closed the stream."""
         self.lost = lost
         """Bytes at the end of the file that are not a whole batch."""
+        self.dropped_segments = dropped_segments
+        """Segments that are left out, because one before them is missing or cut off."""
         self.missing = missing
         """Whether the file is missing."""
         self.dropped = dropped
@@ -192,13 +196,14 @@ def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Ind
     the name of the file of placements, which is read after the index: rows that it has not got are damage.
     """
     try:
-        size = source.size(name)
+        data, lost_segments, whole = read_grown(source, name)
     except FileNotFoundError:
         return Index(rank, SCHEMA.empty_table(), complete=False, missing=True)
+    size = len(data)
     if not size:
-        return Index(rank, SCHEMA.empty_table(), complete=False)
+        return Index(rank, SCHEMA.empty_table(), complete=False, dropped_segments=lost_segments)
     path = source.address(name)
-    stream = pa.BufferReader(pa.py_buffer(source.view(name, 0, size)))
+    stream = pa.BufferReader(pa.py_buffer(data))
     batches: list[Any] = []
     places: list[tuple[int, int, int]] = []
     unknown: list[str] = []
@@ -235,9 +240,10 @@ def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Ind
         complete=complete,
         lost=size - end,
         unknown=unknown,
-        sketches=FileSketches(source, name, head, places),
+        sketches=FileSketches(source if whole else HeldBytes(data), name, head, places),
         placements=_read_placements(source, placements, rows) if placements else (),
         dropped=dropped,
+        dropped_segments=lost_segments,
     )
     del batches, rows
     pa.default_memory_pool().release_unused()  # unpacking and coding took more than the columns keep

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tensortap.core.file_io import BINARY, write_at
 from tensortap.store.rotation import RemainingSteps, holding, replace_by_parts
+from tensortap.store.segments import read_grown
 from tensortap.store.source import Bytes
 from tensortap.store.writer.state import WriterState, write_error
 
@@ -126,7 +127,7 @@ def read_lines(source: Bytes, name: str) -> Iterator[dict[str, Any]]:
 
     A last line without its end was cut off, and is dropped: no row refers to it.
     """
-    whole, _, _ = bytes(source.read(name, 0, source.size(name))).rpartition(b"\n")
+    whole, _, _ = bytes(read_grown(source, name).data).rpartition(b"\n")
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             value = json.loads(line)

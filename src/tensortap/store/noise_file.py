@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.core.urls import address_of, as_place, is_url
 from tensortap.errors import RunExists, RunUnreadable, StoreWriteError, TensortapError, shorten
-from tensortap.store.source import LocalFiles, read_head
+from tensortap.store.source import AddressedFiles, read_head
 
 __all__ = ["Noise", "Spot", "is_noise", "read_noise", "write_noise"]
 
@@ -87,12 +88,18 @@ def write_noise(
 
 def is_noise(path: str | os.PathLike[str]) -> bool:
     """Return whether the path is a noise file, and not a run."""
-    return read_head(Path(path), len(_MAGIC)) == _MAGIC
+    if not is_url(path):
+        return read_head(Path(path), len(_MAGIC)) == _MAGIC
+    place = as_place(path)
+    try:
+        return bytes(AddressedFiles().read(address_of(place), 0, len(_MAGIC))) == _MAGIC
+    except (OSError, RunUnreadable):
+        return False
 
 
 def read_noise(path: str | os.PathLike[str]) -> Noise:
     """Read a noise file. Raise RunUnreadable if it is damaged, of a newer format, or not a noise file."""
-    files, name = LocalFiles(), os.fspath(path)
+    files, name = AddressedFiles(), address_of(as_place(path))
     try:
         reader = pa.ipc.open_file(pa.py_buffer(files.read(name, 0, files.size(name))))
         _check_schema(reader.schema, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
 from itertools import islice
@@ -25,6 +25,7 @@ from tensortap.core.arguments import read
 from tensortap.core.placement import Mesh, Placement
 from tensortap.core.presentation import CoverageByRank, reports
 from tensortap.core.records import STATE_KINDS, Coverage, Key, Record
+from tensortap.core.urls import Place, as_place
 from tensortap.errors import MissingDependency, RunNotFound, RunUnreadable, TensortapError, shorten
 from tensortap.store.calls import Calls
 from tensortap.store.compact import joined
@@ -42,6 +43,8 @@ _SHOWN = 8
 """Values that a message lists before it only counts."""
 _MOST_STEPS = 8
 _LONGEST_REASON = 800
+_WINDOW = 32 << 20
+"""Bytes that are requested together."""
 
 Self = TypeVar("Self", bound="Run")
 
@@ -58,9 +61,10 @@ class RunSource(ABC):
     only_module: str | None = None
     """The module of a file of one call. Two such files are compared whatever the module is called in either."""
 
-    def __init__(self, path: Path, info: Mapping[str, Any], ranks: Iterable[int]) -> None:
+    def __init__(self, path: Place, info: Mapping[str, Any], ranks: Iterable[int]) -> None:
         """`info` has at least framework, model, world and config, if they are known."""
-        self.path = path
+        self.path: Any = path
+        """The Path of the run; a Url if it is in an object store, which only the readers of such runs have to know."""
         self.info = dict(info)
         self.ranks = sorted(set(ranks))
         self._indexes: dict[int, Index] = {}
@@ -86,8 +90,21 @@ class RunSource(ABC):
         return memoryview(bytearray(self.view(record))).toreadonly()
 
     def address(self, rank: int, file: str) -> str:
-        """Return the name of the object behind a location of the index, for `Bytes` in any process."""
+        """Return the name of the object behind a location of the index, for `AddressedFiles` in any process."""
         return str(self.path / file)
+
+    def prefetch(self, records: Iterable[Record]) -> None:  # noqa: B027  # most media need no preparation
+        """Prepare for reading these records soon. Only a medium where each request takes time has to."""
+
+    def stored_bytes(self) -> int:
+        """Return the bytes of all files of the run."""
+        if not isinstance(self.path, Path):
+            return 0
+        total = 0
+        for path in [self.path, *self.path.rglob("*")]:
+            with suppress(FileNotFoundError):  # a run that is still being written renames its files
+                total += path.stat().st_size if path.is_file() else 0
+        return total
 
     def finished(self) -> bool:
         """Return whether the run was written to its end."""
@@ -308,10 +325,10 @@ class Run:
         with reading(self.path):
             return self.source.index(rank).records(np.array([row]))[0]
 
-    def file(self, rank: int, name: str) -> Path:
+    def file(self, rank: int, name: str) -> Place:
         """Return where a file is that a rank's index names, or will be once it is finished."""
         with reading(self.path):
-            return Path(self.source.address(rank, name))
+            return as_place(self.source.address(rank, name))
 
     def load(self, record: Record, verify: bool = False) -> npt.NDArray[Any]:
         """Return the tensor's values, read-only: a view of the file where its alignment allows, else a copy.
@@ -358,12 +375,26 @@ class Run:
         for each in self._chosen_ranks(rank):
             rows = self._index(each).columns
             last, array = None, np.empty(0)
-            for record in self._at(each, _in_file_order(rows, chosen.rows(rows))):
+            for record in self.ahead(self._at(each, _in_file_order(rows, chosen.rows(rows)))):
                 if record.location != last:
                     with reading(self.path):
                         array = as_array(self.source.read(record), record.dtype, record.shape)
                     last = record.location
                 yield record, array
+
+    def ahead(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the records. Some megabytes of their bytes are requested together where each request takes time."""
+        window: list[Record] = []
+        held = 0
+        for record in records:
+            window.append(record)
+            held += record.location.nbytes if record.location is not None else 0
+            if held >= _WINDOW:
+                self.source.prefetch(window)
+                yield from window
+                window, held = [], 0
+        self.source.prefetch(window)
+        yield from window
 
     def index(self, rank: int) -> Any:
         """Return the columns of one rank as a pyarrow.Table, in execution order; see store/format.py."""

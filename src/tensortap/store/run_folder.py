@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tensortap.core.placement import Mesh
 from tensortap.core.records import Coverage, Record
+from tensortap.core.urls import Place, Url, as_place
 from tensortap.errors import RunNotFound, RunUnreadable, TensortapError
 from tensortap.store.calls import Calls, read_calls
 from tensortap.store.format import (
@@ -34,23 +35,25 @@ from tensortap.store.index import Index, read_index
 from tensortap.store.loop import LoopFacts, read_loop
 from tensortap.store.metadata import CoverageFile, RankStatus, check_run_info, parse_coverage, parse_rank_status
 from tensortap.store.run import Run, RunSource, first_few, reading
-from tensortap.store.source import LocalFiles, kept_location, read_json
+from tensortap.store.segments import segments_of
+from tensortap.store.source import Bytes, Range, files_below, kept_location, read_json
 
 __all__ = ["RunFolder", "open_run", "open_source", "recognizes"]
 
 _SHOWN = 8
+_MOST_SEARCHED = 100
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: str | os.PathLike[str] | Url) -> Run:
     """Open a run's folder. Indexes are mapped when asked for, tensors when loaded.
 
     >>> run = open_run("runs/a")                                               # doctest: +SKIP
     >>> for record in run.records(module="layers.0.*", nonfinite=True):        # doctest: +SKIP
     ...     print(record.key, record.summary.nan)
     """
-    folder = Path(path)
-    with reading(folder):
-        return Run(open_source(folder))
+    place = as_place(path)
+    with reading(place):
+        return Run(open_source(place))
 
 
 def recognizes(path: Path) -> bool:
@@ -58,21 +61,33 @@ def recognizes(path: Path) -> bool:
     return (path / RUN_JSON).exists()
 
 
-def open_source(path: Path, summarize: Callable[[Any], Any] | None = None) -> RunFolder:
-    """Open a run's folder. It has its own summaries, so `summarize` is not used."""
+def open_source(path: Place, summarize: Callable[[Any], Any] | None = None, files: Bytes | None = None) -> RunFolder:
+    """Open a run's folder, on disk or behind a URL. It has its own summaries, so `summarize` is not used.
+
+    `files` are those of the folder, if they were listed before.
+    """
+    files = files or files_below(path)
     try:
-        if not path.exists():
-            raise RunNotFound(f"{path} does not exist: no run to open.")
-        if not path.is_dir():
-            raise RunUnreadable(
-                f"{path} is a file of no known format. Open the folder of a run, an .npz or .hdf5 file, or a "
-                "checkpoint (.safetensors, or a state dict of torch)."
-            )
-        ranks = sorted(int(m[1]) for entry in path.iterdir() if (m := RANK_NAME.fullmatch(entry.name)))
-        info = _run_info(path, ranks)
+        if isinstance(path, Path):
+            _check_folder(path)
+        names = files.names()
+        if not names and isinstance(path, Url):
+            raise RunNotFound(f"{path} does not exist: no run to open. Check the bucket and the name.")
+        ranks = sorted(int(m[1]) for name in names if (m := RANK_NAME.fullmatch(name)))
+        info = _run_info(path, files, names, ranks)
     except PermissionError as error:
         raise RunUnreadable(f"{error.filename or path} cannot be read, permission denied: {error.strerror}.") from error
-    return RunFolder(path, info, ranks)
+    return RunFolder(path, files, info, ranks)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.exists():
+        raise RunNotFound(f"{path} does not exist: no run to open.")
+    if not path.is_dir():
+        raise RunUnreadable(
+            f"{path} is a file of no known format. Open the folder of a run, an .npz or .hdf5 file, or a "
+            "checkpoint (.safetensors, or a state dict of torch)."
+        )
 
 
 class RunFolder(RunSource):
@@ -80,11 +95,13 @@ class RunFolder(RunSource):
 
     on_disk = True
 
-    def __init__(self, path: Path, info: dict[str, Any], ranks: list[int]) -> None:
+    def __init__(self, path: Place, files: Bytes, info: dict[str, Any], ranks: list[int]) -> None:
         super().__init__(path, info, ranks)
-        self._files = LocalFiles(path)
+        self._files = files
         self._calls: dict[int, Calls | None] = {}
         self._loops: dict[int, LoopFacts | None] = {}
+        for rank in self.ranks if isinstance(path, Url) else ():
+            self._fetch_metadata(rank)
         self._status = {rank: self._read_status(rank) for rank in self.ranks}
         self._coverage = {rank: self._read_coverage(rank) for rank in self.ranks}
 
@@ -94,8 +111,8 @@ class RunFolder(RunSource):
         files = index.columns.column("file")
         named = [name for name in pc.unique(files).to_pylist() if name is not None and name.startswith(RING_PREFIX)]
         if named:
-            folder = self.path / folder_name
-            gone = [name for name in named if not any((folder / f"{name}{end}").exists() for end in ("", PARTIAL))]
+            there = set(self._files.names(folder_name))
+            gone = [name for name in named if not {name, name + PARTIAL} & there]
             index.forget(pc.is_in(files, pa.array(gone, pa.string())).to_pylist())
         return index
 
@@ -109,6 +126,20 @@ class RunFolder(RunSource):
 
     def address(self, rank: int, file: str) -> str:
         return self._files.address(self._shard(rank, file))
+
+    def prefetch(self, records: Iterable[Record]) -> None:
+        self._files.prefetch(
+            Range(self._shard(record.rank, record.location.file), record.location.offset, record.location.nbytes)
+            for record in records
+            if record.location is not None
+        )
+
+    def stored_bytes(self) -> int:
+        if isinstance(self.path, Path):
+            return super().stored_bytes()
+        names = [each for each in self._files.names() if not RANK_NAME.fullmatch(each)]
+        names += [f"{rank_name(rank)}/{each}" for rank in self.ranks for each in self._files.names(rank_name(rank))]
+        return sum(map(self._files.size, names))
 
     def finished(self) -> bool:
         return bool(self.ranks) and all(status and status.status == "finished" for status in self._status.values())
@@ -196,6 +227,11 @@ class RunFolder(RunSource):
         index, status = self.index(rank), self._status[rank]
         if index.missing:
             return "it has no index: it was killed as it began, or the copy is not whole"
+        if index.dropped_segments:
+            return (
+                f"a segment of the index is missing or cut off, and {index.dropped_segments} after it are left out; "
+                f"{len(index)} records before it are intact"
+            )
         if index.lost:
             return (
                 f"the last batch of the index was cut off ({index.lost} bytes); "
@@ -211,7 +247,8 @@ class RunFolder(RunSource):
         return f"the index has statistics that are not registered here and are left out: {first_few(unknown)}"
 
     def _notice_of_lines(self, rank: int, name: str, found: object, unknown: str) -> str:
-        if found is None and (self.path / rank_name(rank) / name).exists():
+        folder = rank_name(rank)
+        if found is None and (self._files.exists(f"{folder}/{name}") or segments_of(self._files, f"{folder}/{name}")):
             return f"{name} cannot be read: {unknown}"
         return ""
 
@@ -220,6 +257,11 @@ class RunFolder(RunSource):
         if not SHARD_NAME.fullmatch(file):
             raise RunUnreadable(f"{self.path}: the index of rank {rank} is damaged; it names a file {file!r}.")
         return f"{rank_name(rank)}/{file}"
+
+    def _fetch_metadata(self, rank: int) -> None:
+        """Read the small files of a rank together: each request takes as long as the next."""
+        names = [f"{rank_name(rank)}/{name}" for name in (RANK_JSON, COVERAGE_JSON)]
+        self._files.prefetch(Range(name, 0, self._files.size(name)) for name in names if self._files.exists(name))
 
     def _read_status(self, rank: int) -> RankStatus | None:
         name = f"{rank_name(rank)}/{RANK_JSON}"
@@ -242,14 +284,14 @@ class RunFolder(RunSource):
             return None
 
 
-def _run_info(folder: Path, ranks: list[int]) -> dict[str, Any]:
+def _run_info(folder: Place, files: Bytes, names: list[str], ranks: list[int]) -> dict[str, Any]:
     path = folder / RUN_JSON
     try:
-        value = read_json(LocalFiles(folder), RUN_JSON)
+        value = read_json(files, RUN_JSON)
     except FileNotFoundError:
         if ranks:
             raise RunUnreadable(f"{path} is missing: {folder} looks like a run whose copy is not whole.") from None
-        raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_describe(folder)}") from None
+        raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_describe(files, names)}") from None
     except TensortapError:
         raise
     except ValueError as error:
@@ -257,12 +299,12 @@ def _run_info(folder: Path, ranks: list[int]) -> dict[str, Any]:
     return check_run_info(value, str(path))
 
 
-def _describe(folder: Path) -> str:
+def _describe(files: Bytes, names: list[str]) -> str:
     """Return what a folder holds that is not a run."""
-    names = sorted(entry.name for entry in folder.iterdir())
+    names = sorted(names)
     if not names:
         return "The folder is empty."
-    inside = [name for name in names if (folder / name / RUN_JSON).is_file()]
+    inside = [name for name in names[:_MOST_SEARCHED] if RUN_JSON in files.names(name)]
     if inside:
         return f"It has runs in it: {first_few(inside)}. Open one of them."
     return f"It holds {first_few(names)}."

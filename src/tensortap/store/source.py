@@ -1,7 +1,7 @@
 """Bytes: ranges of named objects, which every reader and the comparison engine read through.
 
-`LocalFiles` implements the contract for files. Another medium, such as an object store, implements `size` and
-`read_into`; everything else follows from these.
+`LocalFiles` implements the contract for files, `store.remote.RemoteFiles` for objects behind a URL. A medium implements
+`size` and `read_into`, and `names` if it has folders; everything else follows from these.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,22 +25,37 @@ from tensortap.core import dtypes
 from tensortap.core.file_io import BINARY, check_regular, read_at
 from tensortap.core.machine import PORTABLE
 from tensortap.core.records import Location, Record
+from tensortap.core.urls import Place, is_url
 from tensortap.errors import RunUnreadable, UsageError, shorten
 from tensortap.store.format import PARTIAL
 
 __all__ = [
+    "AddressedFiles",
     "Bytes",
+    "HeldBytes",
     "LocalFiles",
+    "Range",
     "SingleFile",
     "as_array",
     "bytes_of_array",
+    "cut_off",
+    "files_below",
     "kept_location",
+    "missing",
     "read_head",
     "read_json",
 ]
 
 _MOST_OPEN = 64
 _LARGEST_JSON = 256 << 20
+
+
+class Range(NamedTuple):
+    """Bytes of a named object."""
+
+    name: str
+    offset: int
+    nbytes: int
 
 
 class Bytes(ABC):
@@ -62,7 +78,7 @@ class Bytes(ABC):
         if not nbytes:
             return memoryview(b"")
         if offset < 0 or nbytes < 0 or self.size(name) < offset + nbytes:
-            raise _cut_off(name, offset, nbytes)
+            raise cut_off(name, offset, nbytes)
         data = bytearray(nbytes)
         self.read_into(name, offset, memoryview(data))
         return memoryview(data).toreadonly()
@@ -75,9 +91,24 @@ class Bytes(ABC):
         """Return the object as a seekable file that is open for reading."""
         return io.BufferedReader(_Stream(self, name), 1 << 16)
 
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of what is in a folder, in any order; none if it does not exist."""
+        raise NotImplementedError(f"{type(self).__name__} has no folders")
+
+    def exists(self, name: str) -> bool:
+        """Return whether the object exists."""
+        try:
+            self.size(name)
+        except FileNotFoundError:
+            return False
+        return True
+
     def address(self, name: str) -> str:
-        """Return the name under which another process finds the object with a source of the same kind."""
+        """Return the name under which `AddressedFiles` finds the object in any process."""
         return name
+
+    def prefetch(self, ranges: Iterable[Range]) -> None:  # noqa: B027  # local files need no preparation
+        """Prepare for reading these ranges soon. Fetch close ones together where each request takes time."""
 
     def release_pages(self) -> None:  # noqa: B027  # a medium that maps nothing has nothing to release
         """Stop counting the pages of mapped objects as this process's memory. Views stay valid."""
@@ -106,14 +137,14 @@ class LocalFiles(Bytes):
         try:
             file = self._open(name)
         except FileNotFoundError:
-            raise _missing(self.address(name)) from None
+            raise missing(self.address(name)) from None
         file.read_into(offset, target)
 
     def read(self, name: str, offset: int, nbytes: int) -> memoryview:
         try:
             return super().read(name, offset, nbytes)
         except FileNotFoundError:
-            raise _missing(self.address(name)) from None
+            raise missing(self.address(name)) from None
 
     def view(self, name: str, offset: int, nbytes: int) -> memoryview:
         if not nbytes:
@@ -121,8 +152,14 @@ class LocalFiles(Bytes):
         try:
             file = self._open(name)
         except FileNotFoundError:
-            raise _missing(self.address(name)) from None
+            raise missing(self.address(name)) from None
         return file.view(offset, nbytes)
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            return [entry.name for entry in (self.path(folder) if folder else self._root or Path()).iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def address(self, name: str) -> str:
         return str(self.path(name))
@@ -154,6 +191,75 @@ class LocalFiles(Bytes):
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)  # a reader or a view that uses it keeps it alive
             return file
+
+
+class AddressedFiles(Bytes):
+    """Objects by the addresses that any source returns: paths, or URLs. For tasks that run in other processes."""
+
+    def __init__(self) -> None:
+        self._local = LocalFiles()
+        self._remote: Bytes | None = None
+
+    def size(self, name: str) -> int:
+        return self._holding(name).size(name)
+
+    def read_into(self, name: str, offset: int, target: memoryview) -> None:
+        self._holding(name).read_into(name, offset, target)
+
+    def read(self, name: str, offset: int, nbytes: int) -> memoryview:
+        return self._holding(name).read(name, offset, nbytes)
+
+    def view(self, name: str, offset: int, nbytes: int) -> memoryview:
+        return self._holding(name).view(name, offset, nbytes)
+
+    def prefetch(self, ranges: Iterable[Range]) -> None:
+        remote = [each for each in ranges if is_url(each.name)]
+        if remote:
+            self._holding(remote[0].name).prefetch(remote)
+
+    def release_pages(self) -> None:
+        self._local.release_pages()
+
+    def close(self) -> None:
+        self._local.close()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _holding(self, name: str) -> Bytes:
+        if not is_url(name):
+            return self._local
+        if self._remote is None:
+            from tensortap.store.remote import RemoteFiles  # loads fsspec: only for a URL
+
+            self._remote = RemoteFiles()
+        return self._remote
+
+
+def files_below(place: Place) -> Bytes:
+    """Return the objects in a folder, by names relative to it."""
+    if isinstance(place, Path):
+        return LocalFiles(place)
+    from tensortap.store.remote import RemoteFiles  # loads fsspec: only for a URL
+
+    return RemoteFiles(place)
+
+
+class HeldBytes(Bytes):
+    """One object, under any name, that is in memory."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def size(self, name: str) -> int:
+        return len(self._data)
+
+    def read_into(self, name: str, offset: int, target: memoryview) -> None:
+        target[:] = self.view(name, offset, len(target))
+
+    def view(self, name: str, offset: int, nbytes: int) -> memoryview:
+        if offset < 0 or nbytes < 0 or len(self._data) < offset + nbytes:
+            raise cut_off(name, offset, nbytes)
+        return self._data[offset : offset + nbytes]
 
 
 class SingleFile(LocalFiles):
@@ -188,7 +294,7 @@ class _OpenFile:
             while done < len(target):
                 count = read_at(self._descriptor, target[done:], offset + done)
                 if not count:
-                    raise _cut_off(self._path, offset, len(target))
+                    raise cut_off(self._path, offset, len(target))
                 done += count
         except OSError as error:
             raise RunUnreadable(f"{self._path} cannot be read: {error.strerror}.") from error
@@ -196,7 +302,7 @@ class _OpenFile:
     def view(self, offset: int, nbytes: int) -> memoryview:
         # Touching a page behind the end of a file that was cut off since it was mapped kills the process.
         if offset < 0 or nbytes < 0 or self.size() < offset + nbytes:
-            raise _cut_off(self._path, offset, nbytes)
+            raise cut_off(self._path, offset, nbytes)
         mapped = self._map
         try:
             if mapped is None or len(mapped) < offset + nbytes:  # the file may have grown since
@@ -328,9 +434,11 @@ def _descriptor(path: Path) -> int:
         raise RunUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _missing(address: str) -> RunUnreadable:
+def missing(address: object) -> RunUnreadable:
+    """Return the error for an object that the index names and that does not exist."""
     return RunUnreadable(f"{address} is missing: the tensors in it cannot be loaded; their summaries still can.")
 
 
-def _cut_off(name: object, offset: int, nbytes: int) -> RunUnreadable:
+def cut_off(name: object, offset: int, nbytes: int) -> RunUnreadable:
+    """Return the error for a range that an object does not have."""
     return RunUnreadable(f"{name} is cut off: bytes {offset} to {offset + nbytes} are not there. Was it copied whole?")

@@ -60,7 +60,7 @@ def verify_run(run: Run, progress: Progress | None = None) -> Verification:
     records = list(_distinct(run))
     whole = sum(record.location.nbytes for record in records if record.location)
     done, damaged = 0, []
-    for record in records:
+    for record in run.ahead(records):
         try:
             run.load(record, verify=True)
         except RunUnreadable as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -362,8 +363,13 @@ class Side:
         """Return (path, offset, bytes) of records whose bytes were stored."""
         taken = self.table.select(["file", "offset", "nbytes"]).take(pa.array(rows)).to_pydict()
         ranks = self.rank[rows].tolist()
-        files = [str(self.run.file(rank, name)) for rank, name in zip(ranks, taken["file"], strict=True)]
+        files = [self.run.source.address(rank, name) for rank, name in zip(ranks, taken["file"], strict=True)]
         return list(zip(files, taken["offset"], taken["nbytes"], strict=True))
+
+    def prefetch(self, rows: Ints) -> None:
+        """Prepare for loading these tensors soon, where each request takes time."""
+        if self.run.on_disk and not isinstance(self.run.path, Path):
+            self.run.source.prefetch([self.run.at(int(self.rank[row]), int(self.row[row])) for row in rows])
 
     def array(self, row: int) -> npt.NDArray[Any]:
         """Load the tensor of one record."""

@@ -122,6 +122,9 @@ class PairDetails:
             if len(chosen) == most:
                 break
         left, done, sizes = MOST_ELEMENTS, 0, {pair: self._nbytes(pair) for pair in chosen.values()}
+        for side, rows in zip(self._sides, self._rows, strict=True):
+            own = np.array([int(rows[pair]) for pair in chosen.values()], np.int64)
+            side.prefetch(own[side.kept[own]])
         for two, pair in chosen.items():
             found = self.detail(pair, left if done else None)
             left -= found.reference.elements if found.whole else 0

@@ -31,7 +31,7 @@ from tensortap.store.index import Index
 from tensortap.store.loop import LoopFacts
 from tensortap.store.run import RunSource
 from tensortap.store.sketch_batches import ColumnSketches
-from tensortap.store.source import Bytes, LocalFiles
+from tensortap.store.source import AddressedFiles, Bytes
 
 __all__ = ["JoinedSource", "joined_source"]
 
@@ -182,7 +182,7 @@ class JoinedSource(RunSource):
         if location.file != _JOINED:
             first = int(self.layout.first[self.groups[record.seq]])
             return self._member_bytes(first)
-        files = LocalFiles() if self.on_disk else _MemberBytes(self)
+        files = AddressedFiles() if self.on_disk else _MemberBytes(self)
         array = read_range(files, self.assembly(record.seq), record.dtype, 0, prod(record.shape))
         files.close()
         return memoryview(array.view(np.uint8).data).toreadonly()

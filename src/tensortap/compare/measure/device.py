@@ -17,7 +17,7 @@ from tensortap.core import dtypes
 from tensortap.core.machine import cores
 from tensortap.kernels.pairs.device import ALIGNED, PairDevice, PairPiece, PairSlot
 from tensortap.kernels.pairs.reference import CHUNK
-from tensortap.store.source import LocalFiles
+from tensortap.store.source import AddressedFiles
 
 __all__ = ["OnDevice"]
 
@@ -118,7 +118,7 @@ class _Reader:
     """Threads that read spans of files."""
 
     def __init__(self) -> None:
-        self._files = LocalFiles()
+        self._files = AddressedFiles()
         self._threads = ThreadPoolExecutor(min(cores(), _MOST_READERS), thread_name_prefix="tensortap-read")
 
     def __enter__(self) -> _Reader:

@@ -8,7 +8,7 @@ for bit for every engine and any number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from tensortap.compare.join.bands import Assembly, read_range
 from tensortap.core import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, TensorRows
-from tensortap.store.source import Bytes, LocalFiles
+from tensortap.store.source import AddressedFiles, Bytes, Range
 
 __all__ = [
     "Batch",
@@ -132,6 +132,7 @@ def batches(tasks: Iterable[tuple[int, Task]], nbytes: int = BATCH) -> Iterator[
 
 def work(batch: Batch, reader: TaskReader, threads: int | None = None) -> Parts:
     """Measure a batch. Partial results, which `Gather` joins, are small: a few hundred bytes a megabyte."""
+    reader.prefetch([task for _, task in batch])
     found = [(number, [reader.measure(block, threads) for block in _cut(task, _BLOCK)]) for number, task in batch]
     reader.release_pages()
     return [(number, parts[0] if len(parts) == 1 else np.concatenate(parts)) for number, parts in found]
@@ -177,7 +178,7 @@ class TaskReader:
     """
 
     def __init__(self, files: Bytes | None = None) -> None:
-        self._files = files or LocalFiles()
+        self._files = files or AddressedFiles()
 
     def __enter__(self) -> TaskReader:
         return self
@@ -192,6 +193,12 @@ class TaskReader:
         r, c = self._read(block.reference, block), self._read(block.candidate, block)
         return measure_range(r, c, block.start, rtol=block.rtol, atol=block.atol, rows=block.rows, threads=threads)
 
+    def prefetch(self, tasks: Sequence[Task]) -> None:
+        """Request the bytes of all tasks together where each request takes time."""
+        self._files.prefetch(
+            _range(span, task) for task in tasks for span in (task.reference, task.candidate) if span.whole is None
+        )
+
     def release_pages(self) -> None:
         """Stop counting the pages of mapped files as this process's memory; the system's cache keeps them."""
         self._files.release_pages()
@@ -199,13 +206,18 @@ class TaskReader:
     def _read(self, span: Span, task: Task) -> npt.NDArray[Any]:
         """Return the task's elements of one side, read-only."""
         dtype = dtypes.numpy_dtype(span.dtype)
-        nbytes = task.elements * dtype.itemsize
-        if not nbytes:
+        wanted = _range(span, task)
+        if not wanted.nbytes:
             return np.empty(0, dtype)
         if span.whole is not None:
             return read_range(self._files, span.whole, span.dtype, task.start, task.start + task.elements)
-        data = self._files.view(span.name, span.offset + task.start * dtype.itemsize, nbytes)
-        return np.frombuffer(data, np.uint8).view(dtype)
+        return np.frombuffer(self._files.view(*wanted), np.uint8).view(dtype)
+
+
+def _range(span: Span, task: Task) -> Range:
+    """Return where the task's elements of one side are."""
+    itemsize = dtypes.numpy_dtype(span.dtype).itemsize
+    return Range(span.name, span.offset + task.start * itemsize, task.elements * itemsize)
 
 
 def _check(task: Task) -> None:

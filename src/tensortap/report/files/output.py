@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
+from tensortap.core.urls import Url, as_place, filesystem, upload_error
 from tensortap.errors import StoreWriteError, UsageError
 
 __all__ = ["STDOUT", "check", "encoded", "opened"]
@@ -28,6 +30,11 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
+        return
+    if isinstance(url := as_place(path), Url):
+        with TemporaryFile() as file:
+            yield file
+            _upload(file, url)
         return
     with _named_errors(path):
         target = Path(path).resolve()  # a link stays a link
@@ -51,6 +58,9 @@ def check(path: str | Path) -> None:
         return
     if not str(path):
         raise UsageError("the path of a report is empty: name a file, such as report.html, or - for stdout")
+    if isinstance(url := as_place(path), Url):
+        filesystem(url)
+        return
     with _named_errors(path):
         target = Path(path).resolve()
         if target.is_dir():
@@ -65,6 +75,16 @@ def encoded(parts: Iterable[str]) -> Iterator[bytes]:
     """Encode text as UTF-8; characters that cannot be encoded, as in a path of odd bytes, become escape sequences."""
     for part in parts:
         yield part.encode("utf-8", "backslashreplace")
+
+
+def _upload(file: BinaryIO, url: Url) -> None:
+    """Upload a complete file: an object appears with all of its content."""
+    fs, target = filesystem(url)
+    try:
+        file.seek(0)
+        fs.pipe_file(target, file.read())
+    except Exception as error:
+        raise upload_error(error, url) from None
 
 
 @contextmanager

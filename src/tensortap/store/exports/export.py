@@ -6,15 +6,17 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from tensortap.core.records import Record
+from tensortap.core.urls import Place, Url, as_place, filesystem, upload_error
 from tensortap.errors import RunExists, StoreWriteError, TensortapError, UsageError, shorten
 from tensortap.store.exports.manifest import MANIFEST, is_manifest
 from tensortap.store.exports.writers import WRITERS
@@ -31,8 +33,8 @@ Progress = Callable[[int, int], None]
 class Exported:
     """The result of an export."""
 
-    path: Path
-    manifest: Path | None
+    path: Place
+    manifest: Place | None
     """None if the file itself identifies each tensor."""
     tensors: int
     nbytes: int
@@ -56,7 +58,9 @@ def export(
     """
     if to not in WRITERS:
         raise UsageError(f"{to!r} is not a format to export to; there are {', '.join(FORMATS)}")
-    target = Path(out)
+    target = as_place(out)
+    if isinstance(target, Url):
+        return _export_to_url(run, to, target, ranks, filters, overwrite, progress)
     _check_room(target, overwrite)
     chosen = {name: value for name, value in (filters or {}).items() if name != "kept"}
     wanted = [rank for rank in run.ranks if ranks is None or rank in ranks]
@@ -88,6 +92,36 @@ def export(
             writer.close()
     manifest = {"npz": _manifest_of(target), "hdf5": None}.get(to, target / MANIFEST)
     return Exported(target, manifest, written, done, total - found)
+
+
+def _export_to_url(
+    run: Run,
+    to: str,
+    url: Url,
+    ranks: Sequence[int] | None,
+    filters: Mapping[str, Any] | None,
+    overwrite: bool,
+    progress: Progress | None,
+) -> Exported:
+    """Export to a temporary folder of this disk, and upload that. A file that is there is replaced if asked."""
+    fs, path = filesystem(url)
+    try:
+        exists = bool(fs.exists(path))
+        if exists and not overwrite:
+            raise RunExists(f"{url} exists already: choose another URL, or pass --overwrite (overwrite=True).")
+        with tempfile.TemporaryDirectory(prefix="tensortap-export-") as folder:
+            done = export(run, to, Path(folder) / url.name, ranks=ranks, filters=filters, progress=progress)
+            for each in sorted(Path(folder).rglob("*")):
+                if each.is_file():
+                    parts = each.relative_to(folder).as_posix()
+                    fs.put_file(str(each), filesystem(url.with_name(parts))[1])
+    except TensortapError:
+        raise
+    except Exception as error:
+        raise upload_error(error, url) from None
+    listed = done.manifest
+    manifest = url.with_name(listed.relative_to(folder).as_posix()) if isinstance(listed, Path) else None
+    return replace(done, path=url, manifest=manifest)
 
 
 def _steps(run: Run, filters: Mapping[str, Any]) -> list[int]:

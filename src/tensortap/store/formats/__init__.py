@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tensortap.core.file_io import check_regular
 from tensortap.core.records import Summary
+from tensortap.core.urls import Url, as_place
 from tensortap.errors import RunUnreadable
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def unregister_reader(reader: Reader | str) -> None:
     _registered.remove(reader)
 
 
-def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summary]) -> Run:
+def open_any(path: str | os.PathLike[str] | Url | Run, summarize: Callable[[Any], Summary]) -> Run:
     """Open a run, or another format at `path` that can be read as one. Return a run that is open already as it is.
 
     `summarize` is for formats that have no summaries.
@@ -71,7 +72,9 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
 
     if isinstance(path, Run):
         return path
-    where = Path(path)
+    where = as_place(path)
+    if isinstance(where, Url):
+        return _open_url(where, summarize)
     with reading(where):
         _check_kind(where)
         for each in (*_registered, *_OURS):
@@ -79,6 +82,23 @@ def open_any(path: str | os.PathLike[str] | Run, summarize: Callable[[Any], Summ
             if reader.recognizes(where):
                 return Run(reader.open_source(where, summarize))
     return open_run(where)  # raises: it explains what the path is not
+
+
+def _open_url(url: Url, summarize: Callable[[Any], Summary]) -> Run:
+    """Open a run by ranges, anything else as a copy."""
+    from tensortap.store.exports.manifest import MANIFEST
+    from tensortap.store.format import RANK_NAME, RUN_JSON
+    from tensortap.store.formats.copied import open_copy
+    from tensortap.store.remote import RemoteFiles
+    from tensortap.store.run import Run, reading
+    from tensortap.store.run_folder import open_source
+
+    with reading(url):
+        files = RemoteFiles(url)
+        names = files.names() if url.protocol not in ("http", "https") else []
+        if RUN_JSON in names or (any(map(RANK_NAME.fullmatch, names)) and MANIFEST not in names):
+            return Run(open_source(url, files=files))
+        return open_copy(url, lambda local: open_any(local, summarize))
 
 
 def _check_kind(path: Path) -> None:

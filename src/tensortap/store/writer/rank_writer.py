@@ -114,6 +114,10 @@ class RankWriter(ABC):
     def _barrier(self) -> bool:
         """Wait until all bytes that were put so far are stored; False if they cannot be."""
 
+    def interrupt(self) -> list[str]:
+        """Stop what `close` waits for, because the user does not want to wait; return lines that say what is left."""
+        return []
+
     def take_notices(self) -> list[str]:
         """Return notices about storing since the last call, such as a limit that was reached."""
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,6 +101,8 @@ class RunWriter(RankWriter):
         if count < 1 or buffer < 1:
             raise UsageError(f"writers and max_buffer must be positive: writers {count}, max_buffer {buffer}")
         super().__init__(Path(path), rank, world, info)
+        self._recording = secrets.token_hex(8)
+        """Tells this recording from another one of the same rank at the same place."""
         try:
             self._folder = claim(self.path, rank, world, self._info, overwrite)
             self._write_status("running", "")
@@ -291,6 +294,7 @@ class RunWriter(RankWriter):
             "reason": reason,
             "started": self._started,
             "finished": None if running else now(),
+            "recording": self._recording,
             "pid": self._pid,
             "host": socket.gethostname(),
             "records": counts.get("records"),

@@ -69,6 +69,7 @@ class Shard:
         route: Route | None,
         rotates: bool = False,
     ) -> None:
+        self.largest_file = LARGEST_FILE
         self._threaded = route is not None
         self._route = route or Route(possible=False, favour=1)
         self._folder = folder
@@ -127,7 +128,7 @@ class Shard:
             if file is not None and file.step != step:
                 self._finish()
                 file = None
-            if file is not None and file.data and file.data + nbytes > LARGEST_FILE:
+            if file is not None and file.data and file.data + nbytes > self.largest_file:
                 file = self._open(step)
             if file is None:
                 file = self._open(step, room_for(name, dtype, shape, nbytes))
@@ -152,6 +153,13 @@ class Shard:
         with self._entry:
             if self._file is not None:
                 self._submit_slab(self._file)
+            return self._submitted
+
+    def split(self) -> int:
+        """Complete the current file within its step. Return the ticket that `done` reaches once it has its name."""
+        with self._entry:
+            if self._file is not None:
+                self._complete(self._file)
             return self._submitted
 
     def finish(self, step: int | None = None) -> None:

@@ -33,6 +33,8 @@ _ADVICE_ON_FOLDERS = _ADVICE | {
 
 def write_error(error: BaseException, path: object, begun: bool = True) -> StoreWriteError:
     """Return the error for a failed write: which file, why, and what to do."""
+    if isinstance(error, StoreWriteError):  # of an upload, which says all of it
+        return StoreWriteError(str(error))
     advice = _ADVICE.get(_number(error) or 0, "see the cause above")
     rest = " Everything flushed before stays readable." if begun else ""
     return _store_error(f"could not write {path}: {_why(error)}; {advice}.{rest}", error)
