@@ -234,7 +234,7 @@ def write_summaries(path: Path, records: int, off: float) -> None:
                         tensor += fresh
                         sketch = sketches[tensor % 512]
                         summary = Summary(
-                            2**20, 0, 0, 0, 0, -4.0, 4.0, 0.0, 1.0, 8e5, 1000.0, tensor + int(off * 1e9), sketch
+                            2**20, 0, 0, 0, 0, 0, -4.0, 4.0, 0.0, 1.0, 8e5, 1000.0, tensor + int(off * 1e9), sketch
                         )
                         key = Key(step, 0, phase, f"layers.{block}.part{leaf}", 0, kind, "0")
                         writer.append(Record(key, 0, seq, "Linear", "float32", (1024, 1024), tensor, summary))
