@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import tensortap as tt
 from support.tapping import ALL_KINDS, values
+from tensortap.core.placement import Mesh, Placement
 from tensortap.errors import UsageError
 
 paddle = pytest.importorskip("paddle")
@@ -262,3 +264,17 @@ def test_a_fleet_of_two(run_path: Path, kind: str, wrapper: str) -> None:
     assert run.ranks == [0, 1]
     assert {r.key.module for r in run} == {"", "0", "1", "2"}
     assert sorted({r.key.step for r in run}) == [0, 1, 2]
+    assert run.mesh(1) == Mesh((kind,), (2,), (1,))
+    output = next(r for r in run.records(rank=1, module="0", kind="output")).placement
+    assert output == Placement((6, 6), (((0, 3, 3), (0, 0, 6)),), {kind: "shard"}, "guess")
+    gradient = next(r for r in run.records(rank=1, module="0", kind="param_grad")).placement
+    assert gradient is not None and gradient.axes == {kind: "partial:mean"} and gradient.is_whole
+
+
+def test_the_placement_of_a_distributed_tensor() -> None:
+    from tensortap.frameworks.paddle.placements import dist_placement
+
+    mesh = dist.ProcessMesh([[1, 0], [2, 3]], dim_names=["dp", "mp"])
+    placements = [dist.Partial(), dist.Shard(1)]
+    found = dist_placement(SimpleNamespace(process_mesh=mesh, placements=placements, shape=[3, 5]))
+    assert found == Placement((3, 5), (((0, 0, 3), (0, 3, 2)),), {"dp": "partial:sum", "mp": "shard"}, "paddle")

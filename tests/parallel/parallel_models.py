@@ -126,8 +126,13 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def train(net: nn.Module, path: Path | None, steps: int = 2, part: Any = (), **options: Any) -> list[float]:
-    """Train, with a tap if there is a path, and return losses and a sum of all parameters."""
+def train(
+    net: nn.Module, path: Path | None, steps: int = 2, part: Any = (), average: bool = False, **options: Any
+) -> list[float]:
+    """Train, with a tap if there is a path, and return losses and a sum of all parameters.
+
+    `average`: gradients are averaged by hand.
+    """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     tap = nullcontext() if path is None else tt.capture(net, path, optimizer=optimizer, **{**OPTIONS, **options})
     found = []
@@ -136,6 +141,9 @@ def train(net: nn.Module, path: Path | None, steps: int = 2, part: Any = (), **o
             words, target = batch(step)
             loss = loss_of(net(words[part]), target[part])
             loss.backward()
+            for parameter in net.parameters() if average else ():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
             optimizer.step()
             optimizer.zero_grad()
             found.append(loss.item())
@@ -245,7 +253,7 @@ def cp(rank: int) -> Trained:
         "layout": {"*:input": ["b s[cp]", "b s[cp] h"], "*:output": "b s[cp] h", "*": ["a", "a b"]},
     }
     part = (slice(None), slice(4 * rank, 4 * rank + 4))
-    return lambda path: train(model(), path, part=part, **({"layout": layout} if path else {}))
+    return lambda path: train(model(), path, part=part, average=True, **({"layout": layout} if path else {}))
 
 
 def pp(rank: int) -> Trained:

@@ -125,7 +125,9 @@ class Placer:
             assert self.mesh is not None
             if any(self.mesh.size(name) > 1 for name in SEQUENCE_AXES):
                 return None  # which dimension holds the tokens, and in which order, only the user knows
-            found = Placement.of_whole(shape, {}, GUESS)
+            found = Placement.of_whole(shape, {}, GUESS) if self._model is None else self._model.guess(tensor)
+        if found is None:
+            return None
         found = self._complete(self._with_batch(found, shape))
         if not gradient:
             self._forward[spot] = found

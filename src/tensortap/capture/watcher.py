@@ -94,6 +94,8 @@ class Watcher:
         self._parameter_hooks: dict[tuple[str, str], Remove] = {}
         """Hooks on parameters, by module and name. Placing them again would delay the start of each step, when the
         device is idle."""
+        self._replaced: set[str] = set()
+        """Modules whose parameters are other tensors during a forward, which take hooks of their own then."""
         self._pieces: dict[Key, tuple[Site, Any]] = {}
         self.armed = False
         """Whether a module has run in this step."""
@@ -265,6 +267,9 @@ class Watcher:
             self.forward_begins()
         if site.name not in self._sites:
             return call
+        if site.name in self._replaced and not call.recomputed:
+            for name, parameter in framework.parameters(site.owner):
+                self._hook_parameter(site, name, parameter)
         if self.recomputations is not None:
             self.recomputations.seen(site, call, "input", opened)
         if "grad_output" in self._kinds:
@@ -420,21 +425,26 @@ class Watcher:
         self._uninitialised = False
         placed, gone = self._parameter_hooks, set(self._parameter_hooks)  # an interrupt must not lose one
         for site, name, parameter in self._own("param"):
-            owner = site.name, name
-            gone.discard(owner)
-            if (remove := placed.get(owner)) is not None:
-                if self._framework.hook_is_current(parameter, remove):
-                    continue
-                remove()
-                del placed[owner]
-            if (seen := self._parameter_callbacks.get(owner)) is None:
-                seen = self._parameter_callbacks[owner] = partial(self._on_parameter_gradient, site, name)
-            if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
-                placed[owner] = remove
-            elif self._framework.requires_gradient(parameter):
-                self._uninitialised = True
+            gone.discard((site.name, name))
+            if self._framework.replaces_parameter(parameter):
+                self._replaced.add(site.name)
+            self._hook_parameter(site, name, parameter)
         for owner in gone:
             placed.pop(owner)()
+
+    def _hook_parameter(self, site: Site, name: str, parameter: Any) -> None:
+        placed, owner = self._parameter_hooks, (site.name, name)
+        if (remove := placed.get(owner)) is not None:
+            if self._framework.hook_is_current(parameter, remove):
+                return
+            remove()
+            del placed[owner]
+        if (seen := self._parameter_callbacks.get(owner)) is None:
+            seen = self._parameter_callbacks[owner] = partial(self._on_parameter_gradient, site, name)
+        if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
+            placed[owner] = remove
+        elif self._framework.requires_gradient(parameter):
+            self._uninitialised = True
 
     def _collect_remarks(self) -> None:
         """Collect remarks of modules whose mode has changed.

@@ -153,6 +153,9 @@ class Hooks(Protocol):
     def on_parameter_gradient(self, parameter: Any, seen: GradientCallback) -> Remove | None:
         """Call back with this backward's own gradient, not the accumulated one. Return None for a frozen parameter."""
 
+    def replaces_parameter(self, parameter: Any) -> bool:
+        """Return whether each forward puts another tensor in the place of this parameter, as FSDP1 does."""
+
     def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
         """Return whether an earlier `on_parameter_gradient` still holds.
 

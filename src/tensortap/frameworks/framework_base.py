@@ -106,6 +106,9 @@ class FrameworkBase:
     def on_parameter_gradient(self, parameter: Any, seen: GradientCallback) -> Remove | None:
         return self.on_gradient(parameter, seen)
 
+    def replaces_parameter(self, parameter: Any) -> bool:
+        return False
+
     def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
         return False
 

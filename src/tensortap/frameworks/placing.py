@@ -62,6 +62,9 @@ class ModelPlacer(Protocol):
     def of_activation(self, module: Any, kind: str, tensor: Any) -> Placement | None:
         """Return where an input or output of a parallel layer sits, by the layer's own attributes."""
 
+    def guess(self, tensor: Any) -> Placement | None:
+        """Return the likely placement of a plain tensor between layers, without the batch; None if none is likely."""
+
 
 def mesh_of(axes: Sequence[MeshAxis]) -> Mesh | None:
     """Return the axes as a mesh; None without any."""

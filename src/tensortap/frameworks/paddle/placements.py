@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from tensortap.core.placement import PARTIAL, REPLICA, SHARD, Placement
+from tensortap.core.placement import GUESS, PARTIAL, REPLICA, SHARD, Placement
 from tensortap.core.positions import spans_of
 from tensortap.frameworks.parallel_layers import (
     activation_placement,
@@ -63,6 +63,9 @@ class PaddlePlacer:
         role = PARTIAL + "mean" if kind == "param_grad" else REPLICA
         data = {axis: role for axis in self.data_axes if axis not in found.axes}
         return Placement(found.shape, found.boxes, {**data, **found.axes}, found.source, found.order)
+
+    def guess(self, tensor: Any) -> Placement | None:
+        return Placement.of_whole(tuple(tensor.shape), {}, GUESS)
 
     def of_activation(self, module: Any, kind: str, tensor: Any) -> Placement | None:
         if (group := self._group_of(module)) is None:

@@ -183,7 +183,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             if parameter is not None and getattr(parameter, "_is_flat_param", False):
                 return "FSDP has joined its parameters in one: pass use_orig_params=True to see each of them"
             if parameter is not None and getattr(parameter, "_fsdp_flattened", False):
-                return "FSDP reduces its gradients in one flat tensor: step_grad has them, param_grad does not"
+                return "parameter gradients are each rank's own, before FSDP reduces them; step_grad is the reduced one"
             if parameter is not None and is_distributed(parameter):
                 return "its parameters are sharded: recorded is this rank's shard, and its gradient after the reduction"
         return ""
@@ -277,6 +277,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
                 seen(accumulated.grad)
 
         return parameter.register_post_accumulate_grad_hook(hook).remove
+
+    def replaces_parameter(self, parameter: torch.Tensor) -> bool:
+        return getattr(parameter, "_fsdp_flattened", False) is True
 
     def hook_is_current(self, parameter: torch.Tensor, remove: Remove) -> bool:
         if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):

@@ -12,9 +12,11 @@ import torch
 from tensortap.core.placement import PARTIAL, REPLICA, SHARD, Placement
 from tensortap.core.positions import spans_of
 
-__all__ = ["axis_names", "spec_of", "spec_placement"]
+__all__ = ["axis_names", "origins_of", "spec_of", "spec_placement"]
 
 _REDUCTIONS = {"avg": "mean"}
+_DEPTH, _BREADTH = 12, 16
+"""How far back the graph is searched, and how many nodes at each distance."""
 
 
 def spec_of(tensor: torch.Tensor) -> Any | None:
@@ -26,6 +28,25 @@ def spec_of(tensor: torch.Tensor) -> Any | None:
     if node is not None and type(node).__name__ == "_ToTorchTensorBackward":
         return getattr(node, "dtensor_spec", None)
     return None
+
+
+def origins_of(tensor: torch.Tensor) -> list[Any]:
+    """Return the specifications of the nearest DTensors in the graph that a plain tensor was computed by."""
+    found, seen = [], set()
+    level = [tensor.grad_fn] if tensor.grad_fn is not None else []
+    for _ in range(_DEPTH):
+        following = []
+        for node in level:
+            if type(node).__name__ == "_ToTorchTensorBackward":
+                if (spec := getattr(node, "dtensor_spec", None)) is not None:
+                    found.append(spec)
+                continue
+            following += [each for each, _ in node.next_functions if each is not None and each not in seen]
+        if found:
+            return found
+        seen.update(following)
+        level = following[:_BREADTH]
+    return found
 
 
 def axis_names(mesh: Any, unnamed: str) -> tuple[str, ...]:

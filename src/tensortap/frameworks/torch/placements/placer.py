@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tensortap.core.placement import PARTIAL, REPLICA, Placement
+from tensortap.core.placement import GUESS, PARTIAL, REPLICA, Placement
 from tensortap.frameworks.parallel_layers import (
     activation_placement,
     group_of_layer,
@@ -17,7 +17,7 @@ from tensortap.frameworks.parallel_layers import (
     parameter_placement,
 )
 from tensortap.frameworks.placing import DATA_AXES, MeshAxis
-from tensortap.frameworks.torch.placements.dtensors import axis_names, spec_of, spec_placement
+from tensortap.frameworks.torch.placements.dtensors import axis_names, origins_of, spec_of, spec_placement
 from tensortap.frameworks.torch.placements.megatron import sharded_state
 from tensortap.frameworks.torch.placements.sharded import (
     FlatPiece,
@@ -62,6 +62,7 @@ class TorchPlacer:
         for wrapper in found:
             if isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
                 self._add_group("dp", wrapper.process_group)
+        self._divides_layers = any(spec_of(parameter) is not None for parameter in model.parameters())
         self._tensor_group = self._find_tensor_group()
         self._layer_groups: dict[int, tuple[int, int] | None] = {}
         self._states: dict[int, Mapping[str, Placement]] = {}
@@ -145,8 +146,9 @@ class TorchPlacer:
 
     def of_tensor(self, tensor: torch.Tensor) -> Placement | None:
         spec = spec_of(tensor)
-        if spec is None:
-            return None
+        return None if spec is None else self._by_spec(spec)
+
+    def _by_spec(self, spec: Any) -> Placement | None:
         own = set(axis_names(spec.mesh, "dp"))
         source = "fsdp2" if self._sharded_axes and own <= set(self._sharded_axes) else "dtensor"
         return spec_placement(spec, self._unnamed(spec.mesh), source)
@@ -188,6 +190,21 @@ class TorchPlacer:
         """Return the role of FSDP2's axes for a parameter that is gathered: its gradient is not yet reduced."""
         return PARTIAL + "mean" if kind == "param_grad" else REPLICA
 
+    def guess(self, tensor: torch.Tensor) -> Placement | None:
+        """Return the placement of the nearest DTensor of the same local shape that a plain tensor was computed from.
+
+        Without one, the tensor is taken for a replica, unless it was computed from a shard of another shape.
+        """
+        shape = tuple(tensor.shape)
+        near = [self._by_spec(spec) for spec in origins_of(tensor)] if self._divides_layers else []
+        for placement in near:
+            if placement is not None and placement.boxes and _local_shape(placement) == shape:
+                axes = {axis: role for axis, role in placement.axes.items() if not role.startswith(PARTIAL)}
+                return replace(placement, axes=axes, source=GUESS)
+        if any(placement is not None and placement.shards for placement in near):
+            return None
+        return Placement.of_whole(shape, {}, GUESS)
+
     def of_activation(self, module: torch.nn.Module, kind: str, tensor: torch.Tensor) -> Placement | None:
         group = self._group_of(module, None)
         if group is None:
@@ -206,3 +223,8 @@ class TorchPlacer:
         if id(module) not in self._states:
             self._states[id(module)] = sharded_state(module, _TENSOR_AXIS)
         return self._states[id(module)]
+
+
+def _local_shape(placement: Placement) -> tuple[int, ...]:
+    """Return the shape of a part that is one block."""
+    return tuple(length for _, _, length in placement.boxes[0]) if len(placement.boxes) == 1 else ()
