@@ -42,8 +42,8 @@ class Placer:
         self._data_axes = [name for name in known if mesh is not None and mesh.size(name) > 1]
         self._batch: tuple[int, int, tuple[int, ...]] | None = None
         """Step, micro step and shape of the first input of the forward in progress."""
-        self._forward: dict[tuple[str, int, str, str], Placement] = {}
-        """Placements of a forward's tensors, for their gradients."""
+        self._forward: dict[tuple[str, int, str, str], Placement | None] = {}
+        """Placements of a forward's tensors, for their gradients; None where it is not known."""
         self._cache: dict[Any, tuple[bool, Placement | None]] = {}
         self._wrong: set[str] = set()
 
@@ -117,8 +117,9 @@ class Placer:
             return placement
         spot = key.module, key.call, key.kind.removeprefix("grad_"), key.path.partition("~")[0]
         found = None if self._model is None else self._model.of_tensor(tensor)
-        if found is None and gradient and (forward := self._forward.get(spot)) is not None:
-            return self._of_gradient(forward, shape)
+        if found is None and gradient and spot in self._forward:
+            forward = self._forward[spot]
+            return None if forward is None else self._of_gradient(forward, shape)
         if found is None and self._model is not None:
             found = self._model.of_activation(site.owner, key.kind, tensor)
         if found is None:
@@ -126,9 +127,7 @@ class Placer:
             if any(self.mesh.size(name) > 1 for name in SEQUENCE_AXES):
                 return None  # which dimension holds the tokens, and in which order, only the user knows
             found = Placement.of_whole(shape, {}, GUESS) if self._model is None else self._model.guess(tensor)
-        if found is None:
-            return None
-        found = self._complete(self._with_batch(found, shape))
+        found = None if found is None else self._complete(self._with_batch(found, shape))
         if not gradient:
             self._forward[spot] = found
         return found

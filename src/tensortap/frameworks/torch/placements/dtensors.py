@@ -15,7 +15,7 @@ from tensortap.core.positions import spans_of
 __all__ = ["axis_names", "origins_of", "spec_of", "spec_placement"]
 
 _REDUCTIONS = {"avg": "mean"}
-_DEPTH, _BREADTH = 12, 16
+_DEPTH, _BREADTH = 32, 32
 """How far back the graph is searched, and how many nodes at each distance."""
 
 

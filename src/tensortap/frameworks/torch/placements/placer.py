@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tensortap.core.placement import GUESS, PARTIAL, REPLICA, Placement
+from tensortap.core.placement import GUESS, PARTIAL, REPLICA, SHARD, Placement
 from tensortap.frameworks.parallel_layers import (
     activation_placement,
     group_of_layer,
@@ -62,7 +62,9 @@ class TorchPlacer:
         for wrapper in found:
             if isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
                 self._add_group("dp", wrapper.process_group)
-        self._divides_layers = any(spec_of(parameter) is not None for parameter in model.parameters())
+        specs = [spec for parameter in model.parameters() if (spec := spec_of(parameter)) is not None]
+        self._divides_layers = any(set(axis_names(each.mesh, "dp")) - set(self._sharded_axes) for each in specs)
+        """Whether layers compute with DTensors, so that plain values may be parts."""
         self._tensor_group = self._find_tensor_group()
         self._layer_groups: dict[int, tuple[int, int] | None] = {}
         self._states: dict[int, Mapping[str, Placement]] = {}
@@ -206,11 +208,36 @@ class TorchPlacer:
         return Placement.of_whole(shape, {}, GUESS)
 
     def of_activation(self, module: torch.nn.Module, kind: str, tensor: torch.Tensor) -> Placement | None:
+        if (by_weight := self._of_linear(module, kind, tuple(tensor.shape))) is not None:
+            return by_weight
         group = self._group_of(module, None)
         if group is None:
             return None
         base = "input" if kind in ("input", "grad_input") else "output"
         return activation_placement(module, base, tuple(tensor.shape), group, _TENSOR_AXIS)
+
+    def _of_linear(self, module: torch.nn.Module, kind: str, shape: tuple[int, ...]) -> Placement | None:
+        """Return the placement of a plain input or output of a linear layer whose weight is divided.
+
+        Its last dimension is divided like that of the weight if it has the local size, not that of the whole.
+        """
+        weight = module._parameters.get("weight") if isinstance(module, torch.nn.Linear) else None
+        spec = None if weight is None else spec_of(weight)
+        placement = None if spec is None else self._by_spec(spec)
+        if spec is None or placement is None or len(placement.boxes) != 1 or len(placement.shape) != 2 or not shape:
+            return None
+        along = 1 if kind in ("input", "grad_input") else 0
+        _, offset, length = placement.boxes[0][along]
+        whole = placement.shape[along]
+        dividing = [
+            name
+            for name, each in zip(axis_names(spec.mesh, self._unnamed(spec.mesh)), spec.placements, strict=True)
+            if each.is_shard(along) and name not in self._sharded_axes
+        ]
+        if not dividing or shape[-1] != length or length == whole:
+            return None
+        box = (*((0, 0, size) for size in shape[:-1]), (0, offset, length))
+        return Placement((*shape[:-1], whole), (box,), dict.fromkeys(dividing, SHARD), "dtensor")
 
     def _group_of(self, module: torch.nn.Module, parameter: Any) -> tuple[int, int] | None:
         """Return the tensor-parallel group of a layer: its own, else that of the model."""
