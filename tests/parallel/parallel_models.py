@@ -246,14 +246,14 @@ def megatron(rank: int) -> Trained:
     return run
 
 
-def cp(rank: int) -> Trained:
+def cp(rank: int, average: bool = True) -> Trained:
     """Each process has half of the tokens; this model mixes none of them."""
     layout = {
         "mesh": {"cp": 2},
         "layout": {"*:input": ["b s[cp]", "b s[cp] h"], "*:output": "b s[cp] h", "*": ["a", "a b"]},
     }
     part = (slice(None), slice(4 * rank, 4 * rank + 4))
-    return lambda path: train(model(), path, part=part, average=True, **({"layout": layout} if path else {}))
+    return lambda path: train(model(), path, part=part, average=average, **({"layout": layout} if path else {}))
 
 
 def pp(rank: int) -> Trained:
@@ -287,6 +287,7 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
         "tp_sp": partial(tp, sequence=True),
         "megatron": megatron,
         "cp": cp,
+        "cp_unreduced": partial(cp, average=False),
         "pp": pp,
     },
     4: {"fsdp2_tp": partial(tp, sharded=True)},

@@ -106,12 +106,6 @@ def test_flat_parameters_have_gradients_of_their_own(runs: Path) -> None:
         assert [part.placement.axes for part in found[record.key] if part.placement] == [{"dp": "partial:mean"}] * 2
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_correct_run_matches_one_process(runs: Path, name: str) -> None:
-    result = tt.compare(runs / "one", runs / name)
-    assert result.verdict == "match", str(result)
-
-
 def test_guesses_say_so(runs: Path) -> None:
     run = tt.open(runs / "ddp")
     assert {each.placement.source for each in run.records(phase="forward") if each.placement} == {"guess"}

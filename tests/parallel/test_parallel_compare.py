@@ -13,7 +13,7 @@ from tensortap.core.records import Key
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 
-CORRECT = [name for layouts in LAYOUTS.values() for name in layouts if name != "cp"]
+CORRECT = [name for layouts in LAYOUTS.values() for name in layouts if name != "cp_unreduced"]
 
 
 @pytest.mark.parametrize("name", CORRECT)
@@ -35,7 +35,7 @@ def test_a_correct_run_matches_from_summaries(runs: Path, name: str) -> None:
 
 def test_context_parallel_gradients_without_a_reduction_are_named(runs: Path) -> None:
     """The processes of this layout train on their own halves of the sequence, and never reduce a gradient."""
-    first = tt.compare(runs / "one", runs / "cp").first
+    first = tt.compare(runs / "one", runs / "cp_unreduced").first
     assert first is not None and first.layout is not None
     assert (first.cause.value, first.layout.axis, first.key.kind) == ("missing_reduction", "cp", "step_grad")
 
