@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tensortap import starting as _starting  # noqa: F401  before all that takes time
+
+# isort: split
 import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any

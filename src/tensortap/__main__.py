@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from tensortap.starting import INTERRUPTED, end_startup
+
 __all__ = ["main"]
 
 
@@ -11,9 +13,11 @@ def main() -> None:
     """Run the `tensortap` command."""
     try:
         from tensortap.cli import main as run
+
+        end_startup()
     except KeyboardInterrupt:
         sys.stderr.write("tensortap: interrupted\n")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,9 @@ VERBS = (
     "bench",
     "health",
     "run",
+    "watch",
+    "upload",
+    "zoom",
 )
 SCRIPT = Path(sys.executable).with_name("tensortap")
 
@@ -52,7 +56,7 @@ def test_help_describes_every_verb(capsys: Capsys, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     listed = call(capsys, "--help").out.partition("Commands:\n")[2].splitlines()
-    assert len(listed) == 13
+    assert len(listed) == len(VERBS)
     assert [line for line in listed if not line.endswith(".") or line.endswith("...") or len(line) > 80] == []
 
 
@@ -90,6 +94,30 @@ def test_interruption_is_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(show, "print_page", interrupted)
     said = call(capsys, "show", "a")
     assert (said.code, said.out, said.err) == (130, "", "tensortap: interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process there gets no SIGINT of its own")
+@pytest.mark.parametrize("during", ["tensortap.capture", "tensortap.cli"])
+def test_interruption_of_an_import_is_one_line(tmp_path: Path, during: str) -> None:
+    """sitecustomize interrupts the process when it looks for a module, at an early and a late one."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {during!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    commands = [[sys.executable, "-m", "tensortap"], [sys.executable, "-mtensortap"]]
+    if SCRIPT.exists():
+        commands.append([str(SCRIPT)])
+    for command in commands:
+        ended = subprocess.run([*command, "--help"], env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"tensortap: interrupted\n")
+    program = "import tensortap.cli"  # the library leaves the signals of another program alone
+    own = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
+    assert b"KeyboardInterrupt" in own.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break differently there")

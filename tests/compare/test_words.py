@@ -84,6 +84,10 @@ def test_a_misspelt_module_is_an_error_with_a_suggestion(tmp_path: Path) -> None
     path = capture(tmp_path / "a", Net())
     with pytest.raises(UsageError, match=r"no module of either run is called 'layer\.\*'; did you mean layers"):
         tt.compare(path, path, modules="layer.*")
+    with pytest.raises(UsageError, match=r"is called 'Layres\.2'; did you mean layers\.2, "):
+        tt.compare(path, path, modules="Layres.2")
+    with pytest.raises(UsageError, match=r"is called 'xyz' or 'uvw'; there are \(root\), layers"):
+        tt.compare(path, path, modules=["xyz", "uvw"])
     for known in ("layers.*", "(root)", "", ["layers.0", "nothing"]):
         assert tt.compare(path, path, modules=known).verdict == "match"
 

@@ -15,6 +15,7 @@ from tensortap.core import statistics
 from tensortap.core.arguments import all_in_words, read
 from tensortap.core.placement import in_words
 from tensortap.core.records import KINDS, PHASES, Record, display_name
+from tensortap.core.spelling import close_names
 from tensortap.errors import UsageError
 from tensortap.report.facts import RunFacts
 from tensortap.report.wording import numbers_in_short
@@ -137,8 +138,8 @@ def choose(run: Run, choice: Choice) -> Chosen:
 def suggestion(run: Run, patterns: Sequence[str]) -> str:
     """Suggest module names for patterns that match nothing."""
     names = {display_name(row.module) for rows in run.coverage.values() for row in rows}
-    close = [match for pattern in patterns for match in difflib.get_close_matches(pattern, sorted(names), 3, 0.4)]
-    return f"did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
+    close = close_names(patterns, sorted(names))
+    return f"did you mean {', '.join(close)}?" if close else ""
 
 
 def facts_of(run: Run) -> RunFacts:

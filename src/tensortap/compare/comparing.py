@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -40,6 +39,7 @@ from tensortap.compare.sources import Source, open_source
 from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison, display_name
+from tensortap.core.spelling import close_names
 from tensortap.errors import UsageError
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.rules_file import read_rules
@@ -156,7 +156,10 @@ def _check_modules(reference: Run, candidate: Run, options: ComparisonOptions, r
     wanted = [pattern or display_name("") for pattern in patterns]
     if not known or any(fnmatchcase(name, pattern) for pattern in wanted for name in known_or_root):
         return
-    close = get_close_matches(wanted[0].replace("*", ""), known, 3, 0.5) if wanted else []
-    hint = f"did you mean {', '.join(close)}? " if close else ""
-    some = ", ".join(known[:4]) + ", ..." * (len(known) > 4)
-    raise UsageError(f"modules: no module of either run is called {wanted[0]!r}; {hint}They are called {some}")
+    close = close_names(wanted, known)
+    hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known[:4])}" + _more(known[4:])
+    raise UsageError(f"modules: no module of either run is called {' or '.join(map(repr, wanted))}; {hint}")
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names)} more" if names else ""
