@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.deferred import garbage
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.messages import say
 from tensortap.capture.model_changes import ModelChanges
@@ -117,7 +118,7 @@ class Observer:
         for wrapper in self._tree.wrappers:
             self._book.notice(self._framework.remarks(wrapper))
         self._note_compiled(chosen)
-        with ExitStack() as undo:  # a failure half-way removes what was placed
+        with ExitStack() as undo, garbage.paused():  # a failure half-way removes what was placed
             if open_sink is not None:  # opened last, so that invalid arguments leave nothing behind
                 self._sink = open_sink()
                 undo.callback(self._sink.close, "failed", "the hooks could not be placed", self._book)
@@ -240,7 +241,7 @@ class Observer:
         if self._closed:
             return
         self._closed = True
-        with self._lock:
+        with self._lock, garbage.paused():
             try:
                 self._end_step()
                 self._listening = False

@@ -47,7 +47,8 @@ class Watcher:
         self._tree = tree
         self._selection = selection
         self._keep: dict[str, Keep] = {}
-        self._set_sites([site for site in tree.sites if site.name in chosen])
+        names = frozenset(chosen)
+        self._set_sites([site for site in tree.sites if site.name in names])
         self._modes: dict[str, Any] = {}
         """Training mode of each module when its remarks were last collected."""
         self._kinds = frozenset(selection.kinds)
@@ -135,11 +136,12 @@ class Watcher:
         self._module_hooks.detach()
 
     def _hooked_modules(self) -> Iterator[HookedModule]:
+        begin, end = self._guard(self._begin_call), self._guard(self._end_call)
         for site in self._tree.sites:
             if (site.name not in self._sites or site.inside is not None) and site.name != "":
                 continue
-            before: BeforeCall = partial(self._guard(self._begin_call), site)
-            after = partial(self._guard(self._end_call), site)
+            before: BeforeCall = partial(begin, site)
+            after = partial(end, site)
             if site.name == "" and self.modes is not None:
                 before = partial(_observed, self.modes, before)
             wrappers = self._wrappers.get(id(site.owner), ())

@@ -137,8 +137,18 @@ def _written_aside(path: Path, value: Mapping[str, Any], reserve: int = 0) -> Pa
 
 def as_text(value: Mapping[str, Any]) -> str:
     """Return a value as the text of a file, without credentials."""
-    # Configuration holds all sorts of objects; their text is what a reader can use.
-    return scrub(json.dumps(value, indent=2, default=str)) + "\n"
+    fields = (f"  {json.dumps(name)}: {_field_text(each)}" for name, each in value.items())
+    return scrub("{\n" + ",\n".join(fields) + "\n}") + "\n"
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, list) and value:  # indenting takes ten times as long, and there may be a row for each module
+        return "[\n" + ",\n".join(f"    {_ENCODER.encode(each)}" for each in value) + "\n  ]"
+    return json.dumps(value, indent=2, default=str).replace("\n", "\n  ")
+
+
+_ENCODER = json.JSONEncoder(default=str)
+"""Configuration holds all sorts of objects; their text is what a reader can use."""
 
 
 def _run_info(path: Path) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from tensortap.frameworks.torch.optimizers import TorchOptimizers
 from tensortap.frameworks.torch.random_states import random_states
 from tensortap.frameworks.torch.reading import TensorReading
 from tensortap.frameworks.torch.replacing import TorchSubstitution
-from tensortap.frameworks.torch.tensors import PLAIN, is_distributed
+from tensortap.frameworks.torch.tensors import PLAIN, all_parameters, is_distributed
 from tensortap.frameworks.torch.tracing import tracing
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return TorchPlacer(model)
 
     def compute_threads(self, model: torch.nn.Module) -> int:
-        devices = {parameter.device.type for parameter in model.parameters()}
-        return torch.get_num_threads() if devices <= {"cpu"} else 1
+        return torch.get_num_threads() if all(parameter.is_cpu for parameter in all_parameters(model)) else 1
 
     def openmp(self) -> str | None:
         return loaded_openmp(Path(torch.__file__).parent.parent / "torch")
@@ -136,8 +135,8 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
     def compiled(self, module: torch.nn.Module) -> bool:
         return (
-            type(module).__name__ == "OptimizedModule"
-            or getattr(module, "_compiled_call_impl", None) is not None
+            vars(module).get("_compiled_call_impl") is not None
+            or type(module).__name__ == "OptimizedModule"
             or isinstance(module, torch.jit.ScriptModule)
         )
 
@@ -215,14 +214,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
         last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
-        release = self._copies.hold()
-
-        def remove() -> None:
-            first.remove()
-            last.remove()
-            release()
-
-        return remove
+        return partial(_remove_all, (first.remove, last.remove, self._copies.hold()))
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         if not tensor.requires_grad:
@@ -361,6 +353,11 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
 if TYPE_CHECKING:
     _: type[CompleteFramework] = Torch
+
+
+def _remove_all(removers: Sequence[Remove]) -> None:
+    for remove in removers:
+        remove()
 
 
 class Models(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so it has no types here

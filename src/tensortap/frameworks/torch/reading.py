@@ -19,7 +19,15 @@ from tensortap.frameworks.base import Identity
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.torch.memory import StorageAlive, token_of
-from tensortap.frameworks.torch.tensors import BITS, NAMES, PLAIN, dense, is_distributed, is_in_transit
+from tensortap.frameworks.torch.tensors import (
+    BITS,
+    NAMES,
+    PLAIN,
+    all_parameters,
+    dense,
+    is_distributed,
+    is_in_transit,
+)
 
 __all__ = ["TensorReading"]
 
@@ -99,7 +107,7 @@ class TensorReading:
         return cuda_mark(model)
 
     def pinning(self, model: torch.nn.Module) -> MemoryPinning | None:
-        if not any(parameter.is_cuda for parameter in model.parameters()):
+        if not any(parameter.is_cuda for parameter in all_parameters(model)):
             return None
         from tensortap.frameworks.torch.cuda.host_copies import CudaMemoryPinning
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ __all__ = [
     "BITS",
     "NAMES",
     "PLAIN",
+    "all_parameters",
     "arrived",
     "dense",
     "from_numpy",
@@ -38,6 +40,20 @@ BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
     torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
     torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
 }
+
+
+def all_parameters(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield all parameters, in any order. `Module.parameters` takes five times as long, for the names it makes."""
+    waiting, seen = [model], {id(model)}
+    while waiting:
+        module = waiting.pop()
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
