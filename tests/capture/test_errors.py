@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
-from tensortap.capture import recorder
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.host_rows import TensorCopies
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.cli import app
@@ -104,15 +104,15 @@ def test_an_error_inside_a_hook_does_not_break_the_step(run_path: Path, monkeypa
     zoo.loss_of(model(zoo.batch())).backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    true, calls = recorder.summarize, []
+    true, calls = TensorCopies.take, []
 
-    def failing(array: Any) -> Any:
+    def failing(*args: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 14:
             raise MemoryError("no room for a summary")
-        return true(array)
+        return true(*args, **options)
 
-    monkeypatch.setattr(recorder, "summarize", failing)
+    monkeypatch.setattr(TensorCopies, "take", failing)
     options = {"kinds": ALL_KINDS, "on_error": "raise"}
     with pytest.raises(CaptureError, match="no room"), tt.capture(model, run_path, **options) as tap:
         zoo.loss_of(model(zoo.batch())).backward()

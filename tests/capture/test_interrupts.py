@@ -15,6 +15,7 @@ import pytest
 import tensortap as tt
 from support.tapping import ALL_KINDS
 from tensortap.capture import recorder
+from tensortap.capture.host_rows import TensorCopies
 from tensortap.core.interrupts import interrupt_in
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no interval timer")
@@ -29,17 +30,17 @@ class Deadline:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, call: int | None = None) -> None:
         self.fired = 0
-        true = recorder.Recorder.record
+        true = recorder.Recorder.take
 
-        def record(this: Any, tensor: Any, key: Any, site: Any, keep: Any) -> None:
-            if key.kind == kind and call in (None, key.call) and not self.fired:
+        def take(this: Any, tensor: Any, slot: Any, step: int) -> bool:
+            if slot.kind == kind and call in (None, slot.call) and not self.fired:
                 signal.setitimer(signal.ITIMER_REAL, 1e-3)
                 until = time.monotonic() + 20
                 while time.monotonic() < until:
                     pass
-            true(this, tensor, key, site, keep)
+            return true(this, tensor, slot, step)
 
-        monkeypatch.setattr(recorder.Recorder, "record", record)
+        monkeypatch.setattr(recorder.Recorder, "take", take)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.fired += 1
@@ -147,10 +148,10 @@ def test_an_error_of_the_tap_does_not_reach_the_user(
     """Also while the user handles an exception of a signal handler."""
     model, step, hooks = torch_step()
 
-    def failing(array: Any) -> Any:
+    def failing(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room for a summary")
 
-    monkeypatch.setattr(recorder, "summarize", failing)
+    monkeypatch.setattr(TensorCopies, "take", failing)
     try:
         raise_from_handler(lambda number, frame: raise_(TooLate()))
     except TooLate:

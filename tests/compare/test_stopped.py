@@ -11,7 +11,7 @@ from made_runs import chain, write
 from torch import nn
 
 import tensortap as tt
-from tensortap.capture import recorder
+from tensortap.capture.host_rows import TensorCopies
 from tensortap.cli import app
 from tensortap.store.exports.export import export
 
@@ -23,10 +23,10 @@ def record(path: Path, fails_at: int | None = None, scale: float = 1.0, steps: i
         for step in range(steps):
             if step == fails_at:
 
-                def fail(array: object) -> None:
+                def fail(*args: object, **options: object) -> None:
                     raise MemoryError("no room for a summary")
 
-                patch.setattr(recorder, "summarize", fail)
+                patch.setattr(TensorCopies, "take", fail)
             model(scale * torch.ones(2, 4)).sum().backward()
             tap.step()
     return path

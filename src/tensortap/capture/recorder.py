@@ -1,6 +1,7 @@
 """Turns tensors into records: each tensor is read, summarised and stored once, however often it is seen.
 
-Tensors in host memory are summarised at once. Tensors on a device are read there, and their summaries arrive later.
+Small tensors in host memory are copied and summarised later, others at once. Tensors on a device are read there, and
+their summaries arrive later.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
+from tensortap.capture.host_rows import CopiedTensor, HostRows, SlotColumns, TensorCopies
 from tensortap.capture.placer import Placer
 from tensortap.capture.selection import Keep
-from tensortap.capture.tree import Site
-from tensortap.capture.unique_keys import UniqueKeys
-from tensortap.core import dtypes
+from tensortap.capture.slots import RecordSlot, SlotTable
+from tensortap.core import dtypes, statistics
 from tensortap.core.placement import Placement
-from tensortap.core.records import Key, Location, Record, Summary
-from tensortap.frameworks.base import Framework, Identity
+from tensortap.core.records import Location, Record, Summary
+from tensortap.frameworks.base import Framework, HostMemory, Identity
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.kernels import summarize
+from tensortap.kernels.summary.batch import MOST_COPIED
 from tensortap.kernels.summary.probe import probe
 from tensortap.store.format import RING_PREFIX
 from tensortap.store.writer.rank_writer import RankWriter
@@ -82,12 +84,12 @@ class Recorder:
         gather: bool = True,
     ) -> None:
         self._framework = framework
+        self.slots = SlotTable()
         self._writer = writer
         self._rank = rank
         self._known: dict[Any, _SeenTensor] = {}
         self._gradients: dict[tuple[str, str], list[Any]] = {}
         """The param_grad of each parameter since its optimizer's last step: one entry, or two if there were more."""
-        self._keys = UniqueKeys()
         self._most_known = _MOST_KNOWN
         self._pending: PendingRows | None = None
         self._device_readers: list[DeviceReader] = []
@@ -95,12 +97,19 @@ class Recorder:
         """Held while anything is recorded."""
         self._gather = gather
         self._decided: tuple[ReadSlot | None, str] | None = None
-        """The decision of `defer` on the current tensor."""
+        """The decision of `take` on the current tensor."""
         self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
         self.placer: Placer | None = None
         """Finds where in a whole each tensor sits; None in a run of one process."""
+        self._copies = TensorCopies(framework, self._numbers)
+        self._host_rows: HostRows | None = None
+        self._slot_columns = SlotColumns()
+        self.compares_gradients = True
+        """Whether an optimizer's gradients are recorded, and compared with those of backward."""
+        self._copies_small = not statistics.added()
+        """Whether small tensors may be summarised later. Statistics that were added need the tensor itself."""
         self.alarm: Alarm | None = None
         """Looks at every summary for NaN, Inf and the loss."""
         self.changed_unseen: set[str] = set()
@@ -116,65 +125,94 @@ class Recorder:
         """Number of records so far."""
         return self._seq
 
-    def defer(self, tensor: Any, key: Key, site: Site, keep: Keep) -> bool:
-        """Return whether the tensor is recorded later, in one launch with others. Otherwise the caller records it now.
+    def take(self, tensor: Any, slot: RecordSlot, step: int) -> bool:
+        """Record a tensor the quick way, if it has one: a small tensor in host memory, or one whose read may wait.
 
-        This runs first for every tensor between the calls of a model. For most tensors on a device it is all that runs.
+        This runs first for every tensor between the calls of a model, and for most it is all that runs. If it returns
+        False, the caller records the tensor now.
         """
         self._decided = None
         if self.placer is not None:  # its position must be known while the tensor is at hand
             return False
+        if slot.keep == "summary" and self._copies_small:
+            memory = self._framework.host_memory(tensor)
+            if memory is not None and memory[3] <= MOST_COPIED and self._framework.device_reader(tensor) is None:
+                self._copy(tensor, memory, slot, step)
+                return True
         if not self._device_readers:  # none is made here: a CUDA graph may be being captured
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
-        slot, when = self._decided = self._decide(tensor, key, keep)
-        if slot is None or when != "later":
+        read, when = self._decided = self._decide(tensor, slot, step)
+        if read is None or when != "later":
             return False
-        return device_reader.defer(tensor, slot, partial(self._read_deferred, device_reader, key, site, keep, slot))
+        return device_reader.defer(tensor, read, partial(self._read_deferred, device_reader, slot, step, read))
 
-    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+    def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None
         if self.placer is not None:
-            self._record_placed(tensor, key, site, keep)
+            self._record_placed(tensor, slot, step)
             return
-        for device in self._device_readers:
-            device.run_deferred()  # records have an order
+        self._run_deferred()
         if (device_reader := self._framework.device_reader(tensor)) is None:
-            self._record_here(tensor, key, site, keep)
+            self._record_here(tensor, slot, step)
         else:
-            slot, when = decided or self._decide(tensor, key, keep)
-            self._record_there(device_reader, key, site, keep, tensor, slot if when == "twice" else None)
+            read, when = decided or self._decide(tensor, slot, step)
+            self._record_there(device_reader, slot, step, tensor, read if when == "twice" else None)
 
-    def record_step_gradient(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        """Record a gradient as the optimizer sees it, unless it is equal to the parameter's only param_grad.
-
-        A tensor that was seen before is recognised without reading it. Others are read, and dropped if their digest is
-        that of the param_grad.
-        """
+    def _run_deferred(self) -> None:
+        """Run deferred reads before another tensor is recorded, because records have an order."""
         for device in self._device_readers:
             device.run_deferred()
-        placement = self._place(tensor, key, site)
-        gradients = self._gradients.pop((key.module, key.path), [])
+
+    def _copy(self, tensor: Any, memory: HostMemory, slot: RecordSlot, step: int) -> None:
+        """Record a small tensor in host memory."""
+        if self._device_readers:
+            self._run_deferred()
+        # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
+        copied = self._copies.take(tensor, memory, slot.phase != "state")
+        if slot.kind == "param_grad" and self.compares_gradients:
+            self._note_gradient(slot, copied)
+        self._append_copy(slot, copied, step)
+
+    def _append_copy(self, slot: RecordSlot, copied: CopiedTensor, step: int) -> None:
+        if slot.used == step:
+            slot = self.slots.claim(slot, step)
+        else:
+            slot.used = step
+        rows = self._host_rows
+        if rows is None or rows.step != step or len(rows.entries) == _MOST_PENDING:
+            rows = self._new_host_rows(step)
+        rows.entries.append((slot, copied, self._seq))
+        self._seq += 1
+
+    def record_step_gradient(self, tensor: Any, slot: RecordSlot, step: int) -> None:
+        """Record a gradient as the optimizer sees it, unless it is equal to the parameter's only param_grad.
+
+        A tensor that was seen before is recognised without reading it. Others are read, and dropped if their elements
+        or their digest are those of the param_grad.
+        """
+        self._run_deferred()
+        gradients = self._gradients.pop((slot.module, slot.path), [])
         only = gradients[0] if len(gradients) == 1 else None
+        placement = self._place(tensor, slot, step)
         if placement is not None or (device_reader := self._framework.device_reader(tensor)) is None:
-            before = only if isinstance(only, _SeenTensor) else None
-            self._record_gradient_here(tensor, key, site, keep, before, placement)
+            self._record_gradient_here(tensor, slot, step, only, placement)
         else:
             row = only[1] if isinstance(only, tuple) and only[0] is self._pending else None
-            self._record_there(device_reader, key, site, keep, tensor, repeats=row)
+            self._record_there(device_reader, slot, step, tensor, repeats=row)
 
     def _record_gradient_here(
-        self,
-        tensor: Any,
-        key: Key,
-        site: Site,
-        keep: Keep,
-        gradient: _SeenTensor | None,
-        placement: Placement | None = None,
+        self, tensor: Any, slot: RecordSlot, step: int, gradient: Any, placement: Placement | None = None
     ) -> None:
+        quick = slot.keep == "summary" and self._copies_small and self.placer is None
+        memory = self._framework.host_memory(tensor) if quick else None
+        if memory is not None and memory[3] <= MOST_COPIED:
+            if not (isinstance(gradient, CopiedTensor) and TensorCopies.is_copy(gradient, memory)):
+                self._append_copy(slot, self._copies.take(tensor, memory, False), step)
+            return
         array = self._framework.host(tensor)
-        if gradient is not None and gradient.placement == placement:
+        if isinstance(gradient, _SeenTensor) and gradient.placement == placement:
             identity = self._framework.identity(tensor)
             same = identity is not None and gradient.identity == identity and gradient.alive()
             if same and gradient.probe == probe(array):
@@ -188,35 +226,35 @@ class Recorder:
             or summary.elements != gradient.summary.elements
         ):
             seen = _SeenTensor(None, b"", next(self._numbers), summary, placement=placement)
-            self._write_record(array, seen, key, site, keep)
+            self._write_record(array, seen, slot, step)
 
-    def _note_gradient(self, key: Key, seen: Any) -> None:
+    def _note_gradient(self, slot: RecordSlot, seen: Any) -> None:
         """Take note of a param_grad, to recognise it in the optimizer's step."""
-        gradients = self._gradients.setdefault((key.module, key.path.partition("~")[0]), [])
+        gradients = self._gradients.setdefault((slot.module, slot.path.partition("~")[0]), [])
         if len(gradients) < 2:
             gradients.append(seen)
 
     def _read_deferred(
-        self, device_reader: DeviceReader, key: Key, site: Site, keep: Keep, slot: ReadSlot, tensor: Any
+        self, device_reader: DeviceReader, slot: RecordSlot, step: int, read: ReadSlot, tensor: Any
     ) -> None:
         """Record a deferred tensor; None if it has changed since."""
         if tensor is None:
-            self._keys.unique(key)  # it uses up its key all the same
-            slot.report_changed()
+            self.slots.claim(slot, step)  # it uses up its identity all the same
+            read.report_changed()
         else:
-            self._record_there(device_reader, key, site, keep, tensor)
+            self._record_there(device_reader, slot, step, tensor)
 
-    def _decide(self, tensor: Any, key: Key, keep: Keep) -> tuple[ReadSlot | None, str]:
+    def _decide(self, tensor: Any, slot: RecordSlot, step: int) -> tuple[ReadSlot | None, str]:
         """Return when to read a tensor on a device; see `ReadOrder.when`."""
         # A tensor without gradient may belong to other code, as an input from another stream, and change unseen.
         # Parameters and buffers are read when nothing runs.
-        own = (phase := key.phase) == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
-        return self.read_order.when(key) if own and keep == "summary" and self._gather else _NOW
+        phase = slot.phase
+        own = phase == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
+        return self.read_order.when(slot, step) if own and slot.keep == "summary" and self._gather else _NOW
 
     def end_step(self) -> None:
         """Finish the step, and drop what is known of its tensors: those that outlive it may change unseen."""
         self.flush_reads()
-        self._keys.clear()
         self._gradients.clear()
         self._most_known = _MOST_KNOWN
         self.send()
@@ -236,6 +274,8 @@ class Recorder:
         for device_reader in self._device_readers:
             device_reader.end_step()
         self._known.clear()
+        self._copies.forget()
+        self._send_host_rows()
         if self._pending is not None:
             self._pending.seal()  # results on a device may be overwritten now
             if len(self._pending):  # there is none if the first tensor failed
@@ -247,26 +287,41 @@ class Recorder:
         for device_reader in self._device_readers:
             device_reader.close()
 
-    def _record_placed(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+    def _record_placed(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         """Record a tensor of a run of several processes, whose position in the whole is found now."""
-        for device in self._device_readers:
-            device.run_deferred()
-        placement = self._place(tensor, key, site)
+        self._run_deferred()
+        placement = self._place(tensor, slot, step)
         assert self.placer is not None
-        key = self.placer.key_in_whole(key)
+        module = self.placer.key_in_whole(slot.key(step)).module
+        if module != slot.module:
+            slot = self.slots.find(
+                slot.micro, slot.phase, slot.site, slot.call, slot.kind, slot.path, slot.keep, module
+            )
         if placement is None and (device_reader := self._framework.device_reader(tensor)) is not None:
-            self._record_there(device_reader, key, site, keep, tensor)
+            self._record_there(device_reader, slot, step, tensor)
         else:
-            self._record_here(tensor, key, site, keep, placement)
+            self._record_here(tensor, slot, step, placement)
 
-    def _place(self, tensor: Any, key: Key, site: Site) -> Placement | None:
+    def _place(self, tensor: Any, slot: RecordSlot, step: int) -> Placement | None:
         if self.placer is None:
             return None
-        return self.placer.place(tensor, self._framework.local_shape(tensor), key, site)
+        return self.placer.place(tensor, self._framework.local_shape(tensor), slot.key(step), slot.site)
 
-    def _record_here(self, tensor: Any, key: Key, site: Site, keep: Keep, placement: Placement | None = None) -> None:
-        # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
-        identity = None if key.phase == "state" else self._framework.identity(tensor)
+    def _send_host_rows(self) -> None:
+        self._copies.finish_batch()
+        rows, self._host_rows = self._host_rows, None
+        if rows is not None:
+            rows.show_alarm()
+            self._writer.append_rows(rows)
+
+    def _new_host_rows(self, step: int) -> HostRows:
+        self._send_host_rows()
+        self._host_rows = HostRows(step, self._slot_columns, self.alarm)
+        return self._host_rows
+
+    def _record_here(self, tensor: Any, slot: RecordSlot, step: int, placement: Placement | None = None) -> None:
+        # Parameters and buffers are read every time, as in `_copy`.
+        identity = None if slot.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
         seen = probe(array) if identity is not None else b""
         known = self._seen_before(identity)
@@ -274,19 +329,21 @@ class Recorder:
             summary = summarize(array, placement=placement)
             known = _SeenTensor(identity, seen, next(self._numbers), summary, placement=placement)
             self._remember(known)
-        if key.kind == "param_grad":
-            self._note_gradient(key, known)
-        self._write_record(array, known, key, site, keep)
+        if slot.kind == "param_grad":
+            self._note_gradient(slot, known)
+        self._write_record(array, known, slot, step)
 
-    def _write_record(self, array: Any, known: _SeenTensor, key: Key, site: Site, keep: Keep) -> None:
+    def _write_record(self, array: Any, known: _SeenTensor, slot: RecordSlot, step: int) -> None:
+        keep = slot.keep
         if keep != "summary" and _must_put(known.location, keep):
-            known.location = self._writer.put(_name_in_file(key), array, step=key.step, ring=keep == "ring")
+            known.location = self._writer.put(_name_in_file(slot), array, step=step, ring=keep == "ring")
+        key = self.slots.claim(slot, step).key(step)
         self._writer.append(
             Record(
-                key=Key(*self._keys.unique(key)),
+                key=key,
                 rank=self._rank,
                 seq=self._seq,
-                cls=site.cls,
+                cls=slot.site.cls,
                 dtype=dtypes.name_of(array.dtype),
                 shape=array.shape,
                 tensor=known.number,
@@ -296,15 +353,14 @@ class Recorder:
             )
         )
         if self.alarm is not None:
-            self.alarm.saw(key, self._seq, site.cls, array.dtype.name, known.summary)
+            self.alarm.saw(key, self._seq, slot.site.cls, array.dtype.name, known.summary)
         self._seq += 1
 
     def _record_there(
         self,
         device_reader: DeviceReader,
-        key: Key,
-        site: Site,
-        keep: Keep,
+        slot: RecordSlot,
+        step: int,
         tensor: Any,
         trial: ReadSlot | None = None,
         repeats: int | None = None,
@@ -318,7 +374,8 @@ class Recorder:
         if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
             pending = self._new_pending(device_reader)
         token, dtype, shape, flat = device_reader.describe(tensor)
-        if key.phase == "state" and repeats is None:  # read every time, as in `_record_here`
+        keep = slot.keep
+        if slot.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
         before = pending.known.get(token)
         if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
@@ -332,15 +389,17 @@ class Recorder:
             if newly := _must_put(location, keep):
                 parts = device_reader.parts(tensor)
                 location = self._writer.put_incoming(
-                    _name_in_file(key), dtype, shape, parts, step=key.step, ring=keep == "ring"
+                    _name_in_file(slot), dtype, shape, parts, step=step, ring=keep == "ring"
                 )
-        pending.append((*self._keys.unique(key), self._seq, site.cls, dtype), shape, ticket, before)
+        pending.append(
+            (*self.slots.claim(slot, step).key(step), self._seq, slot.site.cls, dtype), shape, ticket, before
+        )
         if location is not None:
             pending.keep(location, borrowed=not newly)
         if repeats is not None:
             pending.drop_if_equal(repeats)
-        elif key.kind == "param_grad":
-            self._note_gradient(key, (pending, len(pending) - 1))
+        elif slot.kind == "param_grad":
+            self._note_gradient(slot, (pending, len(pending) - 1))
         if token is not None and (before is None or newly):
             pending.remember(tensor, token)
         self._seq += 1
@@ -373,7 +432,7 @@ def _must_put(location: Location | None, keep: Keep) -> bool:
     return location is None or (keep == "tensors" and location.file.startswith(RING_PREFIX))
 
 
-def _name_in_file(key: Key) -> str:
+def _name_in_file(slot: RecordSlot) -> str:
     """Return the tensor's name in its safetensors file, for readers other than tensortap."""
-    mode = "eval" if key.phase == "eval" else "micro"
-    return f"{key.module or '(root)'}/{key.kind}/{key.path}/{mode}_{key.micro}/call_{key.call}"
+    mode = "eval" if slot.phase == "eval" else "micro"
+    return f"{slot.module or '(root)'}/{slot.kind}/{slot.path}/{mode}_{slot.micro}/call_{slot.call}"

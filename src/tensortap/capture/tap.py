@@ -27,14 +27,14 @@ from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.parallel import Parallel
 from tensortap.capture.recorder import Recorder
-from tensortap.capture.selection import Selection
-from tensortap.capture.tree import NamesOf, Tree
+from tensortap.capture.selection import Keep, Selection
+from tensortap.capture.tree import NamesOf, Site, Tree
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
 from tensortap.core.machine import cores
 from tensortap.core.presentation import reports
-from tensortap.core.records import GRADIENT_KINDS, display_name
+from tensortap.core.records import GRADIENT_KINDS, Key, display_name
 from tensortap.core.sketches import FULL, check_size
 from tensortap.core.urls import Place, Url, as_place
 from tensortap.errors import UsageError
@@ -143,10 +143,14 @@ class RunSink:
         if parallel.placer is not None or parallel.renames:
             self.writer.arrange(parallel.mesh, parallel.renames)
         self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))
+        self._recorder.compares_gradients = "step_grad" in selection.kinds
         self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
-        self.record, self.record_gradient = self._recorder.record, self._recorder.record_step_gradient
-        self.defer, self.flush_reads = self._recorder.defer, self._recorder.flush_reads
+        self.slots, self.take, self.record_slot = self._recorder.slots, self._recorder.take, self._recorder.record
+        self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
         self.discard_deferred = self._recorder.discard_deferred
+
+    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
+        self.record_slot(tensor, self.slots.find(key.micro, key.phase, site, *key[4:], keep), key.step)
 
     @property
     def records(self) -> int:
@@ -293,7 +297,7 @@ class Tap(Observer):
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
             watcher.forward_begins = self._uncounted.forward_begins
-            watcher.defer = self._run.defer
+            watcher.slots, watcher.take, watcher.record_slot = self._run.slots, self._run.take, self._run.record_slot
             watcher.forward_ended = self._run.flush_reads
             watcher.called_with = self._run.writer.called
             watcher.record_gradient = self._run.record_gradient

@@ -17,6 +17,7 @@ from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.selection import Keep, Selection
+from tensortap.capture.slots import RecordSlot, SlotTable, by_key
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
 from tensortap.core.records import Key, display_name
@@ -54,9 +55,11 @@ class Watcher:
         self._kinds = frozenset(selection.kinds)
         self._clock = clock
         self._book = book
-        self._record_now = record
-        self.defer: Callable[[Any, Key, Site, Keep], bool] = lambda *_: False
-        """Called first for every tensor; returns whether it is recorded later instead of now."""
+        self.slots = SlotTable()
+        self.take: Callable[[Any, RecordSlot, int], bool] = lambda *_: False
+        """Called first for every tensor, with its step; returns whether nothing is left to do."""
+        self.record_slot: Callable[[Any, RecordSlot, int], None] = by_key(record)
+        """Records a tensor of a step."""
         self.forward_begins: Callable[[], None] = lambda: None
         """Called before the first call of a micro step runs."""
         self.forward_ended: Callable[[], None] = lambda: None
@@ -65,7 +68,7 @@ class Watcher:
         """Called before the first call of a step."""
         self.step_seen: Callable[[Sequence[Site]], None] = lambda _: None
         """Called with the watched sites after the step's first outermost call."""
-        self.record_gradient: Callable[[Any, Key, Site, Keep], None] = record
+        self.record_gradient: Callable[[Any, RecordSlot, int], None] = self.record_slot
         """Records a step_grad, unless it is the parameter's param_grad."""
         self.called_with: Callable[[int, int, str, int, Mapping[str, Any]], None] | None = None
         """Called for every call whose plain arguments differ from those of the call before; see `RunWriter.called`."""
@@ -97,7 +100,7 @@ class Watcher:
         device is idle."""
         self._replaced: set[str] = set()
         """Modules whose parameters are other tensors during a forward, which take hooks of their own then."""
-        self._pieces: dict[Key, tuple[Site, Any]] = {}
+        self._pieces: dict[RecordSlot, Any] = {}
         self.armed = False
         """Whether a module has run in this step."""
         self._seen_step = False
@@ -335,8 +338,7 @@ class Watcher:
 
     def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str = "forward") -> None:
         for path, tensor in opened.tensors:
-            key = Key(self._clock.step, call.micro, phase, site.name, call.number, kind, path)
-            self._record(tensor, key, site)
+            self._record(tensor, self._slot(call.micro, phase, site, call.number, kind, path))
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
@@ -386,8 +388,7 @@ class Watcher:
         self._clock.backward_ran = True
         self._clock.backward_micro = call.micro
         self._book.gradient(site.name)
-        key = Key(self._clock.step, call.micro, "backward", site.name, call.number, kind, path)
-        self._record(gradient, key, site)
+        self._record(gradient, self._slot(call.micro, "backward", site, call.number, kind, path))
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
         if not self.armed:  # it belongs to an earlier step
@@ -399,19 +400,19 @@ class Watcher:
             self.modes.gradient_came()
         self._clock.backward_ran = True
         self._book.gradient(site.name)
-        key = Key(self._clock.step, self._clock.gradient_micro, "backward", site.name, 0, "param_grad", name)
+        slot = self._slot(self._clock.gradient_micro, "backward", site, 0, "param_grad", name)
         if not self._clock.reentrant or self._clock.calls_of(site.name) < 2:
-            self._record(gradient, key, site)
+            self._record(gradient, slot)
             return
         # Each region that used the parameter runs a backward of its own, so its gradient comes in several pieces.
-        _, sum_so_far = self._pieces.get(key, (site, None))
+        sum_so_far = self._pieces.get(slot)
         total = self._framework.copy(gradient) if sum_so_far is None else self._framework.add(sum_so_far, gradient)
-        self._pieces[key] = (site, total)
+        self._pieces[slot] = total
 
     def _record_pieces(self) -> None:
         """Record the gradients that came in pieces, after backward."""
-        for key, (site, gradient) in self._pieces.items():
-            self._record(gradient, key, site)
+        for slot, gradient in self._pieces.items():
+            self._record(gradient, slot)
         self._pieces.clear()
 
     # --- state -------------------------------------------------------------------------------------------------
@@ -466,11 +467,11 @@ class Watcher:
 
     def record_step_gradient(self, site: Site, name: str, gradient: Any) -> None:
         """Record a gradient as the optimizer sees it."""
-        key = Key(self._clock.step, 0, "state", site.name, 0, "step_grad", name)
         if reason := self._framework.unreadable(gradient):
-            self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
+            self._book.remark(site.name, f"step_grad {name} is not recorded: {reason}")
         else:
-            self.record_gradient(gradient, key, site, self._keep[site.name])
+            slot = self._slot(0, "state", site, 0, "step_grad", name)
+            self.record_gradient(gradient, slot, self._clock.step)
 
     def _snapshot(self, call: int, only: Collection[str] | None = None) -> None:
         """Record parameters and buffers; `only` names modules that the step has added."""
@@ -481,7 +482,7 @@ class Watcher:
             if kind in self._kinds and not (kind == "param" and known and not call):
                 for site, name, tensor in self._own(kind):
                     if only is None or site.name in only:
-                        self._record(tensor, Key(self._clock.step, 0, "state", site.name, call, kind, name), site)
+                        self._record(tensor, self._slot(0, "state", site, call, kind, name))
 
     def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
         """Return all parameters or buffers of the chosen modules, a shared one under its first name."""
@@ -501,14 +502,17 @@ class Watcher:
             found.append((site, name, tensor))
         return found
 
-    def _record(self, tensor: Any, key: Key, site: Site) -> None:
-        keep = self._keep[site.name]
-        if self.defer(tensor, key, site, keep):
+    def _slot(self, micro: int, phase: str, site: Site, call: int, kind: str, path: str) -> RecordSlot:
+        return self.slots.find(micro, phase, site, call, kind, path, self._keep[site.name])
+
+    def _record(self, tensor: Any, slot: RecordSlot) -> None:
+        step = self._clock.step
+        if self.take(tensor, slot, step):
             return
         if reason := self._framework.unreadable(tensor):
-            self._book.remark(site.name, f"{key.kind} {key.path} is not recorded: {reason}")
+            self._book.remark(slot.module, f"{slot.kind} {slot.path} is not recorded: {reason}")
             return
-        self._record_now(tensor, key, site, keep)
+        self.record_slot(tensor, slot, step)
 
 
 def _through(first: Callable[[], None], before: BeforeCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
-from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.device_reader import DeviceReader, TokenHold
 
 __all__ = [
     "AfterCall",
@@ -27,6 +27,7 @@ __all__ = [
     "Framework",
     "GradientCallback",
     "Hooks",
+    "HostMemory",
     "Identity",
     "ModelStructure",
     "Process",
@@ -46,6 +47,11 @@ AfterCall = Callable[[Any], Any]
 
 GradientCallback = Callable[[Any], None]
 """Called with the gradient of one tensor, or with None if backward passes the tensor without a gradient for it."""
+
+
+HostMemory = tuple[Hashable | None, int, int, int, int, str, tuple[int, ...]]
+"""A plain tensor in host memory, without an object for it: the token of its `Identity`, address, elements, bytes, the
+layout of its dtype (`kernels.summary.batch.layout_address`), the dtype's name, and the shape."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every sighting, and freezing doubles the time that takes
@@ -221,6 +227,16 @@ class TensorValues(Protocol):
 
         The caller reads or copies the array before the user's code continues and changes or frees that memory.
         """
+
+    def host_memory(self, tensor: Any) -> HostMemory | None:
+        """Return where the elements of a plain, readable tensor in host memory are, one after the other.
+
+        Return None for every other tensor, and for one without elements: `unreadable`, `identity` and `host` answer
+        for it. This runs first for every tensor, so it does little.
+        """
+
+    def hold_tokens(self) -> TokenHold:
+        """Return a new, empty hold on the tokens that `host_memory` returns."""
 
 
 class Devices(Protocol):

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
-from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Identity, Remove
+from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, HostMemory, Identity, Remove
 from tensortap.frameworks.capabilities import DeviceMark
-from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.device_reader import DeviceReader, TokenHold
 
 __all__ = ["FrameworkBase"]
 
@@ -163,6 +163,12 @@ class FrameworkBase:
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         raise NotImplementedError
 
+    def host_memory(self, tensor: Any) -> HostMemory | None:
+        return None
+
+    def hold_tokens(self) -> TokenHold:
+        return _NoTokens()
+
     def device_reader(self, tensor: Any) -> DeviceReader | None:
         return None
 
@@ -171,3 +177,13 @@ class FrameworkBase:
 
     def device_mark(self, model: Any) -> DeviceMark | None:
         return None
+
+
+class _NoTokens:
+    """The hold of a framework that has no tokens."""
+
+    def add(self, tensor: Any) -> None:
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        pass

@@ -14,6 +14,7 @@ from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
+from tensortap.capture.slots import by_key
 from tensortap.capture.tree import Tree
 from tensortap.capture.watcher import Watcher
 from tensortap.compare.align.alignment import Renames
@@ -150,7 +151,7 @@ class Check(Observer):
         watcher = self._new_isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
         assert self._comparator is not None
         watcher.called_with = self._comparator.run.called
-        watcher.record_gradient = self._comparator.record_step_gradient
+        watcher.record_gradient = by_key(self._comparator.record_step_gradient)
         if not self._options.isolate:
             watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
         return watcher

@@ -331,6 +331,8 @@ def decode(
 
 
 def _column(values: Any, kind: Any) -> Any:
+    if isinstance(values, pa.Array) and values.type == kind:
+        return values
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:

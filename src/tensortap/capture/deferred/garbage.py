@@ -25,7 +25,7 @@ _before: tuple[int, ...] | None = None
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Run no collection while a tap is opened or closed: many objects are made for each module, none of them garbage."""
+    """Run no collection while a tap is opened or closed: it makes many objects, and none is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

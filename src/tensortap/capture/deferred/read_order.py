@@ -12,7 +12,8 @@ import sys
 from collections import deque
 from typing import Any, Literal
 
-from tensortap.core.records import Key, display_name
+from tensortap.capture.slots import RecordSlot
+from tensortap.core.records import display_name
 
 __all__ = ["ReadOrder", "ReadSlot"]
 
@@ -125,17 +126,20 @@ class ReadOrder:
         self.notices: deque[str] = deque()
         """Reports on tensors that changed although their reads were deferred."""
 
-    def when(self, key: Key) -> tuple[ReadSlot | None, When]:
+    def when(self, slot: RecordSlot, step: int) -> tuple[ReadSlot | None, When]:
         """Return when to read a tensor: at once, at once and again later (a trial), or later."""
-        if key.step != self._step:
-            self._step = key.step
+        if step != self._step:
+            self._step = step
             self._recorded += 1
-        where: tuple[Any, ...] = key[3:]  # module, call, kind and path
-        slot = self._slots.get(where)
-        if slot is None:
-            if len(self._slots) == _MOST_SLOTS:
-                return None, "now"
-            name = f"{display_name(key.module)}: {key.kind} {key.path}"
-            slot = ReadSlot(name, len(self._slots), self._recorded, key.step, self.notices)
-            self._slots[where] = slot
-        return slot, slot.when(self._recorded, key.step)
+        read: ReadSlot | None = slot.read
+        if read is None:
+            where = slot.module, slot.call, slot.kind, slot.path  # the same in all micro steps
+            read = self._slots.get(where)
+            if read is None:
+                if len(self._slots) == _MOST_SLOTS:
+                    return None, "now"
+                name = f"{display_name(slot.module)}: {slot.kind} {slot.path}"
+                read = ReadSlot(name, len(self._slots), self._recorded, step, self.notices)
+                self._slots[where] = read
+            slot.read = read
+        return read, read.when(self._recorded, step)

@@ -68,14 +68,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         """The last few outputs that are views, their versions, and lists that record an in-place change."""
 
     def _check_views(self) -> None:
-        for _ in range(len(self._views)):
-            reference, version, changed = self._views.popleft()
-            if (tensor := reference()) is None:
-                continue
-            if tensor._version != version:
+        for reference, version, changed in tuple(self._views):  # around every call, so it only looks
+            if not changed and (tensor := reference()) is not None and tensor._version != version:
                 changed.append(None)
-            else:
-                self._views.append((reference, version, changed))
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:

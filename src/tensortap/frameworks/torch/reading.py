@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.dlpack import to_dlpack
 
-from tensortap.core import statistics
+from tensortap.core import dtypes, statistics
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
-from tensortap.frameworks.base import Identity
+from tensortap.frameworks.base import HostMemory, Identity
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
-from tensortap.frameworks.torch.memory import StorageAlive, token_of
+from tensortap.frameworks.torch.memory import StorageAlive, StorageHold, token_of
 from tensortap.frameworks.torch.tensors import (
     BITS,
     NAMES,
@@ -91,6 +92,30 @@ class TensorReading:
         if (bits := BITS.get(tensor.dtype)) is not None:
             return np.from_dlpack(_SharedMemory(tensor.view(bits[0]))).view(bits[1])
         return np.from_dlpack(_SharedMemory(tensor))
+
+    def host_memory(self, tensor: torch.Tensor) -> HostMemory | None:
+        if type(tensor) not in PLAIN or not tensor.is_cpu:
+            return None
+        layout = _host_layouts().get(tensor.dtype)
+        if (
+            layout is None
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+            or _is_functorch(tensor)
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or not (address := tensor.data_ptr())
+            or not (elements := tensor.numel())
+        ):
+            return None
+        shape = tuple(tensor.shape)
+        token = None
+        if not tensor.is_inference():  # that has no version
+            # It starts with another type than the tokens of `identity`, so it never equals one of them.
+            token = tensor.dtype, tensor._version, tensor.untyped_storage()._cdata, address, *shape
+        return token, address, elements, elements * layout[0], layout[1], layout[2], shape
+
+    hold_tokens = StorageHold
 
     # --- devices -----------------------------------------------------------------------------------------------
     def device_reader(self, tensor: torch.Tensor) -> DeviceReader | None:
@@ -179,6 +204,18 @@ def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _host_layouts() -> dict[torch.dtype, tuple[int, int, str]]:
+    """Return element size, layout and name of each dtype that the summary kernel reads as it is."""
+    from tensortap.kernels.summary.batch import layout_address  # it loads the compiler
+
+    found = {}
+    for dtype, name in NAMES.items():
+        if (address := layout_address(dtypes.numpy_dtype(name))) is not None:
+            found[dtype] = dtype.itemsize, address, name
+    return found
 
 
 _is_functorch = torch._C._functorch.is_functorch_wrapped_tensor

@@ -210,7 +210,7 @@ def pair_format(reference: np.dtype[Any], candidate: np.dtype[Any]) -> PairForma
         ) from None
     if (reference.kind == "c") != (candidate.kind == "c"):
         raise UsageError(f"cannot compare elements of dtypes {reference} and {candidate}: only one is complex")
-    r, c = (cpu._LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
+    r, c = (cpu.LAYOUTS[dtypes.numpy_dtype(dtypes.name_of(dtype))] for dtype in (reference, candidate))
     layouts = tuple((side.itemsize, side.code, side.table, int(side.like is cpu._WIDE)) for side in (r, c))
     like = r.like if r.like is c.like else cpu._WIDE
     return PairFormat(like, layouts, _unit(names), tolerances(*names), int(names[0] == names[1]), r.components)

@@ -29,7 +29,7 @@ from tensortap.kernels.summary import reference, rows
 from tensortap.kernels.summary.runs import PlacedRuns, placed_array, runs_of
 from tensortap.kernels.team import Team
 
-__all__ = ["borrow", "release", "summarize"]
+__all__ = ["CONSTANTS_AT", "LAYOUTS", "borrow", "release", "summarize"]
 
 _log = logging.getLogger("tensortap")
 _CHUNK = rows.CHUNK_ROWS * reference.ROW
@@ -73,10 +73,10 @@ def summarize(array: Array, threads: int | None = None, placement: Placement | N
     if placement is not None:
         placed = placed_array(array, placement)
         array, runs = placed, runs_of(placement, 2 if array.dtype.kind == "c" else 1)
-    layout = _LAYOUTS.get(array.dtype)
+    layout = LAYOUTS.get(array.dtype)
     if layout is None or not array.flags.c_contiguous:
         array = reference.components(array)
-        layout = _LAYOUTS[array.dtype]
+        layout = LAYOUTS[array.dtype]
     elements = array.size * layout.components
     if not elements:
         return reference.summarize(array)
@@ -97,7 +97,7 @@ def summarize(array: Array, threads: int | None = None, placement: Placement | N
     work = (layout, _address(array), elements, counter_at, records_at, *placed_at)
     if helpers > 0 and threads is None and _team is not None and _team.is_usable():
         arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
-        _team.run(layout.like, (*arguments, _CONSTANTS_AT, *placed_at), chunks)
+        _team.run(layout.like, (*arguments, CONSTANTS_AT, *placed_at), chunks)
     elif helpers > 0:
         _helpers.share(partial(_take_chunks, work, (array, records, counter, runs)), helpers)
     else:
@@ -135,7 +135,7 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int, int, int], keep: Any =
         counter,
         records,
         _scratch.address,
-        _CONSTANTS_AT,
+        CONSTANTS_AT,
         runs,
         runs_count,
     )
@@ -204,9 +204,9 @@ def _constants() -> npt.NDArray[np.uint8]:
 _NO_RUNS = PlacedRuns(np.zeros((1, 2), np.int64), moves=False)
 _NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)
 _TABLES: dict[str, npt.NDArray[np.float32]] = {}
-_LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
+LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
 _CONSTANTS = _constants()
-_CONSTANTS_AT = _address(_CONSTANTS)
+CONSTANTS_AT = _address(_CONSTANTS)
 _scratch = _SummaryScratch()
 _ready: set[int] = set()
 _helpers = Helpers("tensortap-summary")

@@ -20,7 +20,22 @@ from numba.extending import overload
 
 from tensortap.kernels.vectors import add_signed, copy_bytes, greater, lesser, pointer, take
 
-__all__ = ["CHUNK_ROWS", "CODES", "FIELDS", "RECORD", "SCRATCH", "WEIGHTS", "WORK", "finish", "run", "team_entry"]
+__all__ = [
+    "CHUNK_ROWS",
+    "CODES",
+    "FIELDS",
+    "ITEM",
+    "RECORD",
+    "SCRATCH",
+    "WEIGHTS",
+    "WORK",
+    "copy_in",
+    "finish",
+    "is_copy",
+    "run",
+    "run_many",
+    "team_entry",
+]
 
 ROW = 1024
 CHUNK_ROWS = 256
@@ -50,9 +65,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
-def _compiled(fastmath: set[str] | None = None, **options: Any) -> Callable[[Function], Function]:
+def _compiled(fastmath: set[str] | None = None, nogil: bool = True, **options: Any) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
-        compiled: Function = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath or False, **options)(
+        compiled: Function = numba.njit(nogil=nogil, error_model="numpy", fastmath=fastmath or False, **options)(
             function
         )
         return compiled
@@ -60,12 +75,17 @@ def _compiled(fastmath: set[str] | None = None, **options: Any) -> Callable[[Fun
     return decorate
 
 
-def _entry(function: Function) -> Function:
+def _entry(function: Function, nogil: bool = True) -> Function:
     """Compile a function that Python calls; cache it on disk if numba finds a folder."""
     try:
-        return _compiled(cache=True)(function)
+        return _compiled(nogil=nogil, cache=True)(function)
     except RuntimeError:
-        return _compiled()(function)
+        return _compiled(nogil=nogil)(function)
+
+
+def _short_entry(function: Function) -> Function:
+    """The same for a function that takes less time than passing the interpreter to another thread and back."""
+    return _entry(function, nogil=False)
 
 
 @_compiled()
@@ -544,6 +564,61 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
             out[i] += more[i]
     for i in range(256):
         sketch[i] = out[FIELDS + i]
+
+
+ITEM = 7
+"""Fields of 8 bytes that describe an array of a batch: where its copy is; its elements and bytes; the size, conversion
+and table of its elements; and whether they are converted to float64."""
+
+
+@_short_entry
+def copy_in(source: int, elements: int, layout: int, item: int, room: int) -> None:
+    """Copy an array into `room` and describe it in `item`. `layout` is the address of an item's last four fields."""
+    fields, given = carray(pointer(item), ITEM, np.int64), carray(pointer(layout), 4, np.int64)
+    size = elements * given[0]
+    fields[0], fields[1], fields[2] = room, elements, size
+    for i in range(4):
+        fields[3 + i] = given[i]
+    bytes_in, bytes_out = carray(pointer(source), size, np.uint8), carray(pointer(room), size, np.uint8)
+    for i in range(size):
+        bytes_out[i] = bytes_in[i]
+
+
+@_short_entry
+def is_copy(item: int, source: int) -> bool:
+    """Return whether the bytes at `source` are still those that `copy_in` has copied."""
+    fields = carray(pointer(item), ITEM, np.int64)
+    size = fields[2]
+    here, there = carray(pointer(source), size, np.uint8), carray(pointer(fields[0]), size, np.uint8)
+    different = np.uint8(0)
+    for i in range(size):
+        different |= here[i] ^ there[i]
+    return bool(different == 0)
+
+
+@_entry
+def run_many(items: int, count: int, results: int, sketches: int, scratch: int, constants: int) -> None:
+    """Summarise arrays of at most one chunk each: FIELDS numbers of each into `results`, 256 into `sketches`.
+
+    The first RECORD numbers of scratch memory hold the record of one array, the rest is for `_chunk`.
+    """
+    record = scratch
+    numbers = carray(pointer(record), RECORD, np.float64)
+    for at in range(count):
+        item = carray(pointer(items + at * ITEM * 8), ITEM, np.int64)
+        layout = (item[3], item[4], item[5])
+        if item[6] != 0:
+            wide = carray(pointer(record), 0, np.float64)
+            _chunk(item[0], item[1], 0, layout, wide, (0, 0), record, scratch + RECORD * 8, constants)
+        else:
+            narrow = carray(pointer(record), 0, np.float32)
+            _chunk(item[0], item[1], 0, layout, narrow, (0, 0), record, scratch + RECORD * 8, constants)
+        out = carray(pointer(results + at * FIELDS * 8), FIELDS, np.float64)
+        sketch = carray(pointer(sketches + at * 1024), 256, np.float32)
+        for i in range(FIELDS):
+            out[i] = numbers[i]
+        for i in range(256):
+            sketch[i] = numbers[FIELDS + i]
 
 
 WORK = 12
