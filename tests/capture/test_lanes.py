@@ -603,10 +603,10 @@ def test_an_interrupt_during_many_reads_loses_one_at_most(
     looked = Recorder._record_there
     interrupts = [KeyboardInterrupt()]
 
-    def interrupted(self: Recorder, device_reader: Any, key: Any, *others: Any) -> None:
-        if key.step == 9 and key.module == "2" and interrupts:
+    def interrupted(self: Recorder, device_reader: Any, slot: Any, step: int, *others: Any) -> None:
+        if step == 9 and slot.module == "2" and interrupts:
             raise interrupts.pop()
-        looked(self, device_reader, key, *others)
+        looked(self, device_reader, slot, step, *others)
 
     monkeypatch.setattr(Recorder, "_record_there", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
