@@ -98,6 +98,67 @@ def test_a_full_disk(tmp_path, monkeypatch, call, when):
     assert not run.finished and not any("cut off" in text for text in run.notices)
 
 
+@pytest.mark.parametrize("crowded", [False, True])
+def test_rows_that_wait_are_written_although_tensors_cannot_be(tmp_path, monkeypatch, crowded):
+    """The index is behind when the disk is full: it still gets the rows of what is written, and all summaries."""
+    monkeypatch.setattr(index.IndexWriter, "hurry", lambda self, step_is_over=False: None)
+    monkeypatch.setattr(index, "AGE", 1e6)
+    real, partial_file = os.pwrite, tmp_path / "a/rank_0/ring_000002.0.safetensors.partial"
+
+    def pwrite(fd, data, offset):
+        if not partial_file.exists():
+            return real(fd, data, offset)
+        if offset > 20_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[:5000], offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    writer = RunWriter(tmp_path / "a", info={}, ring=True, rotates=True, loop=True, writers=1, crowded=crowded)
+    with pytest.raises(StoreWriteError, match="ring_000002"):
+        for step in range(3):
+            writer.loop_fact(step, "loss", "", {"value": step})
+            for number in range(10 * step, 10 * step + 10):
+                array = np.full(1000, number, np.int32)
+                where = writer.put("x", array, step=step, ring=True)
+                writer.append(record(number, array, where, step=step))
+            writer.end_step(step)
+        writer.close()
+    writer.close("failed", "the disk is full")
+    monkeypatch.undo()
+    run = open_run(tmp_path / "a")
+    found = list(run)
+    kept = [each for each in found if each.location]
+    assert [each.seq for each in found] == list(range(len(found))) and len(found) >= 20
+    assert {each.seq for each in kept} >= set(range(20)) and len(kept) < 30
+    assert all(set(run.load(each).tolist()) == {each.seq} for each in kept)
+    assert len(run.loop(0)) == 3 and run.failure and not run.finished
+
+
+def test_a_full_disk_takes_as_many_rows_as_it_has_room_for(tmp_path, monkeypatch):
+    """The batch of a step does not fit: its first rows do."""
+    real, room = os.write, [16_000]
+
+    def write(fd, data):
+        if len(data) > room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= len(data)
+        return real(fd, data)
+
+    writer = RunWriter(tmp_path / "a", info={}, writers=1)
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(StoreWriteError, match=r"index\.arrows"):
+        for number in range(250):
+            array = np.random.default_rng(number).normal(size=1000)
+            writer.append(record(number, array, writer.put("x", array, step=0)))
+        writer.end_step(0)
+        writer.flush()
+    writer.close()
+    monkeypatch.undo()
+    run = open_run(tmp_path / "a")
+    assert [each.seq for each in run] == list(range(len(run))) and 0 < len(run) < 250
+    assert all((run.load(each) == np.random.default_rng(each.seq).normal(size=1000)).all() for each in run)
+
+
 def test_close_reports_a_pending_error(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     writer = RunWriter(tmp_path / "a", info={})

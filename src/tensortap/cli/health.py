@@ -25,7 +25,7 @@ def health(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show all findings.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a single run for NaN, dead and exploding layers, and for ranks whose replicas differ.
+    """Check a single run: NaN, dead or exploding layers, replicas.
 
     Ends with 0 if nothing is suspicious, 1 if something is, 2 if the run cannot be read, 3 if it has no records.
     `tensortap report RUN` shows the same on a page.

@@ -88,6 +88,7 @@ __all__ = [
     "unknown_columns",
     "utf8",
     "with_known_columns",
+    "without_locations",
     "without_sketch",
 ]
 
@@ -275,6 +276,15 @@ def encode(
     for name in schema.names[len(SCHEMA) :]:
         columns[name] = [record.summary.more.get(name) for record in records]
     return encode_columns(columns, first, schema, buckets)
+
+
+def without_locations(batch: Any, keeps: Sequence[bool]) -> Any:
+    """Return the batch with the locations of only those rows that `keeps` marks."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name in ("file", "offset", "nbytes"):
+        kept = [value if keep else None for value, keep in zip(columns[name].to_pylist(), keeps, strict=True)]
+        columns[name] = pa.array(kept, batch.schema.field(name).type)
+    return pa.record_batch(list(columns.values()), schema=batch.schema)
 
 
 def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: Any = None, buckets: int = FULL) -> Any:

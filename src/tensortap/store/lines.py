@@ -48,6 +48,8 @@ class LinesWriter:
         self._waiting: list[tuple[int, Hashable, bytes]] = []
         self._end = 0
         """Offset in the file at which the waiting lines belong."""
+        self._broken = False
+        """Whether a write has failed, and may have left half a line."""
         self._rotates = rotates
         self._lines: list[_Line] = []
         """The lines in the file, if it rotates."""
@@ -71,7 +73,7 @@ class LinesWriter:
         """Write the waiting lines; return False if that fails. An interrupted write is repeated from its start."""
         with self._writing:
             with self._lock:
-                if self._state.failure is not None:  # a line behind half a line could not be read
+                if self._broken:  # a line behind half a line could not be read
                     self._waiting.clear()
                     return False
                 lines = self._waiting.copy()
@@ -81,6 +83,7 @@ class LinesWriter:
                     written = write_at(self._fd, data, end)
                     data, end = data[written:], end + written
             except OSError as error:
+                self._broken = True
                 self._state.fail(error, self._path)
                 return False
             with self._lock:

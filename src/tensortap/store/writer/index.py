@@ -6,12 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 from tensortap.core.records import Record
 from tensortap.core.sketches import FULL
-from tensortap.store.format import encode, encode_columns, index_schema
+from tensortap.store.format import encode, encode_columns, index_schema, without_locations
 from tensortap.store.placements import PlacementTable
 from tensortap.store.writer.state import WriterState
 
@@ -25,6 +25,9 @@ MOST_WAITING = 4096
 """Upper bound on waiting rows of about a kilobyte each; `append` waits beyond it."""
 MOST_AHEAD = 32_768
 """The same for rows that are appended together: they take little memory until they are written."""
+
+_RESCUED = 8
+"""Rows of a batch on a full disk."""
 
 
 class Rows(Protocol):
@@ -72,7 +75,8 @@ class IndexWriter:
     """Encodes rows and passes them to `target` in batches, with sketches of `buckets` sums.
 
     `barrier` returns True once all bytes that were put so far are written, False if they cannot be. `by_step` writes no
-    batch with rows of several steps, so that the batches of a step can be dropped.
+    batch with rows of several steps, so that the batches of a step can be dropped. After a failure, `has_bytes` returns
+    for files and offsets whether the bytes before the offset are written; None if rows cannot be written either.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class IndexWriter:
         buckets: int = FULL,
         placements: PlacementTable | None = None,
         by_step: bool = False,
+        has_bytes: Callable[[Sequence[str], Sequence[int]], list[bool] | None] = lambda files, ends: None,
     ) -> None:
         self._target = target
+        self._has_bytes = has_bytes
         self._placements = placements
         self._buckets = buckets
         self._by_step = by_step
@@ -202,15 +208,47 @@ class IndexWriter:
 
     def _work(self) -> None:
         try:
-            while (rows := self._next()) and self._barrier():
-                for count, batch in self._batches(rows):
-                    self._target.write(batch)
-                    with self._state.changed:
-                        self.written += count
-                        self._state.changed.notify_all()
+            while rows := self._next():
+                batches = self._batches(rows)
+                if not self._barrier():
+                    self._rescue(batches)
+                    return
+                for count, batch in batches:
+                    try:
+                        self._write(count, batch)
+                    except OSError as error:  # the tensors may leave room when they fail, too
+                        self._state.fail(error, self._target.path)
+                        self._rescue(chain([(count, batch)], batches))
+                        return
                     self._drop_written()
+            if self._state.failure is not None:
+                self._rescue(())
         except BaseException as error:  # the caller must see any failure
             self._state.fail(error, self._target.path)
+
+    def _write(self, count: int, batch: Any) -> None:
+        self._target.write(batch)
+        with self._state.changed:
+            self.written += count
+            self._state.changed.notify_all()
+
+    def _rescue(self, batches: Iterable[tuple[int, Any]]) -> None:
+        """Write the rows that waited when the disk was full. Those without bytes have no location.
+
+        The index runs behind the tensors. Without this, a quick run on a full disk would lose steps that are written.
+        """
+        with self._due:
+            rows, self._rows = self._rows, []
+        for _, batch in chain(batches, self._batches(rows)):
+            files = [name or "" for name in batch.column("file").to_pylist()]
+            spans = zip(batch.column("offset").to_pylist(), batch.column("nbytes").to_pylist(), strict=True)
+            written = self._has_bytes(files, [(offset or 0) + (nbytes or 0) for offset, nbytes in spans])
+            if written is None:
+                return
+            batch = without_locations(batch, written)
+            for first in range(0, batch.num_rows, _RESCUED):  # some may fit where all do not
+                part = batch.slice(first, _RESCUED)
+                self._write(part.num_rows, part)
 
     def _drop_written(self) -> None:
         while self._drops and self._drops[0][0] <= self.written:

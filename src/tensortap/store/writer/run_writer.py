@@ -138,7 +138,9 @@ class RunWriter(RankWriter):
                 self._loop = LoopWriter(self._folder / LOOP, self._state, rotates)
                 self._lines.append(self._loop)
             file = IndexFile(self._folder / INDEX, rotates, self._drop_lines)
-            self._index = IndexWriter(file, self._barrier, self._state, buckets, self._placements, by_step=rotates)
+            self._index = IndexWriter(
+                file, self._barrier, self._state, buckets, self._placements, by_step=rotates, has_bytes=self._has_bytes
+            )
         except BaseException:
             for lines in self._lines:
                 lines.close()
@@ -276,6 +278,19 @@ class RunWriter(RankWriter):
         tickets = [(shard, shard.seal()) for shard in self._shards]
         with self._state.changed:
             return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))
+
+    def _has_bytes(self, files: Sequence[str], ends: Sequence[int]) -> list[bool] | None:
+        """Return for each tensor whether its bytes are written, after a failure; None if no row can be written."""
+        if not all(lines.write() for lines in self._lines):
+            return None
+        with self._state.changed:
+            for shard in self._shards:
+                shard.settle()
+        finished = {name for name in set(files) if name and (self._folder / name).exists()}
+        return [
+            bool(name) and (name in finished or any(shard.has_written(name, end) for shard in self._shards))
+            for name, end in zip(files, ends, strict=True)
+        ]
 
     def _new_name(self, ring: bool, step: int) -> str:
         with self._numbers_lock:

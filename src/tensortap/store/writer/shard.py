@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -106,6 +107,8 @@ class Shard:
         # The thread's own:
         self._fd = self._direct = -1
         self._path = folder
+        self._whole = 0
+        """Bytes at the start of the current file that are written."""
         self._tail = b""
 
     @property
@@ -175,6 +178,15 @@ class Shard:
                 self._finish()
             if files := self._rotating.pop(step, []):
                 self._submit(_Job(partial(self._do_discard, files)))
+
+    def settle(self) -> None:
+        """Wait, after a failure, until the thread has discarded its jobs. Call with the state's `changed` held."""
+        while self.done < self._submitted:
+            self._state.changed.wait()
+
+    def has_written(self, name: str, end: int) -> bool:
+        """Return whether `name` is the current file and written up to `end`, after `settle`."""
+        return self._path == self._folder / (name + PARTIAL) and end <= self._whole
 
     def stop(self) -> None:
         """End the thread after its last job."""
@@ -263,6 +275,7 @@ class Shard:
             try:
                 act()
             except Exception as error:
+                self._cut_off()
                 self._state.fail(error, self._path)
 
     def _submit(self, job: _Job) -> None:
@@ -298,6 +311,7 @@ class Shard:
                 try:
                     job.act()
                 except BaseException as error:  # the caller must see any failure
+                    self._cut_off()
                     self._state.fail(error, self._path)
             with changed:
                 self.done += 1
@@ -313,8 +327,15 @@ class Shard:
                 os.close(fd)
         self._fd = self._direct = -1
 
+    def _cut_off(self) -> None:
+        """Remove the part of a failed write, to leave room for the rows of the tensors before it."""
+        with suppress(OSError):  # the first error is the one that counts
+            if self._fd >= 0:
+                os.ftruncate(self._fd, self._whole)
+
     def _do_open(self, name: str) -> None:
         self._path = self._folder / (name + PARTIAL)
+        self._whole = 0
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
 
     def _do_write_slab(
@@ -335,6 +356,7 @@ class Shard:
             with self._route.timed(False, count - past):
                 self._write_all(view[past:], offset + past)
         self.written += count
+        self._whole = offset + count
 
     def _write_direct(self, view: memoryview, offset: int) -> int:
         """Write with direct I/O; return the number of bytes written. If the file system refuses, disable direct I/O."""
