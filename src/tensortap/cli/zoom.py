@@ -45,7 +45,7 @@ def zoom(
     exit_zero: ExitZero = False,
     quiet: Quiet = False,
 ) -> None:
-    """Name the operator and line where one module of two models differs.
+    """Name the line of code where one module of two models differs.
 
     Both modules run on the inputs that REFERENCE recorded, forward and backward. Operators are aligned by the values
     that they compute, so an added or a fused operator is no difference by itself. Exit codes: 0 both compute the same,
