@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tensortap.compare.align.alignment import Renames, one_module_each
 from tensortap.compare.align.ranks import UnpairedRanks, unpaired_ranks
 from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadable_tensors
+from tensortap.compare.join.differing import with_differing_ranks
 from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.judge.attribution import attribute
@@ -83,6 +84,7 @@ def open_comparison(
     if not renames and rules is None:
         reference, candidate = with_common_names(reference, candidate)
     renames = renames or one_module_each(reference, candidate)
+    apart = reference, candidate
     reference, candidate, joining = join_runs(reference, candidate, options, renames)
     plan = plan_of(reference, candidate, renames, rules)
 
@@ -132,6 +134,8 @@ def open_comparison(
         precision=precision,
         parallel=parallel,
     )
+    if joining:
+        comparison = with_differing_ranks(comparison, *apart)
     sources = (reference_source, candidate_source, *options.noise, options.truth)
     in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)
     comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))

@@ -276,7 +276,7 @@ class MemoryWriter(RankWriter):
         if self._uses_ring:
             index.forget([at is not None and at not in tensors for at in index.columns.column("offset").to_pylist()])
         beside = _Beside(calls, loop, self._status, self._coverage)
-        return MemoryRun(_MemorySource(self.path, self._info, index, tensors, beside))
+        return MemoryRun(_MemorySource(self.path, self._info, index, tensors, beside, self._batches.nbytes))
 
     def _barrier(self) -> bool:
         with self._pending:
@@ -372,9 +372,11 @@ class _MemorySource(RunSource):
         index: Index,
         tensors: Mapping[int, ByteArray],
         beside: _Beside,
+        record_bytes: int,
     ) -> None:
         super().__init__(path, info, [index.rank])
         self.tensors = tensors
+        self.record_bytes = record_bytes
         self._index = index
         self._beside = beside
         self._status, self._coverage = beside.status, beside.coverage
@@ -434,7 +436,7 @@ class MemoryRun(Run):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that its tensors and records take."""
-        return sum(tensor.nbytes for tensor in self.source.tensors.values()) + int(self.index(self.ranks[0]).nbytes)
+        return sum(tensor.nbytes for tensor in self.source.tensors.values()) + self.source.record_bytes
 
     def __repr__(self) -> str:
         counts = (len(self.steps), "step"), (len(self), "record"), (len(self.source.tensors), "tensor")

@@ -10,6 +10,7 @@ resolve.py      what only the other side can decide: tied votes, records without
 scaling.py      a constant factor over all gradients
 hypotheses.py   the causes that only parallel layouts have
 findings.py     replicas, gaps and overlaps as findings
+differing.py    the ranks that differ where a joined record is wrong
 evidence.py     all of this, as a verdict needs it
 joining.py      both sides of a comparison, joined
 

@@ -9,6 +9,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.join.geometry import region_of
 from tensortap.compare.join.source import joined_source
 from tensortap.compare.measure.measures import Measures
+from tensortap.compare.translate.translated import Translated
 
 __all__ = ["UNJOINED_LIMITS", "fill_norms", "withdraw_guesses", "withdraw_other_parts"]
 
@@ -45,6 +46,8 @@ def withdraw_other_parts(measures: Measures, reference: Side, candidate: Side, a
     """Take back what is known of pairs of single ranks that hold different parts of a whole."""
     if joined_source(reference.run) is not None or joined_source(candidate.run) is not None:
         return
+    if not any(side.run.placements(rank) for side in (reference, candidate) for rank in side.run.ranks):
+        return
     left, right = _parts(reference)[alignment.reference], _parts(candidate)[alignment.candidate]
     _withdraw(measures, np.flatnonzero(left != right), OTHER_PART)
 
@@ -52,6 +55,8 @@ def withdraw_other_parts(measures: Measures, reference: Side, candidate: Side, a
 def _parts(side: Side) -> np.ndarray:
     """Return a number for the part that each record holds, the same on both sides; 0 for a whole, or if it is not
     known."""
+    if isinstance(side, Translated):
+        return _parts(side.own)[side.origin]
     found = np.zeros(len(side), np.int64)
     if not len(side) or "placement" not in side.table.column_names:
         return found
