@@ -328,7 +328,7 @@ def test_a_tensor_seen_twice_is_summarised_and_stored_once(run_path: Path, monke
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))
     looks = []
     true = recorder.summarize
-    monkeypatch.setattr(recorder, "summarize", lambda *given: looks.append(1) or true(*given))
+    monkeypatch.setattr(recorder, "summarize", lambda *given, **named: looks.append(1) or true(*given, **named))
     run, _ = tapped(model, run_path, kinds=("input", "output"))
     assert len(run) == 10 and len(looks) == 4  # x, and the outputs of three leaves
     locations = {r.tensor: r.location for r in run}
