@@ -18,8 +18,9 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
+# Two processes; each file stays in one of them, with the servers and clusters that it starts.
 tests: $(VENV)/.ready browser
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The report page is tested in a real browser. If none can be installed, these tests are skipped.
 browser:
