@@ -43,7 +43,9 @@ class Coded:
 
 
 def coded(column: Any) -> Coded:
-    """Encode an Arrow column of strings; null becomes the empty string."""
+    """Encode an Arrow column of strings; null becomes the empty string. Every word occurs, in order of appearance."""
+    if pa.types.is_dictionary(column.type):  # a selection of rows may have lost some of its words
+        column = column.cast(column.type.value_type)
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     array = array.fill_null("").dictionary_encode()
     if isinstance(array, pa.ChunkedArray):
