@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find `support`
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """Give every test the width of a pipe: a worker process of pytest-xdist sets one of its own."""
+    os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_the_keys_are_the_documented_ones() -> None:
     assert set(value["records"][0]) == {
         *("step", "micro", "phase", "module", "call", "kind", "path"),
         *("rank", "seq", "class", "dtype", "shape", "tensor", "elements", "nan", "posinf", "neginf", "zeros"),
-        *("edge", "min", "max", "mean", "std", "l1", "l2", "digest", "location", "arguments"),
+        *("edge", "min", "max", "mean", "std", "l1", "l2", "digest", "location", "placement", "arguments"),
     }
 
 

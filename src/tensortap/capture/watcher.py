@@ -100,7 +100,7 @@ class Watcher:
         device is idle."""
         self._replaced: set[str] = set()
         """Modules whose parameters are other tensors during a forward, which take hooks of their own then."""
-        self._pieces: dict[RecordSlot, Any] = {}
+        self._pieces: dict[tuple[RecordSlot, int], Any] = {}
         self.armed = False
         """Whether a module has run in this step."""
         self._seen_step = False
@@ -405,14 +405,15 @@ class Watcher:
             self._record(gradient, slot)
             return
         # Each region that used the parameter runs a backward of its own, so its gradient comes in several pieces.
-        sum_so_far = self._pieces.get(slot)
+        piece = slot, self._clock.step
+        sum_so_far = self._pieces.get(piece)
         total = self._framework.copy(gradient) if sum_so_far is None else self._framework.add(sum_so_far, gradient)
-        self._pieces[slot] = total
+        self._pieces[piece] = total
 
     def _record_pieces(self) -> None:
         """Record the gradients that came in pieces, after backward."""
-        for slot, gradient in self._pieces.items():
-            self._record(gradient, slot)
+        for (slot, step), gradient in self._pieces.items():
+            self._record(gradient, slot, step)
         self._pieces.clear()
 
     # --- state -------------------------------------------------------------------------------------------------
@@ -505,8 +506,8 @@ class Watcher:
     def _slot(self, micro: int, phase: str, site: Site, call: int, kind: str, path: str) -> RecordSlot:
         return self.slots.find(micro, phase, site, call, kind, path, self._keep[site.name])
 
-    def _record(self, tensor: Any, slot: RecordSlot) -> None:
-        step = self._clock.step
+    def _record(self, tensor: Any, slot: RecordSlot, step: int | None = None) -> None:
+        step = self._clock.step if step is None else step
         if self.take(tensor, slot, step):
             return
         if reason := self._framework.unreadable(tensor):

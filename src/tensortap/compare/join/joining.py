@@ -18,6 +18,7 @@ from tensortap.compare.join.source import JoinedSource, joined_source
 from tensortap.compare.options import ComparisonOptions
 from tensortap.core.records import Key
 from tensortap.store import Run
+from tensortap.store.format import RUN_FORMAT
 
 __all__ = ["NOT_JOINED", "Joining", "Unjoined", "join_runs"]
 
@@ -178,5 +179,7 @@ def _needs_joining(run: Run, other: Run) -> bool:
         return False
     if any(len(run.placements(rank)) for rank in run.ranks):
         return True
+    if run.info.get("format", RUN_FORMAT) != RUN_FORMAT:  # nothing says that the ranks of a dump share one model
+        return False
     worlds = [max(each.info.get("world") or 1, len(each.ranks)) for each in (run, other)]
     return len(run.ranks) > 1 and worlds[0] != worlds[1]

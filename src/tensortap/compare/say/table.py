@@ -85,7 +85,8 @@ def _statistic(measured: Mapping[str, Any], side: Side, rows: Any, name: str) ->
     formula = statistics.formula_of(name)
     if formula is not None:
         return formula(partial(_statistic, measured, side, rows))
-    return getattr(side, name)[rows]
+    column = getattr(side, name, None)  # a run that was opened before a statistic was registered has no column for it
+    return np.full(len(rows), np.nan) if column is None else column[rows]
 
 
 def _typed(column: Any, kind: Any, unknown: Any) -> Any:

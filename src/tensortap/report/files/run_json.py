@@ -15,6 +15,8 @@
                 digest                                         16 hexadecimal digits: JSON's numbers end at 53 bits
                                                                a registered statistic has its own key
                 location                                       file, offset and nbytes, or null if not kept
+                placement                                      where in the whole its elements sit, as in a run's
+                                                               placements.jsonl; null for a whole, or if unknown
                 arguments                                      plain arguments of its call by path, as in a run's
                                                                calls.jsonl; null without a call, or if unknown
                 sketch                                         a list of numbers; only with --sketch
