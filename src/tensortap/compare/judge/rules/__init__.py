@@ -204,8 +204,7 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
             return True
     if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
         error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
-    inside = pair.is_made_by_container or pair.kind in GRADIENT_KINDS
-    return error <= (MOST_ASSUMED if inside else _FEW_ROUNDINGS * rounding)
+    return error <= (MOST_ASSUMED if pair.is_made_by_container else _FEW_ROUNDINGS * rounding)
 
 
 def _roundings_of_partial_sums(pair: JudgedPair) -> float:
