@@ -181,7 +181,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch, file, number
 
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(Path, "write_text", refused(Path.write_text))
-    monkeypatch.setattr("tensortap.store.writer.index.os.open", refused(os.open))
+    monkeypatch.setattr("tensortap.store.writer.index_file.os.open", refused(os.open))
     with pytest.raises(StoreWriteError, match=rf"could not write {tmp_path}/a.*: {os.strerror(number)}; ") as caught:
         RunWriter(tmp_path / "a", info={})
     assert str(caught.value).endswith("choose another path.") and ".tmp" not in str(caught.value)
