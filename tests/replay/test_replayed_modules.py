@@ -13,7 +13,7 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on, tapped
-from tensortap.cli.replay import _argument
+from tensortap.cli.replay import parse_argument
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
 from tensortap.report.terminal.comparison import build, render
@@ -460,4 +460,4 @@ def test_each_call_has_its_own_arguments(run_path: Path) -> None:
     [("false", False), ("False", False), ("None", None), ("0.5", 0.5), ("(1, 2)", (1, 2)), ("mean", "mean")],
 )
 def test_an_argument_on_the_command_line_is_json_python_or_text(text: str, value: Any) -> None:
-    assert _argument(f"flag={text}") == ("flag", value)
+    assert parse_argument(f"flag={text}") == ("flag", value)
