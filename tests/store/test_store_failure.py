@@ -21,19 +21,13 @@ from tensortap.store import RunWriter, open_run
 from tensortap.store.format import encode
 from tensortap.store.writer import index
 
-_earlier: set[threading.Thread] = set()
-"""Threads that were there before a test, of another file's interrupted writers."""
-
 
 def threads() -> list[str]:
-    names = ("tensortap-index", "tensortap-shard")
-    return [thread.name for thread in threading.enumerate() if thread.name in names and thread not in _earlier]
+    return [thread.name for thread in threading.enumerate() if thread.name in ("tensortap-index", "tensortap-shard")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    _earlier.clear()
-    _earlier.update(threading.enumerate())
     yield
     assert threads() == []
 

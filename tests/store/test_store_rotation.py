@@ -79,9 +79,10 @@ def test_the_files_do_not_grow(tmp_path: Path) -> None:
     sizes = []
     for _ in range(20):
         ring.run(25)
+        ring.writer.flush()  # the index rotates beside the caller
         sizes.append(ring.nbytes)
     ring.writer.close()
-    assert max(sizes[1:]) < 3 * sizes[0]  # twice, if one is taken before a rotation and one after; not 20 times
+    assert max(sizes[1:]) < 1.3 * sizes[0]
 
 
 def test_a_copy_at_any_moment_is_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

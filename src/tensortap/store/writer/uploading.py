@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,10 @@ class UploadingWriter(RunWriter):
             self._uploader.finish()
 
     def interrupt(self) -> list[str]:
-        return self._uploader.interrupt()
+        left = self._uploader.interrupt()
+        with suppress(TensortapError):  # the interrupt is what the user sees
+            super().close("failed", "the upload was interrupted")  # the spool is completed, for `tensortap upload`
+        return left
 
     def stats(self) -> dict[str, Any]:
         return super().stats() | {"spooled_bytes": self._spooled, "uploaded_bytes": self._uploader.uploaded}
