@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def expansions(func: Any) -> list[Callable[..., Any]]:
     """Return functions that compute what the operator does in smaller steps, each by another way."""
     name = func._schema.name
     if name.startswith(_ATTENTION):
-        return [] if "backward" in name else [_attention, _attention_scaled_first]
+        return [] if "backward" in name else [_attention, partial(_attention, scaled_first=True)]
     found = decomposition_table.get(func) if name.rpartition("::")[2] in _FUSED else None
     return [] if found is None else [found]
 
@@ -71,39 +72,27 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     *rest: Any,
+    scaled_first: bool = False,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
     attn_bias: torch.Tensor | None = None,
     scale: float | None = None,
     **_: Any,
 ) -> Any:
-    """Compute attention as most models write it: scores, scale, mask, softmax, weighted sum."""
+    """Compute attention as most models write it: scores, scale, mask, softmax, weighted sum.
+
+    scaled_first: apply the scale to the query.
+    """
     query, key, value = _same_heads(query, key, value)
-    scores = query @ key.transpose(-2, -1)
-    scores = scores * _scale(query, scale)
-    return _weighted(scores, query, value, _is_causal(rest, is_causal), _mask(rest, attn_mask, attn_bias))
+    factor = _scale(query, scale)
+    if scaled_first:
+        scores = (query * factor) @ key.transpose(-2, -1)
+    else:
+        scores = query @ key.transpose(-2, -1) * factor
+    return _weighted(scores, value, _is_causal(rest, is_causal), _mask(rest, attn_mask, attn_bias))
 
 
-def _attention_scaled_first(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *rest: Any,
-    is_causal: bool = False,
-    attn_mask: torch.Tensor | None = None,
-    attn_bias: torch.Tensor | None = None,
-    scale: float | None = None,
-    **_: Any,
-) -> Any:
-    """Compute attention with the scale applied to the query."""
-    query, key, value = _same_heads(query, key, value)
-    scores = (query * _scale(query, scale)) @ key.transpose(-2, -1)
-    return _weighted(scores, query, value, _is_causal(rest, is_causal), _mask(rest, attn_mask, attn_bias))
-
-
-def _weighted(
-    scores: torch.Tensor, query: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None
-) -> torch.Tensor:
+def _weighted(scores: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None) -> torch.Tensor:
     if is_causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril().logical_not()
         scores = scores.masked_fill(hidden, -math.inf)
