@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +39,6 @@ class TracedCall:
     """Values of the gradients of inputs and parameters by name; None for one that gets no gradient."""
     failure: str = ""
     """Why the backward failed; empty if it ran."""
-    drew: bool = False
-    """Whether random numbers took part."""
 
 
 def trace_call(
@@ -54,21 +52,22 @@ def trace_call(
     """
     reruns: Reruns = require(framework, Reruns, "tracing operators")
     restore = reruns.save_state(module)
-    drew: list[None] = []
     try:
         with ExitStack() as stack:
             if exact:
                 exactly: ExactExecution = require(framework, ExactExecution, "float64")
                 module = exactly.exact_copy(module)
-                stack.enter_context(exactly.exactly(lambda: drew.append(None), autograd=True))
-            return _trace(framework, module, call, side, exact, backward, lambda: bool(drew))
+                stack.enter_context(exactly.exactly(_ignore_draws, autograd=True))
+            return _trace(framework, module, call, side, exact, backward)
     finally:
         restore()
 
 
-def _trace(
-    framework: Framework, module: Any, call: Call, side: str, exact: bool, backward: bool, drew: Callable[[], bool]
-) -> TracedCall:
+def _ignore_draws() -> None:
+    """Both sides draw from the same random state, so that draws need no notice."""
+
+
+def _trace(framework: Framework, module: Any, call: Call, side: str, exact: bool, backward: bool) -> TracedCall:
     tracer = tracer_of(framework)
     (args, kwargs), leaves = tracer.fresh((call.args, dict(call.kwargs)), exact)
     inputs = open_arguments(args, kwargs, framework.is_tensor).tensors
@@ -92,7 +91,7 @@ def _trace(
             gradients = _backward(framework, recorder, opened, sources, call.gradients)
     except RuntimeError as error:  # autograd's own refusal, as of a tensor that was changed in place
         failure = f"{type(error).__name__}: {error}"
-    return TracedCall(recorder.trace, outputs, gradients, failure, drew())
+    return TracedCall(recorder.trace, outputs, gradients, failure)
 
 
 def _backward(
