@@ -44,6 +44,7 @@ def capture(
     spool: str | Path | None = None,
     spool_size: int | None = None,
     upload_timeout: float | None = None,
+    operators: str | Sequence[str] | None = None,
 ) -> Tap:
     """Tap a torch `nn.Module`, a paddle `nn.Layer` or a `paddle.Model`, and write its tensors to a folder.
 
@@ -93,6 +94,8 @@ def capture(
     spool_size: its most bytes, by default 8 GiB. A full spool slows the training down.
     upload_timeout: seconds without any progress after which an upload counts as failed, by default 300. It then ends as
         `on_error` says, and the spool stays for `tensortap upload`.
+    operators: names of modules, like "layers.2.*", whose operators are recorded, too: what each call of a torch
+        operator in the module's own code has computed, with its source line, and the gradients of its backward.
 
     Plain arguments of calls are kept as well, where they change.
 
@@ -119,7 +122,7 @@ def capture(
     incidents = IncidentOptions(on_nonfinite, ring, loss)
     keep, rotates = ringed(keep, incidents)
     incidents = replace(incidents, rotates=rotates)
-    selection = Selection(keep, kinds, modules, classes, steps, ranks, params_after_alone=default)
+    selection = Selection(keep, kinds, modules, classes, steps, ranks, operators, params_after_alone=default)
     if "step_grad" in selection.kinds and optimizer is None:
         raise UsageError("kinds: step_grad is the gradient that an optimizer uses, and there is none: pass optimizer=")
     if path is None and max_buffer is not None:

@@ -33,7 +33,7 @@ from tensortap.core.presentation import CoverageRows
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
-from tensortap.frameworks.capabilities import EagerExecution, GradientGraph, OptimizerSteps
+from tensortap.frameworks.capabilities import EagerExecution, GradientGraph, OperatorTraces, OptimizerSteps
 
 __all__ = ["Observer", "Sink"]
 
@@ -42,6 +42,7 @@ Self = TypeVar("Self", bound="Observer")
 _NEEDED_FOR: dict[type, str] = {
     EagerExecution: 'compiled="eager"',
     GradientGraph: "recording grad_input",
+    OperatorTraces: "recording operators",
     OptimizerSteps: "counting steps through optimizer=",
 }
 
@@ -110,6 +111,7 @@ class Observer:
         chosen = [s for s in self._tree.sites if selection.wants_module(s.name, s.cls, s.owner)]
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         selection.check_found(len(chosen), names, classes)
+        selection.check_operators([site.name for site in chosen])
         self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen))
         for text in selection.unmatched([site.name for site in chosen]):
             self._book.notice(text)
@@ -170,6 +172,8 @@ class Observer:
             self._require(OptimizerSteps)
         if "grad_input" in selection.kinds:
             self._require(GradientGraph)
+        if selection.operators is not None:
+            self._require(OperatorTraces)
 
     def _require(self, capability: type) -> Any:
         return require(self._framework, capability, _NEEDED_FOR[capability])

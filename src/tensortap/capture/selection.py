@@ -32,6 +32,7 @@ class Selection:
     classes: str | Collection[str] | None = None
     steps: Collection[int] | None = None
     ranks: Collection[int] | None = None
+    operators: str | Sequence[str] | None = None
     params_after_alone: bool = False
     """Whether parameters before a step are left out if they were recorded after the step before."""
     _rules: tuple[tuple[str, str], ...] = field(init=False, repr=False)
@@ -44,6 +45,10 @@ class Selection:
                 raise UsageError(f"kinds: {kind!r} is not a kind; there are {', '.join(KINDS)}")
         if not self.kinds:
             raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(KINDS)}")
+        if "operator" in self.kinds:
+            raise UsageError("kinds: operators are recorded for chosen modules: pass operators='layers.2.*' instead")
+        if self.operators is not None and "output" not in self.kinds:
+            raise UsageError("operators= needs outputs, by which a comparison judges operators: add output to kinds=")
         rules = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
         for pattern, kept in rules.items():
             if kept not in get_args(Keep):
@@ -73,6 +78,21 @@ class Selection:
         patterns = (self.modules,) if isinstance(self.modules, str) else self.modules
         return any(_matches(name, pattern) for pattern in patterns)
 
+    def wants_operators(self, name: str) -> bool:
+        return any(_matches(name, pattern) for pattern in self._operator_patterns)
+
+    @property
+    def _operator_patterns(self) -> tuple[str, ...]:
+        if self.operators is None:
+            return ()
+        return (self.operators,) if isinstance(self.operators, str) else tuple(self.operators)
+
+    def check_operators(self, chosen: Collection[str]) -> None:
+        """Raise UsageError if a pattern of operators= matches none of the chosen modules, and suggest similar names."""
+        for pattern in self._operator_patterns:
+            if not any(_matches(name, pattern) for name in chosen):
+                raise UsageError(f"operators: {pattern!r} matches no tapped module{_similar(pattern, chosen)}")
+
     def keep_of(self, name: str) -> Keep:
         """Return what to keep: the first matching pattern decides, and without one a summary is kept."""
         for pattern, kept in self._rules:
@@ -99,8 +119,7 @@ class Selection:
         notices = []
         for pattern, _ in self._rules:
             if not any(_matches(name, pattern) for name in chosen):
-                close = [display_name(name) for name in difflib.get_close_matches(pattern, chosen, n=3, cutoff=0.4)]
-                hint = f"; did you mean {', '.join(close)}?" if close else ""
+                hint = _similar(pattern, chosen)
                 notices.append(f"keep: {pattern!r} matches no tapped module, so it decides nothing{hint}")
         return notices
 
@@ -118,7 +137,11 @@ class Selection:
             else sorted({self.classes} if isinstance(self.classes, str) else self.classes),
             "steps": None if self.steps is None else repr(self.steps),
             "ranks": None if self.ranks is None else repr(self.ranks),
-        } | ({"params_after_alone": True} if self.params_after_alone else {})
+        } | self._rest_described()
+
+    def _rest_described(self) -> dict[str, Any]:
+        rest: dict[str, Any] = {"params_after_alone": True} if self.params_after_alone else {}
+        return rest if self.operators is None else rest | {"operators": list(self._operator_patterns)}
 
 
 def _holds_ints(value: Any) -> bool:
@@ -128,6 +151,11 @@ def _holds_ints(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(isinstance(each, Integral) for each in value)
     return hasattr(value, "__contains__")
+
+
+def _similar(pattern: str, names: Collection[str]) -> str:
+    close = [display_name(name) for name in difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)]
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _matches(name: str, pattern: str) -> bool:

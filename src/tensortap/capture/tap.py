@@ -25,6 +25,7 @@ from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
+from tensortap.capture.operators import OperatorRecords
 from tensortap.capture.parallel import Parallel
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Keep, Selection
@@ -306,6 +307,11 @@ class Tap(Observer):
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
             if "input" in kinds:
                 watcher.rows = InputRows(self._framework, loop_fact)
+            if self._selection.operators is not None:
+                gradients = not set(GRADIENT_KINDS).isdisjoint(kinds)
+                watcher.operators = OperatorRecords(self._framework, self._selection, self._book, gradients)
+                watcher.operators.note_compiled(self._tree.sites)
+                watcher.operators.record, watcher.operators.hold = watcher.record_operator, watcher.hold
             if not set(GRADIENT_KINDS).isdisjoint(kinds):
                 watcher.detached = DetachedValues(self._framework, loop_fact)
                 watcher.recomputations = Recomputations(self._framework, self._clock, loop_fact)

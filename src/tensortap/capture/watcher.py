@@ -16,6 +16,7 @@ from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
+from tensortap.capture.operators import OperatorRecords
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.slots import RecordSlot, SlotTable, by_key
 from tensortap.capture.tree import Site, Tree
@@ -77,6 +78,8 @@ class Watcher:
         self.rows: InputRows | None = None
         self.detached: DetachedValues | None = None
         """Notes which values autograd does not reach, where that is kept."""
+        self.operators: OperatorRecords | None = None
+        """Records the operators of some modules, where that is asked for."""
         self.modes: Modes | None = None
         """Decides which calls belong to training. None takes every call for training."""
         self._evaluation_clock = Clock()
@@ -121,6 +124,8 @@ class Watcher:
         self._on_gradient = guard(self._gradient)
         self._on_parameter_gradient = guard(self._parameter_gradient)
         self._on_backward = guard(self._backward)
+        if self.operators is not None:
+            self.operators.use(guard)
         self._parameter_callbacks.clear()
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
@@ -208,6 +213,8 @@ class Watcher:
 
     def _drop_step_hooks(self) -> None:
         """Remove the hooks of the step: they must not fire in a later one."""
+        if self.operators is not None:
+            self.operators.end_step()
         for remove in self._step_hooks:
             remove()
         self._step_hooks.clear()
@@ -249,7 +256,9 @@ class Watcher:
             self.forward_ended()
 
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
+        call = self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
+        if self.operators is not None:
+            self.operators.entered(site, call)
 
     def _enter(self, site: Site, opened: Opened) -> ModuleCall:
         """Count a call that begins, and record its inputs."""
@@ -306,6 +315,8 @@ class Watcher:
 
     def _after(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
+        if self.operators is not None:
+            self.operators.left(call)
         if call is not None and site.name in self._sites:
             self._leave(site, call, open_value(output, self._framework.is_tensor))
         if not self._seen_step and self._clock.idle:
@@ -341,6 +352,14 @@ class Watcher:
             self._record(tensor, self._slot(call.micro, phase, site, call.number, kind, path))
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
+
+    def record_operator(self, site: Site, call: ModuleCall, phase: str, path: str, tensor: Any) -> None:
+        """Record what an operator of a module has made, in forward or in backward."""
+        self._record(tensor, self._slot(call.micro, phase, site, call.number, "operator", path))
+
+    def hold(self, remove: Remove) -> None:
+        """Keep a hook until the step ends."""
+        self._step_hooks.append(remove)
 
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: ModuleCall, opened: Opened) -> None:

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 Phase = Literal["forward", "backward", "state", "eval"]
-Kind = Literal["input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad", "buffer"]
+Kind = Literal["input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad", "buffer", "operator"]
 Status = Literal["seen", "never called", "no gradient", "alias", "skipped"]
 
 PairStatus = Literal["equal", "close", "diverged", "nonfinite", "shape", "unjudged"]
@@ -95,9 +95,10 @@ class Key(NamedTuple):
     call: int
     """Number of calls of the module before it in the micro step. For param and buffer: 0 before the step, 1 after."""
     kind: str
-    """input | output | grad_input | grad_output | param | param_grad | step_grad | buffer"""
+    """input | output | grad_input | grad_output | param | param_grad | step_grad | buffer | operator"""
     path: str
-    """Position in the nested arguments or outputs, or the parameter's own name."""
+    """Position in the nested arguments or outputs, or the parameter's own name. For an operator, its name, line and
+    count; see `core.operator_paths`."""
 
     def __str__(self) -> str:
         parts = [display_name(self.module), f"{self.kind} {self.path}", self.phase, f"step {self.step}"]

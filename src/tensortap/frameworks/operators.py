@@ -1,15 +1,35 @@
-"""The contract for tracing operators: what ran below the modules, on which line, with which values."""
+"""The contract for operators below the modules: what ran, on which line, with which values.
+
+A recorder holds all values of one call, for zoom. A watch shows each value once while a model trains, and holds none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from tensortap.core.operators import Operator, OperatorTrace
-from tensortap.frameworks.base import Framework, require
+from tensortap.core.operators import Operator, OperatorTrace, SourceLine
+from tensortap.frameworks.base import Framework, Remove, require
 from tensortap.frameworks.capabilities import OperatorTraces
 
-__all__ = ["OperatorRecorder", "OperatorTracer", "tracer_of"]
+__all__ = ["Guard", "OperatorRan", "OperatorRecorder", "OperatorTracer", "OperatorWatch", "Sent", "tracer_of"]
+
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Wraps a callback, so that an error in it stops the recording and not the training."""
+Sent = Callable[[Sequence[Any]], None]
+"""Called with the gradients that the backward of an operator has computed, None where it computes none."""
+OperatorRan = Callable[[str, "SourceLine | None", Sequence[Any]], "Sent | None"]
+"""Called with the name, line and results of an operator. Returns what receives its gradients, if they are wanted."""
+
+
+class OperatorWatch(Protocol):
+    """Shows operators while they run."""
+
+    def start(self) -> None:
+        """Show the operators that this thread runs from now on."""
+
+    def stop(self) -> None:
+        """Show no more operators. What has run is complete now."""
 
 
 class OperatorRecorder(Protocol):
@@ -36,6 +56,13 @@ class OperatorTracer(Protocol):
 
     def operator_recorder(self, modules: Iterable[tuple[str, Any]]) -> OperatorRecorder:
         """Return what records operators, with the innermost of these modules for each."""
+
+    def operator_watch(self, ran: OperatorRan, hold: Callable[[Remove], None], guard: Guard) -> OperatorWatch:
+        """Return what shows operators to `ran`, each once.
+
+        Views and uninitialised memory are left out. An autograd Function, a custom operator and a Triton kernel are one
+        operator each. `hold` gets what removes a hook on the graph, which belongs to the step.
+        """
 
     def fresh(self, value: Any, exact: bool) -> tuple[Any, dict[int, Any]]:
         """Return a copy of nested arguments for one call, and its leaf for the id of each tensor in it.

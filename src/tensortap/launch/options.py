@@ -136,6 +136,7 @@ CAPTURE_OPTIONS = (
     CaptureOption("spool", str, "FOLDER", "For a URL: the folder for what is not uploaded yet."),
     CaptureOption("spool_size", _parse_count, "BYTES", "For a URL: most bytes of the spool."),
     CaptureOption("upload_timeout", _parse_share, "SECONDS", "For a URL: seconds without progress before it gives up."),
+    CaptureOption("operators", _parse_names, "PATTERN,...", "Record the operators of modules whose name matches."),
     CaptureOption("gather", parse_flag, "", "On a GPU, read several tensors in one launch."),
 )
 """An option of `capture` joins the command line, the environment and tensortap.toml with one line here."""

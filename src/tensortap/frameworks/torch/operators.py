@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from tensortap.core.operators import Operator, OperatorTrace, SourceLine, TracedValue
+from tensortap.core.operators import Operator, OperatorTrace, TracedValue
 from tensortap.frameworks.torch.fused import expansions
+from tensortap.frameworks.torch.source_lines import CallingCode, calling_code, is_users
 
-__all__ = ["TorchOperatorRecorder", "TorchOperatorTracer"]
+if TYPE_CHECKING:
+    from tensortap.frameworks.base import Remove
+    from tensortap.frameworks.operators import Guard, OperatorRan, OperatorWatch
 
-_TORCH = str(Path(torch.__file__).parent)
-_TOOL = str(Path(__file__).parents[2])
-_MODELS_OF_THE_TOOL = str(Path(_TOOL) / "demo")
-_SHORTEST = 2
-"""Python instructions are two bytes long."""
-_DEEPEST = 12
-"""Lines of a call stack that are kept."""
-_DISPATCHERS = ("/_ops.py", "_python_dispatch", "/autograd/")
-"""Files of torch between an operator and the code that calls it."""
+__all__ = ["TorchOperatorRecorder", "TorchOperatorTracer", "changed_arguments"]
+
 _MOVES = frozenset(
     [
         "view",
@@ -72,6 +66,11 @@ class TorchOperatorTracer:
 
     def operator_recorder(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> TorchOperatorRecorder:
         return TorchOperatorRecorder(modules)
+
+    def operator_watch(self, ran: OperatorRan, hold: Callable[[Remove], None], guard: Guard) -> OperatorWatch:
+        from tensortap.frameworks.torch.operator_watch import TorchOperatorWatch
+
+        return TorchOperatorWatch(ran, hold, guard)
 
     def fresh(self, value: Any, exact: bool) -> tuple[Any, dict[int, torch.Tensor]]:
         leaves: dict[int, torch.Tensor] = {}
@@ -200,7 +199,7 @@ class TorchOperatorRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch i
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         inputs = [self._read(tensor) for tensor in tensors]
-        changed = _changed(func, args, kwargs)
+        changed = changed_arguments(func, args, kwargs)
         for tensor in changed:
             self._preserve(tensor)
         made = func(*args, **kwargs)
@@ -230,7 +229,8 @@ class TorchOperatorRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch i
         whole = self._part_of
         node = None if whole is not None else torch._C._current_autograd_node()
         number = len(self.trace.operators)
-        lines, function = ([], None) if whole is not None else _where()
+        code = CallingCode([]) if whole is not None else calling_code(sys._getframe(2))
+        lines, function = code.lines, code.function
         line, callers = (lines[0] if lines else None), lines[1:]
         module, phase = (self._inside[-1] if self._inside else ""), "forward"
         if whole is not None:
@@ -241,7 +241,7 @@ class TorchOperatorRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch i
             if forward is not None:
                 origin = self.trace.operators[forward]
                 module = origin.module
-                if not function and not _is_users(line):
+                if not function and not is_users(line):
                     line, callers = origin.line, list(origin.callers)
                 name = name if origin.name in ("detach", "alias") else f"{name} (backward of {origin.name})"
         else:
@@ -318,7 +318,7 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return _memory(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def changed_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""
     if not func._schema.is_mutable:
         return []
@@ -338,50 +338,3 @@ def _plain_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)) and value is not None:
             words.append(f"{name}={str(value).removeprefix('torch.')}")
     return words
-
-
-def _where() -> tuple[list[SourceLine], str | None]:
-    """Return the lines outside torch and this tool, the innermost first; and the autograd Function around it, if any.
-
-    An autograd Function is one operator, on the line that calls it. Where all code is torch's own, as inside its
-    attention module, the line is torch's.
-    """
-    frame: Any = sys._getframe(3)
-    own: list[SourceLine] = []
-    users: list[SourceLine] = []
-    function: str | None = None
-    while frame is not None and len(users) < _DEEPEST:
-        code = frame.f_code
-        file = code.co_filename
-        if _is_tools(file):
-            if users or own:
-                break
-        elif file.startswith(_TORCH):
-            if not own and not any(part in file for part in _DISPATCHERS):
-                own.append(_line(frame))
-        elif code.co_name == "forward" and code.co_argcount and code.co_varnames[0] == "ctx":
-            users.clear()
-            function = getattr(code, "co_qualname", "Function.forward").rpartition(".")[0]
-        else:
-            users.append(_line(frame))
-        frame = frame.f_back
-    return users or own, function
-
-
-def _is_tools(file: str) -> bool:
-    return file.startswith(_TOOL) and not file.startswith(_MODELS_OF_THE_TOOL)
-
-
-def _is_users(line: SourceLine | None) -> bool:
-    return line is not None and not line.file.startswith(_TORCH)
-
-
-def _line(frame: Any) -> SourceLine:
-    code = frame.f_code
-    columns = None
-    line = frame.f_lineno
-    if hasattr(code, "co_positions"):
-        start, last, first, end = next(islice(code.co_positions(), frame.f_lasti // _SHORTEST, None))
-        if None not in (start, last, first, end):
-            line, columns = start, (first, last, end)
-    return SourceLine(code.co_filename, line, code.co_name, columns)
