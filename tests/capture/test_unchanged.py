@@ -14,7 +14,7 @@ from torch import nn
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 
 
 class WithDropout(nn.Module):
@@ -86,7 +86,7 @@ def test_every_model_with_all_kinds(tmp_path: Path, name: str, keep: str) -> Non
     assert_identical(plain, train(MODELS[name], tmp_path / "run", keep=keep, kinds=ALL_KINDS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULE_KINDS)
 @pytest.mark.parametrize("keep", ["summary", "tensors", {"gated": "tensors", "*": "summary"}])
 def test_every_kind_alone(tmp_path: Path, kind: str, keep: Any) -> None:
     plain = train(zoo.Residual, None)

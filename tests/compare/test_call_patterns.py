@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import tensortap as tt
-from tensortap.core.records import KINDS as ALL_KINDS
+from tensortap.core.records import MODULE_KINDS
 
-KINDS = tuple(kind for kind in ALL_KINDS if kind != "step_grad")
+KINDS = tuple(kind for kind in MODULE_KINDS if kind != "step_grad")
 
 
 class Mlp(nn.Module):

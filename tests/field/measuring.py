@@ -10,7 +10,7 @@ from typing import Any
 
 import tensortap as tt
 from tensortap.core.causes import Cause
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 
 from .mistake import Mistake
 from .patches import Apply, both
@@ -67,7 +67,7 @@ class Outcome:
 class Bench:
     """Runs below one folder. What references share is made once for each family, and deleted with `forget`."""
 
-    def __init__(self, folder: Path, kinds: tuple[str, ...] = KINDS) -> None:
+    def __init__(self, folder: Path, kinds: tuple[str, ...] = MODULE_KINDS) -> None:
         self.folder = folder
         self.kinds = kinds
         self._made: dict[tuple[Any, ...], Path] = {}

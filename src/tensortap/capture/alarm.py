@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensortap.core.operator_paths import parse_operator
 from tensortap.core.records import Key, Summary, display_name
 from tensortap.errors import UsageError
 
@@ -33,12 +34,17 @@ class NonfiniteRecord(NamedTuple):
     posinf: int
     neginf: int
     elements: int
+    operator: str = ""
+    """The first operator of its module that had it, in words, if operators are recorded."""
 
     @property
     def counts(self) -> bool:
-        """Whether it is wrong: it is neither a mask nor part of an evaluation."""
+        """Whether it is wrong: it is neither a mask nor part of an evaluation.
+
+        An operator alone is not: code may compute a logarithm of zero, and leave it out afterwards.
+        """
         is_mask = not self.nan and not self.posinf and self.key.kind in _ACTIVATIONS
-        return not is_mask and self.key.phase != "eval"
+        return not is_mask and self.key.phase != "eval" and self.key.kind != "operator"
 
     def __str__(self) -> str:
         key = self.key
@@ -46,7 +52,8 @@ class NonfiniteRecord(NamedTuple):
         what = f"{key.kind} {key.path} of {display_name(key.module)} ({self.cls}) in step {key.step}"
         if key.kind == "input":
             return f"NaN or Inf is born in code that runs before {display_name(key.module)}: {what} has it; {counts}"
-        return f"NaN or Inf is born in {what}: {counts}"
+        first = f"; the first operator with it is {self.operator}" if self.operator else ""
+        return f"NaN or Inf is born in {what}: {counts}{first}"
 
 
 class Alarm:
@@ -72,10 +79,12 @@ class Alarm:
         bad = np.sum([np.asarray(columns[name]) for name in ("nan", "posinf", "neginf")], axis=0)
         for row in np.flatnonzero(bad).tolist():
             key = Key(*(columns[name][row] for name in Key._fields))
-            counts = (int(columns[name][row]) for name in ("nan", "posinf", "neginf", "elements"))
+            nan, posinf, neginf, elements = (
+                int(columns[name][row]) for name in ("nan", "posinf", "neginf", "elements")
+            )
             names = columns["seq"][row], columns["cls"][row], columns["dtype"][row]
             with self._lock:
-                self._nonfinite.append(NonfiniteRecord(key, *names, *counts))
+                self._nonfinite.append(NonfiniteRecord(key, *names, nan, posinf, neginf, elements))
         if self._loss is None:
             return
         for row, place in enumerate(zip(columns["module"], columns["kind"], columns["path"], strict=True)):
@@ -111,12 +120,24 @@ class Alarm:
 
 def birth_among(records: Iterable[NonfiniteRecord]) -> NonfiniteRecord | None:
     """Return the record of one step in which NaN or Inf was born; None if it came from outside or from before."""
+    records = list(records)
     found = sorted((each for each in records if each.counts), key=lambda each: each.seq)
     if not found or any(each.key.kind in ("param", "buffer") and each.key.call == 0 for each in found):
         return None
     forward = [each for each in found if each.key.phase == "forward"]
     first = (forward or found)[0]
-    return None if first.key.kind == "input" and first.key.module == "" else first
+    if first.key.kind == "input" and first.key.module == "":
+        return None
+    operator = _first_operator(records, first)
+    return first._replace(operator=operator) if operator else first
+
+
+def _first_operator(records: Iterable[NonfiniteRecord], birth: NonfiniteRecord) -> str:
+    """Return the first operator with NaN or Inf in the call of the birth; empty if none was recorded."""
+    call = birth.key._replace(kind="operator", path="")
+    inside = [each for each in records if each.key._replace(path="") == call and each.seq < birth.seq]
+    first = min(inside, key=lambda each: each.seq, default=None)
+    return "" if first is None else parse_operator(first.key.path).in_words
 
 
 def may_be_scaling(records: Iterable[NonfiniteRecord], birth: NonfiniteRecord) -> bool:

@@ -123,10 +123,10 @@ class Incidents:
         self._ring.close()
 
     def _examine(self, step: int) -> None:
-        bad = sorted((each for each in self.alarm.take(step) if each.counts), key=lambda each: each.key.step)
+        bad = sorted(self.alarm.take(step), key=lambda each: each.key.step)
         for _, some in groupby(bad, lambda each: each.key.step):
             self._examine_step(list(some))
-        if not bad:
+        if not any(each.counts for each in bad):
             self._was_nonfinite = False
         for at, loss in self.alarm.take_losses(step).items():
             self._writer.loop_fact(at, "loss", "", written([("value", loss)], lambda _: None))
@@ -135,6 +135,7 @@ class Incidents:
 
     def _examine_step(self, records: list[NonfiniteRecord]) -> None:
         birth = birth_among(records)
+        records = [each for each in records if each.counts]
         if birth is None or self._was_nonfinite or self._options.on_nonfinite is None:
             return
         if may_be_scaling(records, birth) and not self._broken({r.key.module for r in records}):

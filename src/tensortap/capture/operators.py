@@ -92,14 +92,14 @@ class OperatorRecords:
         here = self._open[-1]
         operator = OperatorPath(name, "" if line is None else str(line))
         here.counts[operator] += 1
-        operator = operator._replace(count=here.counts[operator])
+        operator = operator._replace(nth=here.counts[operator])
         if not here.call.recomputed:
             for index, tensor in enumerate(tensors):
-                self.record(here.site, here.call, "forward", str(operator._replace(index=index)), tensor)
+                self.record(here.site, here.call, "forward", str(operator._replace(part=index)), tensor)
         return partial(self._on_sent, here.site, here.call, operator) if self._gradients else None
 
     def _sent(self, site: Site, call: ModuleCall, operator: OperatorPath, gradients: Sequence[Any]) -> None:
         """Record the gradients that the backward of an operator has computed, one for each operand."""
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self.record(site, call, "backward", str(operator._replace(index=index)), gradient)
+                self.record(site, call, "backward", str(operator._replace(part=index)), gradient)

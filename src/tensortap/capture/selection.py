@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any, Literal, cast, get_args
 
-from tensortap.core.records import KINDS, display_name
+from tensortap.core.records import KINDS, MODULE_KINDS, display_name
 from tensortap.errors import UsageError
 
 __all__ = ["DEFAULT_KINDS", "OPTIMIZER_KINDS", "Keep", "Selection"]
@@ -42,9 +42,9 @@ class Selection:
             object.__setattr__(self, "kinds", (self.kinds,))
         for kind in self.kinds:
             if kind not in KINDS:
-                raise UsageError(f"kinds: {kind!r} is not a kind; there are {', '.join(KINDS)}")
+                raise UsageError(f"kinds: {kind!r} is not a kind; there are {', '.join(MODULE_KINDS)}")
         if not self.kinds:
-            raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(KINDS)}")
+            raise UsageError(f"kinds is empty: nothing would be tapped; there are {', '.join(MODULE_KINDS)}")
         if "operator" in self.kinds:
             raise UsageError("kinds: operators are recorded for chosen modules: pass operators='layers.2.*' instead")
         if self.operators is not None and "output" not in self.kinds:

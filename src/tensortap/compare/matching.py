@@ -13,8 +13,9 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.call_patterns import OtherCalls, without_other_calls
 from tensortap.compare.align.calls import CallDifferences
+from tensortap.compare.align.operators import OperatorAlignment, align_operators
 from tensortap.compare.align.settings import SettingDifferences
-from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation
+from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation, has_operators
 from tensortap.compare.align.splits import OtherSplits, without_other_splits
 from tensortap.compare.align.step_gradients import complete_step_gradients
 from tensortap.compare.join.joining import NOT_JOINED, Joining
@@ -81,6 +82,8 @@ class Matched:
     """Modules that the sides call another number of times, on other parts of the same."""
     scaling: Scaling = NO_SCALING
     """The factor between the gradients of sides that split a batch over other numbers of ranks."""
+    operators: OperatorAlignment = field(default_factory=OperatorAlignment)
+    """How operators below the modules were aligned."""
 
     @cached_property
     def allowances(self) -> dict[int, Allowance]:
@@ -180,9 +183,10 @@ def match(
     joining: Joining = NOT_JOINED,
 ) -> Matched:
     """Align and measure. With `until_first`, pairs after the first divergence stay unmeasured."""
-    left = Side(reference, _scope(options, None, candidate))
+    apart = plan is not None or bool(joining)
+    left = Side(reference, _scope(options, None, candidate, apart))
     known = renames if plan is None else partial(reference_name, plan)
-    right = Side(candidate, _scope(options, known, reference))
+    right = Side(candidate, _scope(options, known, reference, apart))
     complete_step_gradients(left, right)
     steps = _mapping(options.steps) if not (reference.is_checkpoint or candidate.is_checkpoint) else None
     rename = renames if renames else None
@@ -191,7 +195,8 @@ def match(
         kinds_known = not (reference.is_checkpoint or candidate.is_checkpoint)
         fusions = find_fusions(plan, left, right)
         right, rename = Translated(right, plan, kinds_known, fusions), None
-    alignment = align(left, right, rename, steps, _mapping(options.ranks))
+    operators = align_operators(left, right, rename, steps, _mapping(options.ranks))
+    alignment = operators.without_added(align(left, right, rename, steps, _mapping(options.ranks)))
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     alignment, splits = without_other_splits(left, right, alignment)
@@ -214,7 +219,10 @@ def match(
     estimate(measures, left, right, alignment, open_pairs[~whole])
     withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
     found = Matched(
-        left, right, alignment, measures, plan, repeated, fusions, splits, patterns=patterns, scaling=scaling
+        *(left, right, alignment, measures, plan, repeated, fusions, splits),
+        patterns=patterns,
+        scaling=scaling,
+        operators=operators,
     )
     stops = options.until_first and not options.noise  # with noise, divergence is known only at the end
     if stops:
@@ -375,9 +383,9 @@ def _dimensions(side: Side) -> npt.NDArray[np.int64]:
     return np.asarray(np.diff(offsets), np.int64)
 
 
-def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, other: Run) -> Scope:
+def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, other: Run, apart: bool) -> Scope:
     """Return the candidate's scope if there are `renames`, even empty ones; else the reference's, whose names patterns
-    refer to. `other` is the other side's run."""
+    refer to. `other` is the other side's run; `apart`: operators of the two sides cannot be aligned."""
 
     def chosen(value: Collection[int] | Mapping[int, int] | None) -> Collection[int] | None:
         if isinstance(value, Mapping):
@@ -395,6 +403,7 @@ def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, oth
         other.is_checkpoint,
         renames,
         not has_evaluation(other, others),
+        apart or not has_operators(other, others),
     )
 
 

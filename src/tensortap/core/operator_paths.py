@@ -1,20 +1,19 @@
 """The path of an operator's record: which operator it was, on which line, and which of several like it.
 
-    softmax@attention.py:48          the first softmax of that line in a call of the module
-    softmax@attention.py:48#2        the second
-    native_layer_norm@block.py:9[1]  its second result; in backward, the gradient of its second operand
+softmax@attention.py:48          the first softmax of that line in a call of the module
+softmax@attention.py:48#2        the second
+native_layer_norm@block.py:9[1]  its second result; in backward, the gradient of its second operand
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-__all__ = ["OperatorPath", "parse_operator"]
+__all__ = ["OperatorPath", "OperatorPlace", "parse_operator"]
 
-_FORM = re.compile(
-    r"(?P<name>.*?)(?:@(?P<place>[^@#\[~]*))?(?:#(?P<count>\d+))?(?:\[(?P<index>\d+)\])?(?P<again>~\d+)?"
-)
+_FORM = re.compile(r"(?P<name>.*?)(?:@(?P<place>[^@#\[~]*))?(?:#(?P<nth>\d+))?(?:\[(?P<part>\d+)\])?(?P<again>~\d+)?")
 
 
 class OperatorPath(NamedTuple):
@@ -23,18 +22,18 @@ class OperatorPath(NamedTuple):
     name: str
     place: str = ""
     """File and line, "attention.py:48"; empty if no Python code called it."""
-    count: int = 1
+    nth: int = 1
     """Which one of those with the same name and line."""
-    index: int = 0
+    part: int = 0
     """Which of its results; in backward, which of its operands the gradient is for."""
     again: str = ""
     """"~2" in a second backward through the same graph."""
 
     def __str__(self) -> str:
         place = f"@{self.place}" if self.place else ""
-        count = f"#{self.count}" if self.count > 1 else ""
-        index = f"[{self.index}]" if self.index else ""
-        return f"{self.name}{place}{count}{index}{self.again}"
+        nth = f"#{self.nth}" if self.nth > 1 else ""
+        part = f"[{self.part}]" if self.part else ""
+        return f"{self.name}{place}{nth}{part}{self.again}"
 
     @property
     def in_words(self) -> str:
@@ -42,14 +41,38 @@ class OperatorPath(NamedTuple):
         return f"{self.name.strip('_')} in {self.place}" if self.place else self.name.strip("_")
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorPlace:
+    """Where the operators inside the module of a finding part."""
+
+    reference: str
+    """The reference's first operator whose result differs; empty if all that both sides have agree."""
+    candidate: str
+    """The candidate's counterpart, with its own line."""
+    rel_l2: float
+    missing: tuple[str, ...] = ()
+    """Operators right before it that the candidate lacks."""
+    added: tuple[str, ...] = ()
+    """Operators right before it that the reference lacks."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "rel_l2": self.rel_l2,
+            "missing": list(self.missing),
+            "added": list(self.added),
+        }
+
+
 def parse_operator(path: str) -> OperatorPath:
     """Return the parts of a path.
 
     >>> parse_operator("softmax@attention.py:48#2")
-    OperatorPath(name='softmax', place='attention.py:48', count=2, index=0, again='')
+    OperatorPath(name='softmax', place='attention.py:48', nth=2, part=0, again='')
     """
     found = _FORM.fullmatch(path)
     if found is None:
         return OperatorPath(path)
-    count, index = int(found["count"] or 1), int(found["index"] or 0)
-    return OperatorPath(found["name"], found["place"] or "", count, index, found["again"] or "")
+    nth, part = int(found["nth"] or 1), int(found["part"] or 0)
+    return OperatorPath(found["name"], found["place"] or "", nth, part, found["again"] or "")

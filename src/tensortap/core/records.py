@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensortap.core.causes import Cause
     from tensortap.core.details import Detail
     from tensortap.core.name_mapping import NameMapping
+    from tensortap.core.operator_paths import OperatorPlace
     from tensortap.core.placement import Placement
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "GRADIENT_KINDS",
     "HEALTH_STATUSES",
     "KINDS",
+    "MODULE_KINDS",
     "PHASES",
     "STATE_KINDS",
     "STATUSES",
@@ -66,6 +68,8 @@ EXIT_CODES: dict[str, int] = {"match": 0, "diverged": 1, "incomparable": 3, "imp
 STATUSES: tuple[str, ...] = get_args(PairStatus)
 PHASES: tuple[str, ...] = get_args(Phase)
 KINDS: tuple[str, ...] = get_args(Kind)
+MODULE_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != "operator")
+"""Kinds of records of modules, which `capture(kinds=...)` chooses from."""
 ALL_FROZEN = "all its parameters are frozen"
 """Reason in the coverage of a module that gets no gradient."""
 WRONG_STATUSES: tuple[str, ...] = ("diverged", "nonfinite", "shape")
@@ -333,6 +337,8 @@ class Finding:
     """How far both sides are from the truth, if one was given."""
     layout: LayoutFact | None = None
     """The axis and ranks that are to blame, if the cause is one of parallel layouts."""
+    operator: OperatorPlace | None = None
+    """Where in the module's code it begins, if both sides recorded operators."""
 
     @property
     def module(self) -> str:

@@ -39,7 +39,7 @@ from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
-from tensortap.core.records import GRADIENT_KINDS, KINDS, Comparison
+from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison
 from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
 from tensortap.isolate.truth import FLOAT64, Truth
 from tensortap.kernels.pairs.reference import PairMeasure
@@ -67,7 +67,7 @@ def conclude_live(
     left_out = () if backward else GRADIENT_KINDS
     if "step_grad" not in right.kind.words:  # without optimizer=, a check sees no gradient of a step
         left_out = ("step_grad", *left_out)
-    kinds = [kind for kind in KINDS if kind not in left_out]
+    kinds = [kind for kind in MODULE_KINDS if kind not in left_out]
     left = Side(reference, Scope(options.modules, kinds, candidate.steps, candidate.ranks, training_only=True))
     alignment = align(left, right, renames if renames else None)
     alignment, patterns = without_other_calls(left, right, alignment)

@@ -13,7 +13,7 @@ import numpy as np
 from tensortap.capture import capture
 from tensortap.capture.flatten import open_value
 from tensortap.compare.judge.rules.rounding import EPSILON
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework, require
@@ -24,7 +24,7 @@ from tensortap.store.noise_file import Spot, write_noise
 
 __all__ = ["measure_noise"]
 
-_KINDS = tuple(kind for kind in KINDS if kind not in ("param", "step_grad"))
+_KINDS = tuple(kind for kind in MODULE_KINDS if kind not in ("param", "step_grad"))
 """Parameters are perturbed, not measured, and no optimizer steps."""
 _OWN_KINDS = ("output", "grad_input", "param_grad")
 """Kinds that a module itself computes; the code around it makes the others."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.compare.judge.rules.rounding import EPSILON
-from tensortap.core.records import KINDS, Key, Location, Record, display_name
+from tensortap.core.records import MODULE_KINDS, Key, Location, Record, display_name
 from tensortap.errors import UsageError
 from tensortap.store import Run
 
@@ -58,7 +58,7 @@ class ReferenceRecords:
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
         self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
         found = set(pc.unique(self._rows.column("kind")).to_pylist())
-        self.kinds = tuple(kind for kind in KINDS if kind in found)
+        self.kinds = tuple(kind for kind in MODULE_KINDS if kind in found)
 
     def check_kept(self) -> None:
         """Raise UsageError if the run has no tensors to feed modules with."""

@@ -44,6 +44,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         ],
         "truth": None if finding.truth is None else _truth_object(finding.truth),
         "layout": None if finding.layout is None else _layout_object(finding.layout),
+        "operator": None if finding.operator is None else finding.operator.as_dict(),
         **measured,
     }
 

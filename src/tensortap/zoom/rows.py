@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tensortap.core.operators import Operator, OperatorTrace
+from tensortap.core.sequences import best_alignment
 
 __all__ = ["Aligned", "align_operators"]
 
@@ -16,8 +17,6 @@ Aligned = tuple[Operator | None, Operator | None]
 _SAME_VALUE = 4
 _SAME_NAME = 2
 _SAME_SHAPE = 1
-_LARGEST = 4_000_000
-"""Cells of the table; longer traces are aligned in pieces."""
 
 
 def align_operators(
@@ -59,27 +58,8 @@ def _score(
 def _align(
     theirs: Sequence[Operator], ours: Sequence[Operator], score: Callable[[Operator, Operator], int]
 ) -> list[Aligned]:
-    """Return the best alignment, by dynamic programming."""
-    if len(theirs) * len(ours) > _LARGEST:
-        half = len(theirs) // 2, len(ours) // 2
-        return [*_align(theirs[: half[0]], ours[: half[1]], score), *_align(theirs[half[0] :], ours[half[1] :], score)]
-    scores = np.zeros((len(theirs) + 1, len(ours) + 1), np.int64)
-    pairs = np.array([[score(one, two) for two in ours] for one in theirs], np.int64).reshape(len(theirs), len(ours))
-    for row in range(len(theirs) - 1, -1, -1):
-        diagonal = np.where(pairs[row] > 0, pairs[row] + scores[row + 1, 1:], 0)
-        best = np.maximum(diagonal, scores[row + 1, :-1])
-        scores[row, :-1] = np.maximum.accumulate(best[::-1])[::-1]
-    rows: list[Aligned] = []
-    row = column = 0
-    while row < len(theirs) and column < len(ours):
-        here = pairs[row, column]
-        if here > 0 and scores[row, column] == here + scores[row + 1, column + 1]:
-            rows.append((theirs[row], ours[column]))
-            row, column = row + 1, column + 1
-        elif scores[row, column] == scores[row + 1, column]:
-            rows.append((theirs[row], None))
-            row += 1
-        else:
-            rows.append((None, ours[column]))
-            column += 1
-    return [*rows, *((each, None) for each in theirs[row:]), *((None, each) for each in ours[column:])]
+    scores = np.array([[score(one, two) for two in ours] for one in theirs], np.int64).reshape(len(theirs), len(ours))
+    return [
+        (None if one is None else theirs[one], None if two is None else ours[two])
+        for one, two in best_alignment(scores)
+    ]

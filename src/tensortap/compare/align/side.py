@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from tensortap.compare.join.bands import Assembly
 from tensortap.compare.join.source import joined_source
-from tensortap.core.records import ALL_FROZEN, PHASES, Key, display_name
+from tensortap.core.records import ALL_FROZEN, KINDS, PHASES, Key, display_name
 from tensortap.core.sketches import FULL, fold
 from tensortap.store import Run
 from tensortap.store.compact import compact, joined
 from tensortap.store.query import Filter
 
-__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "has_evaluation", "hash_of_shape"]
+__all__ = ["Bools", "Ints", "Names", "Scope", "Side", "has_evaluation", "has_operators", "hash_of_shape"]
 
 TRAINING_PHASES = tuple(phase for phase in PHASES if phase != "eval")
 
@@ -31,6 +31,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+_OF_RUN = ("run", "is_selection", "without_evaluation", "without_operators", "ranks", "_chosen")
+"""Attributes of a side that no record changes."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Scope:
     """The patterns of `modules` apply to names after this rename."""
     training_only: bool = False
     """Leave out evaluation, because the other side has none."""
+    without_operators: bool = False
+    """Leave out operators, because the other side has none, or has them on other ranks or under other names."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,12 @@ def has_evaluation(run: Run, ranks: Collection[int] | None = None) -> bool:
     return any("eval" in pc.unique(run.columns(rank).column("phase")).to_pylist() for rank in chosen)
 
 
+def has_operators(run: Run, ranks: Collection[int] | None = None) -> bool:
+    """Return whether a run, or some of its ranks, has records of operators."""
+    chosen = run.ranks if ranks is None else [rank for rank in run.ranks if rank in ranks]
+    return any("operator" in pc.unique(run.columns(rank).column("kind")).to_pylist() for rank in chosen)
+
+
 class Side:
     """The records of a run that take part, in order of rank and execution."""
 
@@ -100,9 +110,13 @@ class Side:
         matching = None if patterns is None else _MatchingNames(patterns, scope.rename)
         steps = None if run.is_checkpoint else scope.steps  # a checkpoint belongs to no step
         phases = TRAINING_PHASES if scope.training_only and has_evaluation(run, scope.ranks) else None
-        chosen = Filter(module=matching, kind=scope.kinds, step=steps, phase=phases)
-        everything = all(chosen is None for chosen in (scope.modules, scope.kinds, steps, phases))
         kinds = (scope.kinds,) if isinstance(scope.kinds, str) else scope.kinds
+        self.without_operators = scope.without_operators and has_operators(run, scope.ranks)
+        """Whether records of operators were left out."""
+        if self.without_operators:
+            kinds = [kind for kind in kinds or KINDS if kind != "operator"]
+        chosen = Filter(module=matching, kind=kinds, step=steps, phase=phases)
+        everything = all(chosen is None for chosen in (scope.modules, kinds, steps, phases))
         self._chosen: tuple[Container[Any] | None, ...] = (matching, kinds, steps, phases)
         self.is_selection = scope.modules is not None or scope.kinds is not None
         """Whether modules or kinds were left out on purpose."""
@@ -144,7 +158,7 @@ class Side:
 
     def replace(self, table: Any, row: Ints, rank: Ints) -> None:
         """Replace all records by others of the same run; what was read from the old ones is forgotten."""
-        kept = {name: vars(self)[name] for name in ("run", "is_selection", "without_evaluation", "ranks", "_chosen")}
+        kept = {name: vars(self)[name] for name in _OF_RUN}
         vars(self).clear()
         vars(self).update(kept, table=table, row=row, rank=rank)
 

@@ -118,16 +118,18 @@ class _Codes:
 
 
 def read_pieces(run: Run) -> Pieces:
-    """Read the rows of all ranks."""
+    """Read the rows of all ranks, without operators: ranks that share the work run other ones."""
     spots, forms, placements = _Codes(), _Codes(), _Codes()
     by_key: dict[Any, Placement] = {}
     columns: dict[str, list[npt.NDArray[Any]]] = {}
 
     def add(name: str, values: npt.NDArray[Any]) -> None:
-        columns.setdefault(name, []).append(values)
+        columns.setdefault(name, []).append(values[kept])
 
     for place, (_, index) in enumerate(indexes(run)):
         table, count = index.columns, len(index)
+        codes, words = _words(table, "kind")
+        kept = codes != words.index("operator") if "operator" in words else slice(None)
         add("place", np.full(count, place, np.int64))
         add("row", np.arange(count))
         for name in (*_COUNTED, "seq", "digest", "tensor"):

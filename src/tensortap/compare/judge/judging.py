@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.judge.operators import judge_operators
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import (
     KINK,
@@ -104,6 +105,7 @@ class _Judge:
         if policy.fixed:
             self.open = ~pairs.equal & ~np.isnan(pairs.error)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
+        self.open[self.structure.operators] = False
         which = np.where(pairs.equal, 0, np.where(close, 1, 2)).astype(np.int8).tolist()
         # Equal words are one object: there are as many as pairs.
         self.status = list(map(("equal", "close", "unjudged").__getitem__, which))
@@ -121,6 +123,7 @@ class _Judge:
             drowned = is_drowned(self.structure.kind[row], self.rule[row], self.evidence.error[row])
             if drowned and self.status[row] == "close" and row not in self._cancelling:
                 self.status[row], self.rule[row] = "unjudged", MOST_CAME_IN
+        judge_operators(self.evidence, self.status, self.rule, self.tolerance)
         for row, why in self.pairs.limits.items():
             if self.status[row] in ("close", "unjudged"):
                 self.status[row], self.rule[row] = "unjudged", why

@@ -115,8 +115,12 @@ class Structure:
 
     @cached_property
     def first_seen(self) -> Sequence[int]:
-        """For each row, the first row with the same tensor."""
-        _, first, inverse = np.unique(self._side.tensor_id[self._rows], return_index=True, return_inverse=True)
+        """For each row, the first row with the same tensor; for an operator, which is judged last, the row itself."""
+        tensors = self._side.tensor_id[self._rows]
+        if self.operators:
+            tensors = np.array(tensors, np.int64)
+            tensors[self.operators] = -1 - np.arange(len(self.operators))
+        _, first, inverse = np.unique(tensors, return_index=True, return_inverse=True)
         return self._view(first[inverse])
 
     @staticmethod
@@ -160,6 +164,18 @@ class Structure:
                     call.parent = min(around, key=lambda c: c.end)
                     call.parent.children.append(call)
                     break
+
+    @cached_property
+    def operators(self) -> list[int]:
+        """Rows of operators below the modules. They are sources of nothing: `judge.operators` judges them apart."""
+        words = self._side.kind.words if len(self._side) else []
+        if "operator" not in words:
+            return []
+        rows: list[int] = np.flatnonzero(self._side.kind.among(("operator",))[self._rows]).tolist()
+        return rows
+
+    def phase_of(self, row: int) -> str:
+        return self._side.phase[int(self._rows[row])]
 
     def class_of(self, row: int) -> str:
         return self._side.cls[int(self._rows[row])]

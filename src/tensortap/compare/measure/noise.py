@@ -42,7 +42,7 @@ def noise_of(
         return None
     worst = np.zeros(len(matched.alignment.reference))
     of_rows = worst.copy()
-    place = {int(row): pair for pair, row in enumerate(matched.alignment.reference)}
+    place = {row: pair for pair, row in enumerate(_rows_of_index(matched))}
     for source in options.noise:
         if not isinstance(source, Run) and is_noise(source):
             noise = read_noise(source)
@@ -54,10 +54,16 @@ def noise_of(
         renames = one_module_each(matched.reference.run, noisy)
         again = match(matched.reference.run, noisy, renames, options, None, engine)
         errors = np.nan_to_num(errors_of(again), nan=0.0, posinf=0.0)
-        for row, error in zip(again.alignment.reference.tolist(), errors.tolist(), strict=True):
+        for row, error in zip(_rows_of_index(again), errors.tolist(), strict=True):
             if row in place:
                 worst[place[row]] = max(worst[place[row]], Policy.of_runs(error))
     return worst, of_rows
+
+
+def _rows_of_index(matched: Matched) -> list[tuple[int, int]]:
+    """Return rank and row of each pair in the reference's run: which records take part depends on the other side."""
+    side, rows = matched.reference, matched.alignment.reference
+    return list(zip(side.rank[rows].tolist(), side.row[rows].tolist(), strict=True))
 
 
 def as_one(noise: NoiseAllowance | None, row_gain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:

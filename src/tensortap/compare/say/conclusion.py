@@ -14,6 +14,7 @@ from tensortap.compare.align.incomplete import incomplete_runs
 from tensortap.compare.align.ranks import UnpairedRanks, other_worlds
 from tensortap.compare.align.side import Side
 from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEvidence
+from tensortap.compare.judge.first_operator import with_operators
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.recomputations import changed_recomputations
@@ -25,6 +26,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.loop import describe_loop, describe_uncleared, loop_notes
+from tensortap.compare.say.operators import describe_operator, operator_notes
 from tensortap.compare.say.precision import describe_less_exact, describe_truth
 from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
@@ -72,7 +74,7 @@ def conclude(
     known = {int(rows[finding.row]): finding for finding in born if finding.row is not None} | dict(missing)
     placed = [((int(left.step[row]), float(left.seq[row])), finding) for row, finding in known.items()]
     births = [finding for _, finding in sorted([*placed, *extra.items()], key=lambda each: each[0])]
-    births = [_with_truth(finding, precision) for finding in births]
+    births = with_operators([_with_truth(finding, precision) for finding in births], matched, judgement)
     at_fault = {finding.module for finding in births}
     less_exact = [finding for finding in precision.findings if finding.module not in at_fault]
     counts = Counter(judgement.status)
@@ -163,7 +165,7 @@ def _sentence(
     steps = _other_steps(matched, first.key.step)
     divergence = sentence.describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
     if first.row is None or first.cause is Cause.CHECKPOINT:
-        return divergence
+        return divergence + describe_operator(first)
     if _parameters_unseen(left, first):
         unseen = sentence.describe_unseen_parameters()
     elif not first.arguments and first.module not in matched.settings.attributes and _start_unseen(left, first):
@@ -179,7 +181,7 @@ def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings) + describe_loop(first, matched.settings.loop)
     settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
-    return settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
+    return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
 
 
 def _several(matched: Matched) -> bool:
@@ -363,6 +365,7 @@ def _notes(matched: Matched, judgement: Judgement, renames: Renames, births: lis
     elif one_sided > len(alignment.reference) // 4 and (alone := _names_alone(matched)):
         notes.append(f"many names are on one side only, as {alone}: --map with an empty file maps by structure")
     notes += [matched.patterns.words()] if matched.patterns.calls else []
+    notes += operator_notes(matched)
     notes += _masks(matched)
     notes += _kinks(matched, judgement)
     notes += _choices(matched, judgement) + _unread(judgement) + _doubted(matched, judgement)

@@ -70,7 +70,7 @@ class Translated(Side):
         which = starts[codes[self.origin]] + np.arange(len(self.origin)) - before
         flat = [target for each in targets for target in each]
         self.row, self.rank = own.row[self.origin], own.rank[self.origin]
-        self.without_evaluation = own.without_evaluation
+        self.without_evaluation, self.without_operators = own.without_evaluation, own.without_operators
         self._readings = [target.reading for target in flat]
         self._added = [target.added for target in flat]
         self._which = which

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["KernelLaunches"]
 
 _RUNNERS = (("jit", "JITFunction"), ("autotuner", "Autotuner"), ("autotuner", "Heuristics"))
-"""Modules of `triton.runtime` and their classes whose `run` launches a kernel. An autotuner runs a kernel many times."""
+"""Modules of `triton.runtime` and their classes whose `run` launches a kernel; an autotuner runs one many times."""
 
 Launched = Callable[[Callable[[], Any], str, Any, Any], Any]
 """Called instead of a launch, with what launches, the kernel's name, its arguments and the frame that launches it."""
@@ -21,7 +21,7 @@ class KernelLaunches:
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
-        self._placed: list[tuple[type, Any]] = []
+        self._placed: list[tuple[Any, Any]] = []
 
     def place(self) -> None:
         if "triton" not in sys.modules or self._placed:

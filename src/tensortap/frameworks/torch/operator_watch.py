@@ -1,7 +1,7 @@
 """Shows the operators of a model that trains, one by one, without holding their values and without a change to them.
 
-The watch is a dispatch mode that is active in the forward of chosen modules alone. Backward runs without it: torch takes
-other paths under a mode, and gradients are read by hooks on the graph's nodes.
+The watch is a dispatch mode that is active in the forward of chosen modules alone. Backward runs without it, because
+torch takes other paths under a mode; gradients are read by hooks on the graph's nodes.
 """
 # mypy: allow-untyped-calls
 
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -117,9 +117,7 @@ class TorchOperatorWatch(TorchDispatchMode):  # type: ignore[misc]  # torch is u
         self._settle(code)
         return code
 
-    def _ended(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any, code: CallingCode
-    ) -> None:
+    def _ended(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any, code: CallingCode) -> None:
         results = _tensors(made)
         if code.function is not None:
             self._within_function(code, results)
@@ -201,7 +199,7 @@ def _is_made_by(tensor: torch.Tensor, function: str) -> bool:
     return bool(tensor.grad_fn.name() == f"{function.rpartition('.')[2]}Backward")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _facts(func: Any) -> tuple[str, bool, bool]:
     """Return the name of an operator, whether it computes nothing, and whether it writes to arguments."""
     schema = getattr(func, "_schema", None)

@@ -23,6 +23,8 @@
                                 candidate of each, as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
                 layout          null, or what ranks of a parallel run have to do with it: axis, ranks, count, residual
                 truth           null, or how far both sides are from a truth: of, reference, candidate, roundings, exact
+                operator        null, or the first operator of the module that differs: reference and candidate (name
+                                and line), rel_l2, missing and added (operators right before it of one side alone)
                 elements, equal, exact, rel_l2, rel_l2_bar, cosine, l2, max_abs, max_abs_index, reference_value,
                 candidate_value, max_ulp, mismatched, row_rel_l2, row_index
                                                                the difference; null where it was not measured
