@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.loop import LoopDifferences
 from tensortap.compare.align.side import Side
 from tensortap.core.arguments import ArgumentDifference
@@ -83,17 +82,15 @@ class SettingDifferences:
             return LoopDifferences(LoopFacts(), LoopFacts(), {})
         ours, theirs = self._loop("reference"), self._loop("candidate")
         alignment, left, right = self._alignment, self._reference, self._candidate
-        steps = np.unique(np.stack([left.step[alignment.reference], right.step[alignment.candidate]]), axis=1)
+        steps = {pair[0]: pair[1] for pair in distinct(left.step[alignment.reference], right.step[alignment.candidate])}
         names = dict(self.modules()) if ours and theirs else {}
-        return LoopDifferences(ours, theirs, dict(steps.T.tolist()), lambda name: _renamed(name, names))
+        return LoopDifferences(ours, theirs, steps, lambda name: _renamed(name, names))
 
     def modules(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each module that both sides have, on either side."""
-        if not len(self._alignment.reference):
-            return
         ours, theirs = self._reference.names("module"), self._candidate.names("module")
-        codes = np.stack([ours.codes[self._alignment.reference], theirs.codes[self._alignment.candidate]])
-        for left, right in np.unique(codes, axis=1).T.tolist():
+        codes = ours.codes[self._alignment.reference], theirs.codes[self._alignment.candidate]
+        for left, right in distinct(*codes):
             yield ours.words[left], theirs.words[right]
 
     def _value(self, name: str, fact: str, of: str) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.matching import Matched
 from tensortap.core.records import Key
@@ -143,8 +144,7 @@ class Counterparts:
         if self.matched.plan is not None:
             return self.matched.plan.modules
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
-        codes = np.stack([right.module.codes[alignment.candidate], left.module.codes[alignment.reference]])
-        pairs = np.unique(codes, axis=1).T.tolist() if codes.size else []
+        pairs = distinct(right.module.codes[alignment.candidate], left.module.codes[alignment.reference])
         return {right.module.words[theirs]: left.module.words[ours] for theirs, ours in pairs}
 
     @cached_property
@@ -153,8 +153,7 @@ class Counterparts:
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
         sides = (right, alignment.candidate), (left, alignment.reference)
         columns = [getattr(side, name)[rows] for side, rows in sides for name in ("rank", "step", "pass_number")]
-        found = np.unique(np.stack(columns), axis=1).T.tolist() if len(columns[0]) else []
-        return {(one[0], one[1], one[2]): (one[3], one[4], one[5]) for one in found}
+        return {(one[0], one[1], one[2]): (one[3], one[4], one[5]) for one in distinct(*columns)}
 
     @cached_property
     def _references_state(self) -> set[tuple[str, str]]:

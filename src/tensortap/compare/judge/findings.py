@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import cause_of, is_within
 from tensortap.compare.judge.judging import Judgement
@@ -139,7 +141,7 @@ def first_wrong_pair(builder: FindingBuilder) -> list[Finding]:
     For comparisons in which no birth was found: they must not be called a match.
     """
     structure = builder.structure
-    wrong = [row for row, status in enumerate(builder.judgement.status) if status in WRONG_STATUSES]
+    wrong = np.flatnonzero(builder.judgement.having(*WRONG_STATUSES)).tolist()
     if not wrong:
         return []
     first = min(wrong, key=lambda row: (structure.scope[row][1], structure.seq[row]))

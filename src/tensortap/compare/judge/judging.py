@@ -7,6 +7,7 @@ mistake in a run that was exact so far does. `rules` has all tolerances.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +39,7 @@ from tensortap.compare.judge.structure import Spot, Structure
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.kinks import CrossedKink
-from tensortap.core.records import GRADIENT_KINDS
+from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
 __all__ = ["Judgement", "judge"]
 
@@ -69,12 +70,31 @@ class Judgement:
     cancelling: frozenset[int] = frozenset()
     """Rows of gradients that are close and consist of rounding alone: sums that cancel out."""
 
-    def having(self, status: str) -> npt.NDArray[np.bool_]:
-        """Return for each pair whether it has this status."""
-        return np.fromiter((each == status for each in self.status), bool, len(self.status))
-
     unsupported: frozenset[int] = frozenset()
     """Rows that are close only because more was allowed for something that was not recorded."""
+
+    @cached_property
+    def _codes(self) -> npt.NDArray[np.int8]:
+        """The status of each pair as its number in STATUSES."""
+        numbers = {status: number for number, status in enumerate(STATUSES)}
+        return np.fromiter(map(numbers.__getitem__, self.status), np.int8, len(self.status))
+
+    def having(self, *statuses: str) -> npt.NDArray[np.bool_]:
+        """Return for each pair whether it has one of these statuses."""
+        return np.array([status in statuses for status in STATUSES])[self._codes]
+
+    @cached_property
+    def unjudged(self) -> list[int]:
+        """Rows that could not be judged."""
+        found: list[int] = np.flatnonzero(self.having("unjudged")).tolist()
+        return found
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Pairs by status, of those that occur, in the order of their first pair."""
+        found, first, times = np.unique(self._codes, return_index=True, return_counts=True)
+        order = np.argsort(first).tolist()
+        return Counter({STATUSES[found[at]]: int(times[at]) for at in order})
 
 
 class _Judge:
@@ -119,7 +139,7 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
-        for row in np.flatnonzero(self.open).tolist():
+        for row in np.flatnonzero(self.open & (self.pairs.error > MOST_ASSUMED)).tolist():
             drowned = is_drowned(self.structure.kind[row], self.rule[row], self.evidence.error[row])
             if drowned and self.status[row] == "close" and row not in self._cancelling:
                 self.status[row], self.rule[row] = "unjudged", MOST_CAME_IN
@@ -162,8 +182,11 @@ class _Judge:
         propagated = any(wrong[source] for source in sources) or bool(lacking)
         if not recorded and self.pairs.isolated is None:
             propagated = propagated or self._follows_something_wrong(row)
-        sources += self._substitute_source(row, sources)
-        incoming = max((evidence.propagated[s] for s in sources if not wrong[s] and evidence.is_known(s)), default=0.0)
+        incoming = 0.0
+        if not propagated:
+            sources += self._substitute_source(row, sources)
+            right = (evidence.propagated[s] for s in sources if not wrong[s] and evidence.is_known(s))
+            incoming = max(right, default=0.0)
         if not propagated or evidence.policy.fixed:
             self.tolerance[row], self.rule[row] = find_tolerance(JudgedPair(evidence, row, sources, incoming))
         else:
@@ -333,21 +356,13 @@ class _Judge:
         rank, step, _ = self.structure.scope[row]
         before = (rank, self._step_before.get((rank, step), -1))
         kinds = bad.get(before, ())
-        if not kinds or "param" in self._recorded_kinds[rank, step]:
+        if not kinds or "param" in self.structure.kinds_in_step[rank, step]:
             return False
-        return "param_grad" in kinds or "param_grad" not in self._recorded_kinds[before]
-
-    @cached_property
-    def _recorded_kinds(self) -> dict[tuple[int, int], set[str]]:
-        """By rank and step."""
-        found: dict[tuple[int, int], set[str]] = {}
-        for (rank, step, _), kind in zip(self.structure.scope, self.structure.kind, strict=True):
-            found.setdefault((rank, step), set()).add(kind)
-        return found
+        return "param_grad" in kinds or "param_grad" not in self.structure.kinds_in_step[before]
 
     @cached_property
     def _step_before(self) -> dict[tuple[int, int], int]:
-        steps = sorted(self._recorded_kinds)
+        steps = sorted(self.structure.kinds_in_step)
         return {step: before[1] for before, step in pairwise(steps) if before[0] == step[0]}
 
 

@@ -3,50 +3,69 @@
 None of this is stored. It follows from names, execution order and the numbers of tensors. A call spans its records. A
 module's parent is the nearest module above it whose call spans it too. Records with the same tensor number are of the
 same tensor.
+
+Only state reaches from one step to another: `step_structure` works out the calls of one step, and few steps are kept.
+Most steps repeat the one before, record by record. Their sources are those of the step before, moved by its length.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from itertools import repeat
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
-from tensortap.core.records import STATE_KINDS
+from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
 
 __all__ = ["CallRows", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
-Spot = tuple[tuple[int, int, int], str, int]
-"""Identifies a call: (rank, step, micro step), module, number."""
+_KeyT = TypeVar("_KeyT")
+_ValueT = TypeVar("_ValueT")
+_DefaultT = TypeVar("_DefaultT")
+_STEPS_KEPT = 4
+"""Steps whose calls are kept; records are judged in order, and state of the step before belongs to a step."""
+_PATTERNS_KEPT = 16
 
 
-@dataclass(slots=True, eq=False)
-class CallRows:
-    """One call of one module: its rows by kind, in execution order."""
+class _ByStep(Generic[_KeyT, _ValueT]):
+    """A table of all steps, looked up in that of a key's own step."""
 
-    module: str
-    scope: tuple[int, int, int]
-    """Rank, step, micro step."""
-    number: int
-    begin: int
-    end: int
-    rows: dict[str, list[int]] = field(default_factory=dict)
-    parent: CallRows | None = None
-    children: list[CallRows] = field(default_factory=list)
+    def __init__(
+        self,
+        steps: Callable[[], Iterator[StepStructure]],
+        step_of: Callable[[_KeyT], StepStructure | None],
+        table_of: Callable[[StepStructure], Mapping[_KeyT, _ValueT]],
+    ) -> None:
+        self._steps, self._step_of, self._table_of = steps, step_of, table_of
 
-    def of(self, *kinds: str) -> list[int]:
-        return [row for kind in kinds for row in self.rows.get(kind, ())]
+    def __contains__(self, key: _KeyT) -> bool:
+        step = self._step_of(key)
+        return step is not None and key in self._table_of(step)
 
-    @property
-    def spot(self) -> Spot:
-        return self.scope, self.module, self.number
+    @overload
+    def get(self, key: _KeyT) -> _ValueT | None: ...
+    @overload
+    def get(self, key: _KeyT, default: _ValueT | _DefaultT) -> _ValueT | _DefaultT: ...
+    def get(self, key: _KeyT, default: Any = None) -> Any:
+        step = self._step_of(key)
+        return default if step is None else self._table_of(step).get(key, default)
+
+    def items(self) -> Iterator[tuple[_KeyT, _ValueT]]:
+        for step in self._steps():
+            yield from self._table_of(step).items()
+
+    def values(self) -> Iterator[_ValueT]:
+        return (value for _, value in self.items())
 
 
 class Structure:
@@ -61,7 +80,9 @@ class Structure:
         self._side = side
         self._renamed = renamed or {}
         self._rows = rows
-        self._call_of: list[CallRows | None] = []
+        self._kept: OrderedDict[int, StepStructure] = OrderedDict()
+        self._patterns: OrderedDict[Hashable, dict[int, Sources]] = OrderedDict()
+        self._pattern_of: tuple[int, dict[int, Sources]] = -1, {}
 
     # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
     # which lists and views return fastest; equal elements of a list are one object.
@@ -115,175 +136,153 @@ class Structure:
 
     @cached_property
     def first_seen(self) -> Sequence[int]:
-        """For each row, the first row with the same tensor; for an operator, which is judged last, the row itself."""
-        tensors = self._side.tensor_id[self._rows]
-        if self.operators:
-            tensors = np.array(tensors, np.int64)
-            tensors[self.operators] = -1 - np.arange(len(self.operators))
-        _, first, inverse = np.unique(tensors, return_index=True, return_inverse=True)
-        return self._view(first[inverse])
+        """For each row, the first row with the same tensor."""
+        return self._view(self._first_seen)
+
+    @cached_property
+    def _first_seen(self) -> Ints:
+        ids = self._side.tensor_id[self._rows]
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
+        found: Ints = np.empty(len(ids), np.int64)
+        found[order] = np.repeat(order[begins], np.diff(begins, append=len(ids)))
+        return found
 
     @staticmethod
     def _view(column: Ints) -> Sequence[int]:
         return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
+    # --- steps ------------------------------------------------------------------------------------------------------
     @cached_property
-    def calls(self) -> dict[Spot, CallRows]:
-        found: dict[Spot, CallRows] = {}
-        self._call_of = [None] * len(self.kind)
-        columns = zip(self.kind, self.scope, self.module, self.number, self.seq, strict=True)
-        for row, (kind, scope, module, number, seq) in enumerate(columns):
-            if kind in STATE_KINDS:
-                continue
-            spot = (scope, module, number)
-            call = found.get(spot)
-            if call is None:
-                call = found[spot] = CallRows(module, scope, number, seq, -1)
-            rows = call.rows.get(kind)
-            if rows is None:
-                call.rows[kind] = [row]
-            else:
-                rows.append(row)
-            self._call_of[row] = call
-            if kind in ("input", "output") and seq > call.end:
-                call.end = seq
-        self._nest(found.values())
+    def _begins(self) -> list[int]:
+        """First rows of the steps of each rank; all rows are one step if those of a step are not together, or if steps
+        share tensors."""
+        if not len(self._rows):
+            return []
+        rank, step = self._side.rank[self._rows], self._side.step[self._rows]
+        changes = np.ones(len(self._rows), bool)
+        changes[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+        begins = np.flatnonzero(changes)
+        places = set(zip(rank[begins].tolist(), step[begins].tolist(), strict=True))
+        of_step = np.repeat(begins, np.diff(begins, append=len(self._rows)))
+        if len(places) < len(begins) or (self._first_seen < of_step).any():
+            return [0]
+        found: list[int] = begins.tolist()
         return found
 
-    def _nest(self, calls: Iterable[CallRows]) -> None:
-        by_place: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
-        for call in calls:
-            by_place[call.scope, call.module].append(call)
-        for call in calls:
-            name = call.module
-            while name:
-                name = name.rpartition(".")[0]
-                # Calls of one module do not overlap: the first that ends later contains this one.
-                around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
-                if around:
-                    call.parent = min(around, key=lambda c: c.end)
-                    call.parent.children.append(call)
-                    break
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [*self._begins[1:], len(self._rows)]
 
     @cached_property
-    def operators(self) -> list[int]:
-        """Rows of operators below the modules. They are sources of nothing: `judge.operators` judges them apart."""
-        words = self._side.kind.words if len(self._side) else []
-        if "operator" not in words:
-            return []
-        rows: list[int] = np.flatnonzero(self._side.kind.among(("operator",))[self._rows]).tolist()
-        return rows
+    def _places(self) -> dict[tuple[int, int], int]:
+        """Numbers of the steps in `_begins`, by rank and step."""
+        rank, step = self._side.rank[self._rows], self._side.step[self._rows]
+        return {(int(rank[begin]), int(step[begin])): number for number, begin in enumerate(self._begins)}
 
-    def phase_of(self, row: int) -> str:
-        return self._side.phase[int(self._rows[row])]
+    def _step(self, number: int) -> StepStructure:
+        """Return a step's structure; that of the step before belongs to it."""
+        if number in self._kept:
+            self._kept.move_to_end(number)
+            return self._kept[number]
+        begin, end = self._begins[number], self._ends[number]
+        before, is_last = None, True
+        if len(self._begins) > 1:
+            rank, step, _ = self.scope[begin]
+            earlier = self._places.get((rank, step - 1))
+            before = None if earlier is None else StepStructure(self, self._begins[earlier], self._ends[earlier])
+            is_last = (rank, step + 1) not in self._places
+        found = self._kept[number] = StepStructure(self, begin, end, before, is_last)
+        while len(self._kept) > _STEPS_KEPT:
+            self._kept.popitem(last=False)
+        return found
 
+    def _step_of_row(self, row: int) -> StepStructure:
+        return self._step(bisect_right(self._begins, row) - 1)
+
+    def _steps(self) -> Iterator[StepStructure]:
+        return map(self._step, range(len(self._begins)))
+
+    def _step_at(self, rank: int, step: int) -> StepStructure | None:
+        if len(self._begins) == 1:
+            return self._step(0)
+        number = self._places.get((rank, step))
+        return None if number is None else self._step(number)
+
+    def _step_of_tensor(self, tensor: int) -> StepStructure | None:
+        ids, first = self._tensors
+        place = int(np.searchsorted(ids, tensor))
+        return self._step_of_row(int(first[place])) if place < len(ids) and ids[place] == tensor else None
+
+    @cached_property
+    def _tensors(self) -> tuple[Ints, Ints]:
+        """Numbers of all tensors, in order, and the first row of each."""
+        first = np.flatnonzero(self._first_seen == np.arange(len(self._rows)))
+        ids = self._side.tensor_id[self._rows[first]]
+        order = np.argsort(ids)
+        return ids[order], first[order]
+
+    @cached_property
+    def calls(self) -> _ByStep[Spot, CallRows]:
+        return _ByStep(self._steps, lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls)
+
+    @cached_property
+    def consumers(self) -> _ByStep[int, list[CallRows]]:
+        """Calls by the number of a tensor that they were given."""
+        return _ByStep(self._steps, self._step_of_tensor, lambda step: step.consumers)
+
+    @cached_property
+    def makers(self) -> _ByStep[int, list[tuple[CallRows, int]]]:
+        """Calls that returned a tensor, by its number, with the row; the innermost first."""
+        return _ByStep(self._steps, self._step_of_tensor, lambda step: step.makers)
+
+    @cached_property
+    def calls_of_module(self) -> _ByStep[tuple[tuple[int, int, int], str], list[CallRows]]:
+        """By scope and module."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[0][:2]), lambda step: step.calls_of_module)
+
+    @cached_property
+    def calls_in_step(self) -> _ByStep[tuple[int, int, str], list[CallRows]]:
+        """By rank, step and module."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.calls_in_step)
+
+    @cached_property
+    def state(self) -> _ByStep[tuple[int, int, str, str, str, int], int]:
+        """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.state)
+
+    @cached_property
+    def parameters_of(self) -> _ByStep[tuple[int, int, str], list[int]]:
+        """Rows of the parameters and buffers that a module has before a step, by (rank, step, module)."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.parameters_of)
+
+    @cached_property
+    def gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
+        """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.gradients_of)
+
+    @cached_property
+    def step_gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
+        """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.step_gradients_of)
+
+    @cached_property
+    def own_gradients(self) -> _ByStep[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of the gradients of a module's own parameters, by scope and module."""
+        return _ByStep(self._steps, lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
+
+    # --- one record -------------------------------------------------------------------------------------------------
     def class_of(self, row: int) -> str:
         return self._side.cls[int(self._rows[row])]
 
     def call_of(self, row: int) -> CallRows | None:
-        return self._call_of[row] if self.calls else None
-
-    @cached_property
-    def consumers(self) -> dict[int, list[CallRows]]:
-        """Calls by the number of a tensor that they were given."""
-        found: dict[int, list[CallRows]] = defaultdict(list)
-        for call in self.calls.values():
-            for row in call.of("input"):
-                found[self.tensor[row]].append(call)
-        return found
-
-    @cached_property
-    def makers(self) -> dict[int, list[tuple[CallRows, int]]]:
-        """Calls that returned a tensor, by its number, with the row; the innermost first."""
-        found: dict[int, list[tuple[CallRows, int]]] = defaultdict(list)
-        for call in self.calls.values():
-            for row in call.of("output"):
-                found[self.tensor[row]].append((call, row))
-        for makers in found.values():
-            makers.sort(key=lambda maker: self.seq[maker[1]])
-        return found
-
-    @cached_property
-    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[CallRows]]:
-        found: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
-        for call in self.calls.values():
-            found[call.scope, call.module].append(call)
-        return found
-
-    @cached_property
-    def calls_in_step(self) -> dict[tuple[int, int, str], list[CallRows]]:
-        found: dict[tuple[int, int, str], list[CallRows]] = defaultdict(list)
-        for call in self.calls.values():
-            found[call.scope[0], call.scope[1], call.module].append(call)
-        return found
-
-    @cached_property
-    def state(self) -> dict[tuple[int, int, str, str, str, int], int]:
-        """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
-        return {
-            (self.scope[row][0], self.scope[row][1], self.module[row], kind, self.path[row], self.number[row]): row
-            for row, kind in enumerate(self.kind)
-            if kind in ("param", "buffer")
-        }
-
-    @cached_property
-    def parameters_of(self) -> dict[tuple[int, int, str], list[int]]:
-        """Rows of the parameters and buffers that a module has before a step, by (rank, step, module).
-
-        These are its own, and those of modules inside that only hold them and are never called.
-        """
-        found: dict[tuple[int, int, str], list[int]] = defaultdict(list)
-        for (rank, step, module, kind, path, call), row in self.state.items():
-            if call and (rank, step + 1, module, kind, path, 0) in self.state:
-                continue  # recorded twice
-            step += bool(call)
-            found[rank, step, module].append(row)
-            if (reader := self._reader_of(rank, step, module)) != module:
-                found[rank, step, reader].append(row)
-        return found
-
-    def _reader_of(self, rank: int, step: int, module: str) -> str:
-        """Return the innermost module around that is called in a step: its code reads the parameters of the others."""
-        while module and (rank, step, module) not in self.calls_in_step:
-            module = module.rpartition(".")[0]
-        return module
+        return self._step_of_row(row).call_of(row)
 
     def before_step(self, spot: tuple[int, int, str, str, str]) -> int | None:
-        """Return the row of a parameter or buffer before a step, by (rank, step, module, kind, path).
-
-        Without one of its own, it is that after the step before: capture need not record both.
-        """
-        rank, step, *rest = spot
-        module, kind, path = rest
-        before = self.state.get((rank, step, module, kind, path, 0))
-        return self.state.get((rank, step - 1, module, kind, path, 1)) if before is None else before
-
-    @cached_property
-    def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
-        """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
-        return self._by_parameter("param_grad")
-
-    @cached_property
-    def step_gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
-        """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
-        return self._by_parameter("step_grad")
-
-    def _by_parameter(self, wanted: str) -> dict[tuple[int, int, str, str], list[int]]:
-        found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
-        for row, kind in enumerate(self.kind):
-            if kind == wanted:
-                rank, step, _ = self.scope[row]
-                found[rank, step, self.module[row], self.path[row].partition("~")[0]].append(row)
-        return found
-
-    @cached_property
-    def own_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
-        """Rows of the gradients of a module's own parameters, by scope and module."""
-        found: dict[tuple[tuple[int, int, int], str], list[int]] = defaultdict(list)
-        for row, kind in enumerate(self.kind):
-            if kind == "param_grad":
-                found[self.scope[row], self.module[row]].append(row)
-        return found
+        """Return the row of a parameter or buffer before a step, by (rank, step, module, kind, path)."""
+        step = self._step_at(*spot[:2])
+        return None if step is None else step.before_step(spot)
 
     @cached_property
     def _first_step(self) -> int:
@@ -298,6 +297,15 @@ class Structure:
         rows = self._rows[self._side.phase.among(("forward",))[self._rows]]
         return set(zip(self._side.rank[rows].tolist(), self._side.step[rows].tolist(), strict=True))
 
+    @cached_property
+    def kinds_in_step(self) -> dict[tuple[int, int], set[str]]:
+        """Kinds of the records of a step, by rank and step."""
+        side, rows = self._side, self._rows
+        found: dict[tuple[int, int], set[str]] = {}
+        for rank, step, kind in distinct(side.rank[rows], side.step[rows], side.kind.codes[rows]):
+            found.setdefault((rank, step), set()).add(side.kind.words[kind])
+        return found
+
     def has_forward(self, row: int) -> bool:
         """Whether anything of a forward pass was paired in a row's step, on its rank."""
         return self.scope[row][:2] in self._forward_steps
@@ -306,151 +314,82 @@ class Structure:
     def frozen(self) -> set[str]:
         return self._side.frozen
 
-    # --- sources of a record ---------------------------------------------------------------------------------------
-    def sources(self, row: int) -> list[int]:
-        """Return the rows that a row's value was computed from, as far as they were recorded."""
-        kind = self.kind[row]
-        rank, step, _ = self.scope[row]
-        if kind == "param_grad":
-            return self._backward_of_parameter(row)
-        if kind == "buffer":
-            before = self.state.get((rank, step, self.module[row], kind, self.path[row], 0 if self.number[row] else -1))
-            calls = self.calls_in_step.get((rank, step, self.module[row]), []) if self.number[row] else []
-            inputs = [r for call in calls for r in call.of("input")]
-            return inputs + ([before] if before is not None else self._a_step_before(row))
-        if kind == "param":
-            if not self.number[row]:
-                return self._a_step_before(row)
-            before = self.before_step((rank, step, self.module[row], kind, self.path[row]))
-            parameter = (rank, step, self.module[row], self.path[row])
-            gradients = self.gradients_of.get(parameter, []) + self.step_gradients_of.get(parameter, [])
-            return gradients + ([before] if before is not None else [])
-        if kind == "step_grad":
-            return self.gradients_of.get((rank, step, self.module[row], self.path[row].partition("~")[0]), [])
-        call = self.call_of(row)
-        if call is None:
-            return []
-        if kind == "input":
-            return self._before_in(call.parent, self.seq[row])
-        if kind == "output":
-            own = call.of("input") + [r for child in call.children for r in child.of("output")]
-            return own + self.parameters_of.get((rank, step, call.module), [])
-        if kind == "grad_input":
-            return self._backward_of(call) + [
-                r for child in call.children for r in child.of("grad_output", "grad_input")
-            ]
-        return self._behind(row, call)
-
     def made_in(self, row: int) -> list[CallRows]:
         """Return the calls whose backward made a gradient."""
-        kind, call = self.kind[row], self.call_of(row)
-        if kind == "param_grad":
-            return self.users_of_own(row)
-        if call is None or kind not in ("grad_input", "grad_output"):
-            return []
-        if kind == "grad_output":
-            if users := self.users(row, call):
-                return users
-            call = self.outermost(row, call).parent
-        return [] if call is None else [call, *call.children]
+        return self._step_of_row(row).made_in(row)
 
     def users_of_own(self, row: int) -> list[CallRows]:
-        """Return the calls that used a module's own parameters: its own calls. A module that only holds weights, like
-        the `out_proj` of an attention, is never called; then those of the container that is."""
-        name = self.module[row]
-        while not (calls := self.calls_of_module.get((self.scope[row], name), [])) and name:
-            name = name.rpartition(".")[0]
-        return calls
-
-    def _backward_of_parameter(self, row: int) -> list[int]:
-        """Return the rows that the gradient of a parameter is made from.
-
-        The code of a module that calls others may use it before or after them. A module that is never called lends
-        its parameter to any that are inside the one around it.
-        """
-        calls = self.users_of_own(row)
-        inside = [child for call in calls for child in call.children]
-        if calls and calls[0].module != self.module[row]:
-            for call in inside:  # and those inside, as the list grows
-                inside += call.children
-        own = [r for call in calls for r in call.of("grad_output", "input")]
-        return own + [r for call in inside for r in call.of("grad_output", "grad_input")]
-
-    def _a_step_before(self, row: int) -> list[int]:
-        rank, step, _ = self.scope[row]
-        before = self.state.get((rank, step - 1, self.module[row], self.kind[row], self.path[row], 1))
-        return [] if before is None else [before]
-
-    def _before_in(self, call: CallRows | None, seq: int) -> list[int]:
-        """Return what the code of a call could use at a moment: its inputs, and what its children had returned."""
-        if call is None:
-            return []
-        returned = [r for child in call.children for r in child.of("output") if self.seq[r] < seq]
-        return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
-
-    def _backward_of(self, call: CallRows) -> list[int]:
-        """Return the rows that the backward of a call used."""
-        parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
-        return call.of("grad_output", "input", "output") + parameters
-
-    def _behind(self, row: int, call: CallRows) -> list[int]:
-        """Return the sources of a gradient at a call's output: those of the backward of its users."""
-        users = self.users(row, call)
-        found = [r for user in users for r in self._backward_of(user)]
-        if users and not self._has_other_uses(row, call, users):
-            return found
-        around = self.outermost(row, call).parent
-        if around is None:  # the root's own: the loss made it from the root's output
-            return found + self.outermost(row, call).of("output")
-        later = [r for child in around.children for r in child.of("grad_output", "grad_input")]
-        return found + around.of("grad_output", "input", "output") + later
-
-    def _has_other_uses(self, row: int, call: CallRows, users: Iterable[CallRows]) -> bool:
-        """Whether the code around uses an output as well: its users send back much less than its gradient."""
-        tensors = self.returned(row, call)
-        paths = [(user, self.path[r]) for user in users for r in user.of("input") if self.tensor[r] in tensors]
-        sent = [r for user, path in paths for r in user.of("grad_input") if self.path[r].partition("~")[0] == path]
-        size = self._side.l2[self._rows]
-        return bool(sent) and 2 * sum(float(size[r]) for r in sent) < float(size[row])
+        """Return the calls that used a module's own parameters."""
+        return self._step_of_row(row).users_of_own(row)
 
     def returned(self, row: int, call: CallRows) -> set[int]:
         """Return the numbers of the tensors whose gradient a row is."""
-        path = self.path[row].partition("~")[0]
-        return {self.tensor[r] for r in call.of("output") if self.path[r] == path}
+        return self._step_of_row(row).returned(row, call)
 
     def outermost(self, row: int, call: CallRows) -> CallRows:
         """Return the outermost call around that returns the very same tensor: its gradient is this one."""
-        tensors = self.returned(row, call)
-        while call.parent is not None and any(self.tensor[r] in tensors for r in call.parent.of("output")):
-            call = call.parent
-        return call
+        return self._step_of_row(row).outermost(row, call)
 
     def passes_through(self, call: CallRows) -> bool:
         """Whether a call returns an input unchanged: its users count as that input's users."""
-        given = {self.tensor[row] for row in call.of("input")}
-        return any(self.tensor[row] in given for row in call.of("output"))
+        step = self._step_at(*call.scope[:2])
+        return step is not None and step.passes_through(call)
 
     def at_root(self, row: int) -> int | None:
         """Return the row of the root's own output gradient, if this row is the very same tensor; else None."""
-        roots = self.calls_of_module.get((self.scope[row], ""), [])
-        same = [r for root in roots for r in root.of("grad_output") if self.tensor[r] == self.tensor[row]]
-        return same[0] if same else None
+        return self._step_of_row(row).at_root(row)
 
     def users(self, row: int, call: CallRows) -> list[CallRows]:
         """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
-        found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
-        found = [
-            user for user in found if user is not call and not _inside(call, user) and not self.passes_through(user)
-        ]
-        outer = {id(user.parent) for user in found}
-        return [user for user in found if id(user) not in outer]
+        return self._step_of_row(row).users(row, call)
 
+    # --- sources of a record ----------------------------------------------------------------------------------------
+    def sources(self, row: int) -> list[int]:
+        """Return the rows that a row's value was computed from, as far as they were recorded."""
+        number = bisect_right(self._begins, row) - 1
+        begin = self._begins[number]
+        known = self._pattern(number)
+        moved = known.get(row - begin)
+        if moved is None:
+            moved = known[row - begin] = self._step(number).sources(row).map(lambda source: source - begin)
+        found = [begin + source for source in moved.rows]
+        if moved.sent:
+            size = self._side.l2
+            sent = sum(float(size[self._rows[begin + source]]) for source in moved.sent)
+            if 2 * sent < float(size[self._rows[row]]):
+                found += [begin + source for source in moved.around]
+        return found
 
-def _inside(call: CallRows, other: CallRows) -> bool:
-    """Whether a call ran inside another."""
-    around = call.parent
-    while around is not None:
-        if around is other:
-            return True
-        around = around.parent
-    return False
+    def _pattern(self, number: int) -> dict[int, Sources]:
+        """Return the sources of a step's rows that are known, relative to its first: of all steps that are alike."""
+        if self._pattern_of[0] != number:
+            signature = self._signature(number)
+            found = self._patterns.setdefault(signature, {})
+            self._patterns.move_to_end(signature)
+            while len(self._patterns) > _PATTERNS_KEPT:
+                self._patterns.popitem(last=False)
+            self._pattern_of = number, found
+        return self._pattern_of[1]
+
+    def _signature(self, number: int) -> Hashable:
+        """Return what the sources of a step follow from: its records, and those of the step before if it has state."""
+        rank, step, _ = self.scope[self._begins[number]]
+        earlier = self._places.get((rank, step - 1)) if len(self._begins) > 1 else None
+        if not self._has_state or earlier is None:
+            return self._records_of(number)
+        return self._begins[number] - self._begins[earlier], self._records_of(earlier), self._records_of(number)
+
+    @cached_property
+    def _has_state(self) -> bool:
+        return bool(self._side.kind.among(("param", "buffer"))[self._rows].any())
+
+    def _records_of(self, number: int) -> bytes:
+        begin, end = self._begins[number], self._ends[number]
+        side, rows = self._side, self._rows[begin:end]
+        columns = [names.codes[rows] for names in (side.module, side.kind, side.path)]
+        columns += [side.call[rows], side.pass_number[rows], side.seq[rows] - side.seq[rows[0]]]
+        columns.append(self._first_seen[begin:end] - begin)
+        found = blake2b(digest_size=16)
+        for column in columns:
+            found.update(np.ascontiguousarray(column, np.int64).data)
+        return found.digest()

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.rounding import Policy
@@ -60,12 +62,13 @@ def find_unread(
     Gradients on the way may be off by more than rounding, as all that follows something wrong is judged; those of the
     parameters, where they end, may not.
     """
-    wrong = [row for row, status in enumerate(judgement.status) if status in WRONG_STATUSES]
-    if not wrong or any(pairs.reshaped[row] or pairs.nonfinite[row] for row in wrong):
+    where = judgement.having(*WRONG_STATUSES)
+    if not where.any() or (where & (pairs.reshaped | pairs.nonfinite)).any():
         return UnreadDifferences()
     births = list(births)
     if any(birth.key.kind not in _FORWARD for birth in births):
         return UnreadDifferences()
+    wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     alike = [row for row, mask in pairs.masks.items() if mask.words[0] != mask.words[1] and not mask.differing]
     given = {structure.module[row] for row in alike}

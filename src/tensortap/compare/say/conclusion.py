@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Renames, suggest
 from tensortap.compare.align.calls import argument_notes
+from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.incomplete import incomplete_runs
 from tensortap.compare.align.ranks import UnpairedRanks, other_worlds
 from tensortap.compare.align.side import Side
@@ -77,7 +78,7 @@ def conclude(
     births = with_operators([_with_truth(finding, precision) for finding in births], matched, judgement)
     at_fault = {finding.module for finding in births}
     less_exact = [finding for finding in precision.findings if finding.module not in at_fault]
-    counts = Counter(judgement.status)
+    counts = judgement.counts
     one_sided = len(alignment.only_reference) + len(alignment.only_candidate)
     if one_sided:
         counts["unmatched"] = one_sided
@@ -273,8 +274,7 @@ def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
     ran = side.phase.among(("backward",)) if backward else ~side.phase.among(("eval",))
     if until is not None:
         ran &= side.step <= until
-    spots = np.unique(np.stack([side.step[ran], side.micro[ran]]), axis=1)
-    return dict(Counter(spots[0].tolist()))
+    return dict(Counter(step for step, _ in distinct(side.step[ran], side.micro[ran])))
 
 
 def _parameters_unseen(side: Side, first: Finding) -> bool:
@@ -420,8 +420,7 @@ def _choices(matched: Matched, judgement: Judgement) -> list[str]:
 
 def _unjudged_by_ties(judgement: Judgement) -> int:
     """Count the pairs that could not be judged because of a changed choice."""
-    rules = zip(judgement.status, judgement.rule, strict=True)
-    return sum(status == "unjudged" and rule in (TIE_UNKNOWN, FOLLOWS_TIE) for status, rule in rules)
+    return sum(judgement.rule[row] in (TIE_UNKNOWN, FOLLOWS_TIE) for row in judgement.unjudged)
 
 
 def _unread(judgement: Judgement) -> list[str]:
@@ -438,9 +437,9 @@ def _far_off(matched: Matched, judgement: Judgement) -> str:
     """Name the worst pair that rounding may explain and that is too far off to call it a match; empty if none is."""
     rows = [
         row
-        for row, rule in enumerate(judgement.rule)
-        if judgement.status[row] == "unjudged"
-        and (rule == MOST_CAME_IN or (rule == ROUNDING_INSIDE and matched.measures.rel_l2[row] > _FAR))
+        for row in judgement.unjudged
+        if judgement.rule[row] == MOST_CAME_IN
+        or (judgement.rule[row] == ROUNDING_INSIDE and matched.measures.rel_l2[row] > _FAR)
     ]
     if not rows:
         return ""
@@ -456,7 +455,7 @@ def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
     notes = []
     advice = "measure it with tensortap.noise"
     for rule, to_do in ((NAIVE_SUM, ""), (MOVED_TIES, ""), (ROUNDING_INSIDE, advice), (MOST_CAME_IN, advice)):
-        rows = [row for row, each in enumerate(judgement.rule) if each == rule and judgement.status[row] == "unjudged"]
+        rows = [row for row in judgement.unjudged if judgement.rule[row] == rule]
         if rows:
             worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))
             key = matched.reference.key(int(matched.alignment.reference[worst]))

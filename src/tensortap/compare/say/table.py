@@ -108,8 +108,8 @@ def _unknown(count: int) -> Callable[[Any], Any]:
 
 
 def _coded(words: Sequence[str]) -> Any:
-    codes: dict[str, int] = {}
-    numbers = np.fromiter((codes.setdefault(word, len(codes)) for word in words), np.int32, len(words))
+    codes = {word: code for code, word in enumerate(dict.fromkeys(words))}
+    numbers = np.fromiter(map(codes.__getitem__, words), np.int32, len(words))
     return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(list(codes), pa.string()))
 
 
@@ -155,10 +155,13 @@ def _of_truth(count: int, truth: Mapping[int, TruthErrors], number: Callable[[Tr
 
 def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], str | None]) -> Any:
     """Return a column that is null but for the rows of births."""
-    found = {birth.row: text_of(birth) for birth in births if birth.row is not None}
+    found = {birth.row: text for birth in births if birth.row is not None and (text := text_of(birth)) is not None}
     if not found:
         return pa.nulls(count, pa.string())
-    return pa.array([found.get(row) for row in range(count)], pa.string())
+    words = list(dict.fromkeys(found.values()))
+    codes = np.full(count, -1, np.int32)
+    codes[list(found)] = [words.index(text) for text in found.values()]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(words, pa.string()))
 
 
 def _measured(count: int, measures: Measures) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def _without(
 ) -> Judgement:
     """Judge without the guessed pairs that differ. Other pairs may differ then, so repeat."""
     left = np.zeros(len(guessed), bool)
-    while (wrong := guessed & ~left & np.array([status in WRONG_STATUSES for status in judgement.status], bool)).any():
+    while (wrong := guessed & ~left & judgement.having(*WRONG_STATUSES)).any():
         left |= wrong
         error = np.where(left, np.nan, pairs.error)
         known = replace(pairs, error=error, nonfinite=pairs.nonfinite & ~left, reshaped=pairs.reshaped & ~left)

@@ -1,0 +1,400 @@
+"""The relations between the records of one step of one rank: their calls, the nesting of calls, and their sources."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from tensortap.core.records import STATE_KINDS
+
+__all__ = ["CallRows", "RecordColumns", "Sources", "Spot", "StepStructure"]
+
+Spot = tuple[tuple[int, int, int], str, int]
+"""Identifies a call: (rank, step, micro step), module, number."""
+
+
+@dataclass(slots=True, eq=False)
+class CallRows:
+    """One call of one module: its rows by kind, in execution order."""
+
+    module: str
+    scope: tuple[int, int, int]
+    """Rank, step, micro step."""
+    number: int
+    begin: int
+    end: int
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    parent: CallRows | None = None
+    children: list[CallRows] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[int]:
+        return [row for kind in kinds for row in self.rows.get(kind, ())]
+
+    @property
+    def spot(self) -> Spot:
+        return self.scope, self.module, self.number
+
+
+class RecordColumns(Protocol):
+    """What is known of each record, by row."""
+
+    @property
+    def tensor(self) -> Sequence[int]: ...
+    @property
+    def kind(self) -> Sequence[str]: ...
+    @property
+    def module(self) -> Sequence[str]: ...
+    @property
+    def path(self) -> Sequence[str]: ...
+    @property
+    def scope(self) -> Sequence[tuple[int, int, int]]: ...
+    @property
+    def number(self) -> Sequence[int]: ...
+    @property
+    def seq(self) -> Sequence[int]: ...
+
+
+class Sources(NamedTuple):
+    """The rows that a row's value was computed from, as far as they were recorded."""
+
+    rows: Sequence[int]
+    sent: Sequence[int] = ()
+    """What the users of an output send back. If it is much less than the output's gradient, the code around uses the
+    output as well, and then `around` are sources, too."""
+    around: Sequence[int] = ()
+
+    def map(self, move: Callable[[int], int]) -> Sources:
+        return Sources(*(tuple(map(move, rows)) for rows in self))
+
+
+class StepStructure:
+    """The records `begin` to `end` by call, usually of one rank and step.
+
+    before: the step before. is_last: no record of the step after exists.
+    """
+
+    def __init__(
+        self, columns: RecordColumns, begin: int, end: int, before: StepStructure | None = None, is_last: bool = True
+    ) -> None:
+        self._columns = columns
+        self._begin, self._end = begin, end
+        self._before = before
+        self._is_last = is_last
+        self._call_of: list[CallRows | None] = []
+
+    @cached_property
+    def calls(self) -> dict[Spot, CallRows]:
+        found: dict[Spot, CallRows] = {}
+        columns, rows = self._columns, slice(self._begin, self._end)
+        self._call_of = [None] * (self._end - self._begin)
+        values = zip(
+            *(column[rows] for column in (columns.kind, columns.scope, columns.module, columns.number, columns.seq)),
+            strict=True,
+        )
+        for row, (kind, scope, module, number, seq) in enumerate(values, self._begin):
+            if kind in STATE_KINDS:
+                continue
+            spot = (scope, module, number)
+            call = found.get(spot)
+            if call is None:
+                call = found[spot] = CallRows(module, scope, number, seq, -1)
+            rows_of_kind = call.rows.get(kind)
+            if rows_of_kind is None:
+                call.rows[kind] = [row]
+            else:
+                rows_of_kind.append(row)
+            self._call_of[row - self._begin] = call
+            if kind in ("input", "output") and seq > call.end:
+                call.end = seq
+        self._nest(found.values())
+        return found
+
+    def _nest(self, calls: Iterable[CallRows]) -> None:
+        by_place: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
+        for call in calls:
+            by_place[call.scope, call.module].append(call)
+        for call in calls:
+            name = call.module
+            while name:
+                name = name.rpartition(".")[0]
+                # Calls of one module do not overlap: the first that ends later contains this one.
+                around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
+                if around:
+                    call.parent = min(around, key=lambda c: c.end)
+                    call.parent.children.append(call)
+                    break
+
+    def call_of(self, row: int) -> CallRows | None:
+        return self._call_of[row - self._begin] if self.calls else None
+
+    @cached_property
+    def consumers(self) -> dict[int, list[CallRows]]:
+        """Calls by the number of a tensor that they were given."""
+        found: dict[int, list[CallRows]] = defaultdict(list)
+        tensor = self._columns.tensor
+        for call in self.calls.values():
+            for row in call.of("input"):
+                found[tensor[row]].append(call)
+        return found
+
+    @cached_property
+    def makers(self) -> dict[int, list[tuple[CallRows, int]]]:
+        """Calls that returned a tensor, by its number, with the row; the innermost first."""
+        found: dict[int, list[tuple[CallRows, int]]] = defaultdict(list)
+        tensor, seq = self._columns.tensor, self._columns.seq
+        for call in self.calls.values():
+            for row in call.of("output"):
+                found[tensor[row]].append((call, row))
+        for makers in found.values():
+            makers.sort(key=lambda maker: seq[maker[1]])
+        return found
+
+    @cached_property
+    def calls_of_module(self) -> dict[tuple[tuple[int, int, int], str], list[CallRows]]:
+        found: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope, call.module].append(call)
+        return found
+
+    @cached_property
+    def calls_in_step(self) -> dict[tuple[int, int, str], list[CallRows]]:
+        found: dict[tuple[int, int, str], list[CallRows]] = defaultdict(list)
+        for call in self.calls.values():
+            found[call.scope[0], call.scope[1], call.module].append(call)
+        return found
+
+    @cached_property
+    def state(self) -> dict[tuple[int, int, str, str, str, int], int]:
+        """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
+        columns = self._columns
+        found = {}
+        for row in range(self._begin, self._end):
+            kind = columns.kind[row]
+            if kind in ("param", "buffer"):
+                rank, step, _ = columns.scope[row]
+                found[rank, step, columns.module[row], kind, columns.path[row], columns.number[row]] = row
+        return found
+
+    def _state_row(self, spot: tuple[int, int, str, str, str, int]) -> int | None:
+        found = self.state.get(spot)
+        return found if found is not None or self._before is None else self._before.state.get(spot)
+
+    @cached_property
+    def parameters_of(self) -> dict[tuple[int, int, str], list[int]]:
+        """Rows of the parameters and buffers that a module has before a step, by (rank, step, module).
+
+        These are its own, and those of modules inside that only hold them and are never called.
+        """
+        found: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        before = {} if self._before is None else self._before.state
+        after_step = ((spot, row) for spot, row in before.items() if spot[-1])
+        own = ((spot, row) for spot, row in self.state.items() if self._is_last or not spot[-1])
+        for (rank, step, module, kind, path, call), row in chain(after_step, own):
+            if call and (rank, step + 1, module, kind, path, 0) in self.state:
+                continue  # recorded twice
+            step += bool(call)
+            found[rank, step, module].append(row)
+            if (reader := self._reader_of(rank, step, module)) != module:
+                found[rank, step, reader].append(row)
+        return found
+
+    def _reader_of(self, rank: int, step: int, module: str) -> str:
+        """Return the innermost module around that is called in a step: its code reads the parameters of the others."""
+        while module and (rank, step, module) not in self.calls_in_step:
+            module = module.rpartition(".")[0]
+        return module
+
+    def before_step(self, spot: tuple[int, int, str, str, str]) -> int | None:
+        """Return the row of a parameter or buffer before a step, by (rank, step, module, kind, path).
+
+        Without one of its own, it is that after the step before: capture need not record both.
+        """
+        rank, step, *rest = spot
+        module, kind, path = rest
+        before = self.state.get((rank, step, module, kind, path, 0))
+        return self._state_row((rank, step - 1, module, kind, path, 1)) if before is None else before
+
+    @cached_property
+    def gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
+        """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
+        return self._by_parameter("param_grad")
+
+    @cached_property
+    def step_gradients_of(self) -> dict[tuple[int, int, str, str], list[int]]:
+        """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
+        return self._by_parameter("step_grad")
+
+    def _by_parameter(self, wanted: str) -> dict[tuple[int, int, str, str], list[int]]:
+        found: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
+        columns = self._columns
+        for row, kind in enumerate(columns.kind[self._begin : self._end], self._begin):
+            if kind == wanted:
+                rank, step, _ = columns.scope[row]
+                found[rank, step, columns.module[row], columns.path[row].partition("~")[0]].append(row)
+        return found
+
+    @cached_property
+    def own_gradients(self) -> dict[tuple[tuple[int, int, int], str], list[int]]:
+        """Rows of the gradients of a module's own parameters, by scope and module."""
+        found: dict[tuple[tuple[int, int, int], str], list[int]] = defaultdict(list)
+        columns = self._columns
+        for row, kind in enumerate(columns.kind[self._begin : self._end], self._begin):
+            if kind == "param_grad":
+                found[columns.scope[row], columns.module[row]].append(row)
+        return found
+
+    # --- sources of a record ---------------------------------------------------------------------------------------
+    def sources(self, row: int) -> Sources:
+        columns = self._columns
+        kind, module, path = columns.kind[row], columns.module[row], columns.path[row]
+        rank, step, _ = columns.scope[row]
+        if kind == "param_grad":
+            return Sources(self._backward_of_parameter(row))
+        if kind == "buffer":
+            before = self.state.get((rank, step, module, kind, path, 0 if columns.number[row] else -1))
+            calls = self.calls_in_step.get((rank, step, module), []) if columns.number[row] else []
+            inputs = [r for call in calls for r in call.of("input")]
+            return Sources(inputs + ([before] if before is not None else self._a_step_before(row)))
+        if kind == "param":
+            if not columns.number[row]:
+                return Sources(self._a_step_before(row))
+            before = self.before_step((rank, step, module, kind, path))
+            parameter = (rank, step, module, path)
+            gradients = self.gradients_of.get(parameter, []) + self.step_gradients_of.get(parameter, [])
+            return Sources(gradients + ([before] if before is not None else []))
+        if kind == "step_grad":
+            return Sources(self.gradients_of.get((rank, step, module, path.partition("~")[0]), []))
+        call = self.call_of(row)
+        if call is None:
+            return Sources(())
+        if kind == "input":
+            return Sources(self._before_in(call.parent, columns.seq[row]))
+        if kind == "output":
+            own = call.of("input") + [r for child in call.children for r in child.of("output")]
+            return Sources(own + self.parameters_of.get((rank, step, call.module), []))
+        if kind == "grad_input":
+            inside = [r for child in call.children for r in child.of("grad_output", "grad_input")]
+            return Sources(self._backward_of(call) + inside)
+        return self._behind(row, call)
+
+    def made_in(self, row: int) -> list[CallRows]:
+        """Return the calls whose backward made a gradient."""
+        kind, call = self._columns.kind[row], self.call_of(row)
+        if kind == "param_grad":
+            return self.users_of_own(row)
+        if call is None or kind not in ("grad_input", "grad_output"):
+            return []
+        if kind == "grad_output":
+            if users := self.users(row, call):
+                return users
+            call = self.outermost(row, call).parent
+        return [] if call is None else [call, *call.children]
+
+    def users_of_own(self, row: int) -> list[CallRows]:
+        """Return the calls that used a module's own parameters: its own calls. A module that only holds weights, like
+        the `out_proj` of an attention, is never called; then those of the container that is."""
+        name, scope = self._columns.module[row], self._columns.scope[row]
+        while not (calls := self.calls_of_module.get((scope, name), [])) and name:
+            name = name.rpartition(".")[0]
+        return calls
+
+    def _backward_of_parameter(self, row: int) -> list[int]:
+        """Return the rows that the gradient of a parameter is made from.
+
+        The code of a module that calls others may use it before or after them. A module that is never called lends
+        its parameter to any that are inside the one around it.
+        """
+        calls = self.users_of_own(row)
+        inside = [child for call in calls for child in call.children]
+        if calls and calls[0].module != self._columns.module[row]:
+            for call in inside:  # and those inside, as the list grows
+                inside += call.children
+        own = [r for call in calls for r in call.of("grad_output", "input")]
+        return own + [r for call in inside for r in call.of("grad_output", "grad_input")]
+
+    def _a_step_before(self, row: int) -> list[int]:
+        columns = self._columns
+        rank, step, _ = columns.scope[row]
+        before = self._state_row((rank, step - 1, columns.module[row], columns.kind[row], columns.path[row], 1))
+        return [] if before is None else [before]
+
+    def _before_in(self, call: CallRows | None, seq: int) -> list[int]:
+        """Return what the code of a call could use at a moment: its inputs, and what its children had returned."""
+        if call is None:
+            return []
+        returned = [r for child in call.children for r in child.of("output") if self._columns.seq[r] < seq]
+        return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
+
+    def _backward_of(self, call: CallRows) -> list[int]:
+        """Return the rows that the backward of a call used."""
+        parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
+        return call.of("grad_output", "input", "output") + parameters
+
+    def _behind(self, row: int, call: CallRows) -> Sources:
+        """Return the sources of a gradient at a call's output: those of the backward of its users."""
+        users = self.users(row, call)
+        found = [r for user in users for r in self._backward_of(user)]
+        outermost = self.outermost(row, call)
+        if outermost.parent is None:  # the root's own: the loss made it from the root's output
+            around = outermost.of("output")
+        else:
+            later = [r for child in outermost.parent.children for r in child.of("grad_output", "grad_input")]
+            around = outermost.parent.of("grad_output", "input", "output") + later
+        return Sources(found, self._sent_back(row, call, users), around) if users else Sources(found + around)
+
+    def _sent_back(self, row: int, call: CallRows, users: Iterable[CallRows]) -> list[int]:
+        """Return the gradients that the users of an output send back to it."""
+        path, tensor, tensors = self._columns.path, self._columns.tensor, self.returned(row, call)
+        given = [(user, path[r]) for user in users for r in user.of("input") if tensor[r] in tensors]
+        return [r for user, name in given for r in user.of("grad_input") if path[r].partition("~")[0] == name]
+
+    def returned(self, row: int, call: CallRows) -> set[int]:
+        """Return the numbers of the tensors whose gradient a row is."""
+        columns = self._columns
+        path = columns.path[row].partition("~")[0]
+        return {columns.tensor[r] for r in call.of("output") if columns.path[r] == path}
+
+    def outermost(self, row: int, call: CallRows) -> CallRows:
+        """Return the outermost call around that returns the very same tensor: its gradient is this one."""
+        tensor, tensors = self._columns.tensor, self.returned(row, call)
+        while call.parent is not None and any(tensor[r] in tensors for r in call.parent.of("output")):
+            call = call.parent
+        return call
+
+    def passes_through(self, call: CallRows) -> bool:
+        """Whether a call returns an input unchanged: its users count as that input's users."""
+        tensor = self._columns.tensor
+        given = {tensor[row] for row in call.of("input")}
+        return any(tensor[row] in given for row in call.of("output"))
+
+    def at_root(self, row: int) -> int | None:
+        """Return the row of the root's own output gradient, if this row is the very same tensor; else None."""
+        tensor = self._columns.tensor
+        roots = self.calls_of_module.get((self._columns.scope[row], ""), [])
+        same = [r for root in roots for r in root.of("grad_output") if tensor[r] == tensor[row]]
+        return same[0] if same else None
+
+    def users(self, row: int, call: CallRows) -> list[CallRows]:
+        """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
+        found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
+        found = [
+            user
+            for user in found
+            if user.spot != call.spot and not _inside(call, user) and not self.passes_through(user)
+        ]
+        outer = {user.parent.spot for user in found if user.parent is not None}
+        return [user for user in found if user.spot not in outer]
+
+
+def _inside(call: CallRows, other: CallRows) -> bool:
+    """Whether a call ran inside another."""
+    around = call.parent
+    while around is not None:
+        if around.spot == other.spot:
+            return True
+        around = around.parent
+    return False
