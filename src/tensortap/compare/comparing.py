@@ -128,6 +128,7 @@ def open_comparison(
         precision = judge_free(
             builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])
         )
+    structure.release()  # the table needs its memory
     comparison = conclude(
         *(matched, judgement, born, policy, renames, missing, extra, unpaired),
         doubts=doubts,

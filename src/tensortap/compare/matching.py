@@ -334,8 +334,8 @@ def pairs_of(matched: Matched) -> Pairs:
         equal=measures.equal,
         nonfinite=measures.nonfinite & ~measures.equal,
         reshaped=measures.reshaped,
-        zeros=left.zeros[rows] if len(rows) else np.empty(0, np.int64),
-        dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int64),
+        zeros=alignment.of_reference(left.zeros) if len(rows) else np.empty(0, np.int64),
+        dimensions=_dimensions(left)[rows] if len(rows) else np.empty(0, np.int8),
         base=rounding,
         limits=measures.limits,
         masks=measures.masks,
@@ -344,7 +344,7 @@ def pairs_of(matched: Matched) -> Pairs:
         is_set_differently=matched.is_set_differently,
         choices=ChoiceReader(left, right, alignment, measures.l2_difference),
         mixed=mixed,
-        l1=left.l1[rows] if len(rows) else np.empty(0),
+        l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
     )
 
 
@@ -378,9 +378,9 @@ def reference_movement(matched: Matched) -> Callable[[int, int], float]:
     return moved
 
 
-def _dimensions(side: Side) -> npt.NDArray[np.int64]:
+def _dimensions(side: Side) -> npt.NDArray[np.int8]:
     offsets = side.shapes.offsets.to_numpy()
-    return np.asarray(np.diff(offsets), np.int64)
+    return np.asarray(np.diff(offsets), np.int8)  # a record has at most 64
 
 
 def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, other: Run, apart: bool) -> Scope:

@@ -19,7 +19,7 @@ __all__ = ["ColumnSketches", "FileSketches", "Sketches", "open_columns"]
 
 Ints = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.float32]
-_MOST_READ = 32 << 20
+_MOST_READ = 16 << 20
 """Bytes of sketches that stay in memory after they were used."""
 
 

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +89,27 @@ class Alignment:
     candidate: Ints
     only_reference: Ints
     only_candidate: Ints
+
+    def of_reference(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a column of the reference by pair. It is read-only: if all rows are paired in order, nothing is
+        copied."""
+        return _taken(column, self.reference, self._is_consecutive[0])
+
+    def of_candidate(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a column of the candidate by pair, read-only."""
+        return _taken(column, self.candidate, self._is_consecutive[1])
+
+    @cached_property
+    def _is_consecutive(self) -> tuple[bool, bool]:
+        """Whether the rows of each side are 0, 1, 2, ..."""
+        count = np.arange(len(self.reference))
+        return np.array_equal(self.reference, count), np.array_equal(self.candidate, count)
+
+
+def _taken(column: npt.NDArray[Any], rows: Ints, consecutive: bool) -> npt.NDArray[Any]:
+    found = column[: len(rows)] if consecutive else column[rows]
+    found.flags.writeable = False
+    return found
 
 
 def align(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -131,9 +131,9 @@ class Side:
             whole = joined([compact(table.take(pa.array(places))) for table, places in parts])
         self.table = whole
         """Columns of the index without its sketches, as `store.compact` holds them."""
-        self.row = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        self.row = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.empty(0, np.int64)
         """Row in the index of its rank."""
-        self.rank = np.repeat(np.array(self.ranks, np.int64), [len(part) for part in rows])
+        self.rank = _ranks(self.ranks, [len(part) for part in rows])
         if scope.state_only and len(self):
             self._keep_state()
 
@@ -391,6 +391,13 @@ class Side:
         if row not in self._scales:
             return found
         return (found.astype(np.float64) * self._scales[row]).astype(found.dtype)
+
+
+def _ranks(ranks: Sequence[int], lengths: Sequence[int]) -> Ints:
+    """Return the rank of each row. That of a single rank is one number, whatever the number of rows."""
+    if len(ranks) == 1:
+        return np.broadcast_to(np.int64(ranks[0]), lengths[0])
+    return np.repeat(np.array(ranks, np.int64), lengths)
 
 
 def _unbroken(column: Any) -> Any:

@@ -21,10 +21,10 @@ def fill_norms(measures: Measures, reference: Side, candidate: Side, alignment: 
     """
     if joined_source(reference.run) is None:
         return
-    ours, theirs = (measures.sides[name]["l2"] for name in ("reference", "candidate"))
-    unknown = np.flatnonzero(np.isnan(ours))
+    unknown = np.flatnonzero(np.isnan(measures.sides["reference"]["l2"]))
     if not len(unknown):
         return
+    ours, theirs = measures.writable("reference", "l2"), measures.sides["candidate"]["l2"]
     ours[unknown] = theirs[unknown]
     both = unknown[np.isnan(ours[unknown])]
     matrix, which = reference.sketches()

@@ -7,6 +7,7 @@ mistake in a run that was exact so far does. `rules` has all tolerances.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,10 @@ class _Judge:
             self.rule[row] = SAME_MASK
         self._ambiguous: set[int] = set()
         """Masks that are the same if True means "hidden": they are wrong only if something made from them is."""
-        self.tolerance = evidence.base[:]
+        self.tolerance = array("d", evidence.base)
+        self._is_open = self.open.tobytes()
+        self._is_broken = (pairs.reshaped | pairs.nonfinite).tobytes()
+        self._is_fixed = policy.fixed
 
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
@@ -167,28 +171,30 @@ class _Judge:
     def _judge(self, row: int) -> None:
         evidence = self.evidence
         error, wrong, first = evidence.error[row], evidence.wrong, self.structure.first_seen[row]
-        known = first < row and self.open[first]
+        known = first < row and self._is_open[first]
         if known and (first in self.ties or _is_nearly(error, evidence.propagated[first])):
             self._copy_judgement(row, first)
             return
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
-        lacking = self._calls_that_lack_a_gradient(row)
-        if not any(wrong[source] for source in sources) and (tie := self.ties.status_of_choice(row, sources)):
+        lacking = self._calls_that_lack_a_gradient(row) if self.calls_without_gradient else []
+        after_wrong = any(map(wrong.__getitem__, sources))
+        if not after_wrong and (tie := self.ties.status_of_choice(row, sources)):
             self.status[row], self.rule[row] = tie
             return
         recorded = bool(sources)
-        propagated = any(wrong[source] for source in sources) or bool(lacking)
+        propagated = after_wrong or bool(lacking)
         if not recorded and self.pairs.isolated is None:
             propagated = propagated or self._follows_something_wrong(row)
         incoming = 0.0
         if not propagated:
             sources += self._substitute_source(row, sources)
-            right = (evidence.propagated[s] for s in sources if not wrong[s] and evidence.is_known(s))
+            right = [evidence.propagated[s] for s in sources if not wrong[s] and evidence.is_known(s)]
             incoming = max(right, default=0.0)
-        if not propagated or evidence.policy.fixed:
-            self.tolerance[row], self.rule[row] = find_tolerance(JudgedPair(evidence, row, sources, incoming))
+        if not propagated or self._is_fixed:
+            tolerance = find_tolerance(JudgedPair(evidence, row, sources, incoming))
+            self.tolerance[row], self.rule[row] = tolerance.allowed, tolerance.rule
         else:
             self.rule[row] = ROUNDING
         if row in self.ties.mistaken:
@@ -198,19 +204,19 @@ class _Judge:
             evidence.propagated[row] = 0.0  # its number says nothing about what is made from it
             self.status[row] = "unjudged"
             return
-        too_far = self.pairs.reshaped[row] or not error <= self.tolerance[row]
-        if too_far and not propagated and not self.pairs.nonfinite[row] and (tie := self._follows_tie(row, sources)):
+        is_broken = self._is_broken[row]
+        too_far = (is_broken and self.pairs.reshaped[row]) or not error <= self.tolerance[row]
+        may_follow = too_far and not propagated and not (is_broken and self.pairs.nonfinite[row])
+        if may_follow and (tie := self._follows_tie(row, sources)):
             self.status[row], self.rule[row] = tie
             return
-        if self.pairs.reshaped[row] or self.pairs.nonfinite[row]:
+        if is_broken:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
             self.status[row] = "close"
             self._note_cancelling(row, sources)
-            if self.rule[row] == UNSEEN_PARAMETERS:
-                pair = JudgedPair(evidence, row, sources, incoming)
-                if error > find_tolerance(pair, recorded_alone=True)[0]:
-                    self._unsupported.add(row)
+            if self.rule[row] == UNSEEN_PARAMETERS and error > tolerance.recorded:
+                self._unsupported.add(row)
             if self.structure.kind[row] == "param_grad":
                 evidence.summed.add_right_gradient(row, error)
             return
@@ -320,6 +326,11 @@ class _Judge:
     def _substitute_source(self, row: int, sources: Sequence[int]) -> list[int]:
         """Return the worst right output before a record whose inputs were not recorded: they may be as far off."""
         kinds, evidence = self.structure.kind, self.evidence
+        outside = kinds[row] in ("param", "buffer", "step_grad") or (
+            kinds[row] == "input" and not self.structure.module[row]
+        )
+        if outside or self.pairs.isolated is not None or any(kinds[source] in _FLOWING for source in sources):
+            return []
         for passed in range(self._passed, row):
             if kinds[passed] == "output" and not evidence.wrong[passed] and evidence.is_known(passed):
                 scope = self.structure.scope[passed]
@@ -327,17 +338,12 @@ class _Judge:
                 if worst is None or evidence.error[passed] > evidence.error[worst]:
                     self._worst_output[scope] = passed
         self._passed = max(self._passed, row)
-        outside = kinds[row] in ("param", "buffer", "step_grad") or (
-            kinds[row] == "input" and not self.structure.module[row]
-        )
-        if outside or self.pairs.isolated is not None or any(kinds[source] in _FLOWING for source in sources):
-            return []
         worst = self._worst_output.get(self.structure.scope[row])
         return [] if worst is None else [worst]
 
     def _calls_that_lack_a_gradient(self, row: int) -> list[Spot]:
         """Return the calls whose backward made a gradient without one at an output that the reference has."""
-        if not self.calls_without_gradient or self.structure.kind[row] not in GRADIENT_KINDS:
+        if self.structure.kind[row] not in GRADIENT_KINDS:
             return []
         return [call.spot for call in self.structure.made_in(row) if call.spot in self.calls_without_gradient]
 

@@ -50,7 +50,7 @@ class Pairs:
     reshaped: npt.NDArray[np.bool_]
     zeros: npt.NDArray[np.int64]
     """The reference's number of zeros."""
-    dimensions: npt.NDArray[np.int64]
+    dimensions: npt.NDArray[np.int8]
     base: Floats
     """The tolerance if all sources are right."""
     limits: Mapping[int, str] = field(default_factory=dict)

@@ -10,7 +10,6 @@ Most steps repeat the one before, record by record. Their sources are those of t
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
 
-__all__ = ["CallRows", "Spot", "Structure"]
+__all__ = ["CallRows", "Ints", "Spot", "Structure"]
 
 Ints = npt.NDArray[np.int64]
 _KeyT = TypeVar("_KeyT")
@@ -88,7 +87,7 @@ class Structure:
     # which lists and views return fastest; equal elements of a list are one object.
     @cached_property
     def tensor(self) -> Sequence[int]:
-        return self._view(self._side.tensor_id[self._rows])
+        return self._view(self._at(self._side.tensor_id))
 
     @cached_property
     def kind(self) -> list[str]:
@@ -114,7 +113,7 @@ class Structure:
     @cached_property
     def scope(self) -> list[tuple[int, int, int]]:
         """Rank, step and micro step; see `Side.pass_number`."""
-        columns = [column[self._rows] for column in (self._side.rank, self._side.step, self._side.pass_number)]
+        columns = [self._at(column) for column in (self._side.rank, self._side.step, self._side.pass_number)]
         changes = np.zeros(len(self._rows), bool)
         changes[:1] = True
         for column in columns:
@@ -127,12 +126,12 @@ class Structure:
     @cached_property
     def number(self) -> Sequence[int]:
         if not self._renamed:
-            return self._view(self._side.call[self._rows])
+            return self._view(self._at(self._side.call))
         return [number for _, number in self._modules_and_calls]
 
     @cached_property
     def seq(self) -> Sequence[int]:
-        return self._view(self._side.seq[self._rows])
+        return self._view(self._at(self._side.seq))
 
     @cached_property
     def first_seen(self) -> Sequence[int]:
@@ -141,7 +140,7 @@ class Structure:
 
     @cached_property
     def _first_seen(self) -> Ints:
-        ids = self._side.tensor_id[self._rows]
+        ids = self._at(self._side.tensor_id)
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
@@ -149,9 +148,26 @@ class Structure:
         found[order] = np.repeat(order[begins], np.diff(begins, append=len(ids)))
         return found
 
+    @cached_property
+    def _is_whole(self) -> bool:
+        return np.array_equal(self._rows, np.arange(len(self._rows)))
+
+    def _at(self, column: Ints) -> Ints:
+        """Return a column by row, without a copy if the side has no other rows."""
+        return column[: len(self._rows)] if self._is_whole else column[self._rows]
+
     @staticmethod
     def _view(column: Ints) -> Sequence[int]:
-        return array("q", np.ascontiguousarray(column, np.int64).tobytes())
+        found: Sequence[int] = np.ascontiguousarray(column, np.int64).data
+        return found
+
+    def release(self) -> None:
+        """Release what was worked out. It is worked out again if it is asked for."""
+        for name in [name for name, value in vars(type(self)).items() if isinstance(value, cached_property)]:
+            vars(self).pop(name, None)
+        self._kept.clear()
+        self._patterns.clear()
+        self._pattern_of = -1, {}
 
     # --- steps ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -160,7 +176,7 @@ class Structure:
         share tensors."""
         if not len(self._rows):
             return []
-        rank, step = self._side.rank[self._rows], self._side.step[self._rows]
+        rank, step = self._at(self._side.rank), self._at(self._side.step)
         changes = np.ones(len(self._rows), bool)
         changes[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
         begins = np.flatnonzero(changes)
@@ -178,7 +194,7 @@ class Structure:
     @cached_property
     def _places(self) -> dict[tuple[int, int], int]:
         """Numbers of the steps in `_begins`, by rank and step."""
-        rank, step = self._side.rank[self._rows], self._side.step[self._rows]
+        rank, step = self._at(self._side.rank), self._at(self._side.step)
         return {(int(rank[begin]), int(step[begin])): number for number, begin in enumerate(self._begins)}
 
     def _step(self, number: int) -> StepStructure:
@@ -272,6 +288,14 @@ class Structure:
         """Rows of the gradients of a module's own parameters, by scope and module."""
         return _ByStep(self._steps, lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
 
+    @property
+    def parameter_gradients(self) -> tuple[Ints, Ints, Sequence[str], Ints]:
+        """Rows of all gradients of parameters, the codes of their modules, the names of these, and their steps."""
+        side = self._side
+        rows = np.flatnonzero(side.kind.among(("param_grad",))[self._rows])
+        own = self._rows[rows]
+        return rows, side.module.codes[own], side.module.words, side.step[own]
+
     # --- one record -------------------------------------------------------------------------------------------------
     def class_of(self, row: int) -> str:
         return self._side.cls[int(self._rows[row])]
@@ -300,9 +324,9 @@ class Structure:
     @cached_property
     def kinds_in_step(self) -> dict[tuple[int, int], set[str]]:
         """Kinds of the records of a step, by rank and step."""
-        side, rows = self._side, self._rows
+        side = self._side
         found: dict[tuple[int, int], set[str]] = {}
-        for rank, step, kind in distinct(side.rank[rows], side.step[rows], side.kind.codes[rows]):
+        for rank, step, kind in distinct(self._at(side.rank), self._at(side.step), self._at(side.kind.codes)):
             found.setdefault((rank, step), set()).add(side.kind.words[kind])
         return found
 

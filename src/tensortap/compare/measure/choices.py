@@ -114,9 +114,10 @@ class ChoiceReader:
 
     def may_be_choice(self, pair: int) -> bool:
         """Whether a pair consists of integers, a few for each token."""
-        is_integer = int(self._reference.dtype.codes[self._left[pair]]) in self._integers
+        if int(self._reference.dtype.codes[self._left[pair]]) not in self._integers:
+            return False
         shape = self._shape(pair)
-        return is_integer and len(shape) >= 2 and min(shape) > 0 and shape == self._other_shape(pair)
+        return len(shape) >= 2 and min(shape) > 0 and shape == self._other_shape(pair)
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
         """Return how choices differ. `scores` are pairs that they may have been made from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,9 +94,16 @@ class Measures:
         self.cosine[pair], self.l2_difference[pair] = found.cosine, found.l2
         self.row_rel_l2[pair] = found.row_rel_l2
         for name, side in (("reference", measure.reference), ("candidate", measure.candidate)):
-            columns = self.sides[name]
-            columns["nan"][pair], columns["inf"][pair], columns["posinf"][pair] = side.nan, side.inf, side.posinf
-            columns["mean"][pair], columns["std"][pair], columns["l2"][pair] = side.mean, side.std, side.l2
+            for column in ("nan", "inf", "posinf", "mean", "std", "l2"):
+                self.writable(name, column)[pair] = getattr(side, column)
+
+    def writable(self, side: str, name: str) -> npt.NDArray[Any]:
+        """Return a column of a side that may be changed; until then, it is the index's own."""
+        columns = self.sides[side]
+        if not columns[name].flags.writeable:
+            columns[name] = columns[name].copy()
+        found: npt.NDArray[Any] = columns[name]
+        return found
 
     def take_mask(self, pair: int, found: MaskDifference) -> None:
         """Store the difference of two masks."""
@@ -141,7 +148,6 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
     reshaped = reference.shape_hash[left] != candidate.shape_hash[right]
     equal = (reference.digest[left] == candidate.digest[right]) & same_dtype & ~reshaped if len(left) else reshaped
     equal &= ~(candidate.reordered[right] | reference.reordered[left])
-    count = len(left)
     zeros = np.where(equal, 0.0, np.nan)
     return Measures(
         equal=equal,
@@ -153,8 +159,11 @@ def prepare(reference: Side, candidate: Side, alignment: Alignment) -> Measures:
         l2_difference=zeros.copy(),
         row_rel_l2=zeros.copy(),
         sides={
-            name: _numbers(side, rows, count)
-            for name, side, rows in (("reference", reference, left), ("candidate", candidate, right))
+            name: _numbers(side, rows, take)
+            for name, side, rows, take in (
+                ("reference", reference, left, alignment.of_reference),
+                ("candidate", candidate, right, alignment.of_candidate),
+            )
         },
     )
 
@@ -229,18 +238,20 @@ def _bound(measures: Measures, pairs: npt.NDArray[Any], why: str) -> None:
     measures.limits |= dict.fromkeys(pairs.tolist(), why)
 
 
-def _numbers(side: Side, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:
-    if not count:
+def _numbers(
+    side: Side, rows: npt.NDArray[np.int64], take: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> dict[str, Any]:
+    if not len(rows):
         return {name: np.empty(0) for name in ("elements", "nan", "inf", "posinf", "edge", "mean", "std", "l2")}
     return {
-        "elements": side.elements[rows],
+        "elements": take(side.elements),
         "nan": _counts(side.nan, rows),
         "inf": _counts(side.posinf, rows) + _counts(side.neginf, rows),
         "posinf": _counts(side.posinf, rows),
         "edge": _counts(side.edge, rows),
-        "mean": side.mean[rows],
-        "std": side.std[rows],
-        "l2": side.l2[rows],
+        "mean": take(side.mean),
+        "std": take(side.std),
+        "l2": take(side.l2),
     }
 
 

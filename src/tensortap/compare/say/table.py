@@ -21,6 +21,8 @@ from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors
 
 __all__ = ["table_of"]
 
+Taking = Callable[[Any], Any]
+"""Returns a column of a side by pair."""
 _MEASURED = ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched", "row_rel_l2")
 _NOTHING = ("max_abs", "max_ulp", "mismatched", "row_rel_l2")  # 0 where both sides are equal
 
@@ -41,13 +43,13 @@ def table_of(
     if not count:
         return schema.empty_table()
     columns: dict[str, Any] = {
-        name: getattr(reference, name)[left] for name in ("rank", "seq", "step", "micro", "call")
+        name: alignment.of_reference(getattr(reference, name)) for name in ("rank", "seq", "step", "micro", "call")
     }
     for name in ("phase", "module", "kind", "path", "cls"):
-        columns[name] = _words(getattr(reference, name), left)
+        columns[name] = _words(getattr(reference, name), alignment.of_reference)
     columns |= {
-        "dtype_reference": _words(reference.dtype, left),
-        "dtype_candidate": _words(candidate.dtype, right),
+        "dtype_reference": _words(reference.dtype, alignment.of_reference),
+        "dtype_candidate": _words(candidate.dtype, alignment.of_candidate),
         "shape_reference": reference.shapes.take(pa.array(left)),
         "shape_candidate": candidate.shapes.take(pa.array(right)),
         "status": _coded(judgement.status),
@@ -65,8 +67,9 @@ def table_of(
         "cosine": _nullable(measures.cosine),
     }
     columns |= _measured(count, measures)
-    for name, side, rows in (("reference", reference, left), ("candidate", candidate, right)):
-        get = partial(_statistic, measures.sides[name], side, rows)
+    takers = ("reference", reference, alignment.of_reference), ("candidate", candidate, alignment.of_candidate)
+    for name, side, take in takers:
+        get = partial(_statistic, measures.sides[name], side, take, count)
         for each in statistics.listed():
             if each.is_added:
                 columns[f"{each.name}_{name}"] = _nullable(np.asarray(get(each.name), np.float64))
@@ -78,15 +81,15 @@ def table_of(
     return pa.table([_typed(columns.pop(field.name), field.type, unknown) for field in schema], schema=schema)
 
 
-def _statistic(measured: Mapping[str, Any], side: Side, rows: Any, name: str) -> Any:
+def _statistic(measured: Mapping[str, Any], side: Side, take: Taking, count: int, name: str) -> Any:
     """Return a column of a side: as measured, by its formula, or as the index has it."""
     if name in measured:
         return measured[name]
     formula = statistics.formula_of(name)
     if formula is not None:
-        return formula(partial(_statistic, measured, side, rows))
+        return formula(partial(_statistic, measured, side, take, count))
     column = getattr(side, name, None)  # a run that was opened before a statistic was registered has no column for it
-    return np.full(len(rows), np.nan) if column is None else column[rows]
+    return np.full(count, np.nan) if column is None else take(column)
 
 
 def _typed(column: Any, kind: Any, unknown: Any) -> Any:
@@ -113,8 +116,8 @@ def _coded(words: Sequence[str]) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(list(codes), pa.string()))
 
 
-def _words(names: Any, rows: Any) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(names.codes[rows]), pa.array(names.words))
+def _words(names: Any, take: Taking) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(take(names.codes)), pa.array(names.words))
 
 
 def _nullable(numbers: Any) -> Any:
@@ -126,12 +129,11 @@ def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str,
     """Return the candidate's own names and layouts, where they differ."""
     if not isinstance(candidate, Translated):
         return dict.fromkeys(("module_candidate", "path_candidate", "layout"), pa.nulls(len(rows), pa.string()))
-    own = candidate.own
+    own, origins = candidate.own, candidate.origin[rows]
     found = {}
     for name in ("module", "path"):
-        theirs, ours = (
-            words.cast(pa.string()) for words in (_words(getattr(own, name), candidate.origin[rows]), columns[name])
-        )
+        words = _words(getattr(own, name), lambda codes: codes[origins])
+        theirs, ours = words.cast(pa.string()), columns[name].cast(pa.string())
         found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, ours), pa.scalar(None, pa.string()), theirs)
     relaid = candidate.relaid[rows]
     layouts = [

@@ -34,6 +34,7 @@ __all__ = [
     "SAME_MASK",
     "UNSEEN_PARAMETERS",
     "Rule",
+    "Tolerance",
     "find_tolerance",
     "is_doubtful_rounding",
     "is_doubtful_sum",
@@ -90,46 +91,59 @@ class Rule:
     none: the records do not show whether the difference is noise or a mistake."""
 
 
-def find_tolerance(pair: JudgedPair, recorded_alone: bool = False) -> tuple[float, str]:
-    """Return the relative error that a pair is allowed, and the name of the rule that allows it.
+class Tolerance(NamedTuple):
+    """The relative error that a pair is allowed."""
 
-    recorded_alone: leave out what is allowed for something that was not recorded.
-    """
+    allowed: float
+    rule: str
+    """The name of the rule that allows it."""
+    recorded: float
+    """What is allowed without rules for something that was not recorded."""
+
+
+def find_tolerance(pair: JudgedPair) -> Tolerance:
     if pair.row in pair.evidence.pairs.masks:
-        return 0.0, SAME_MASK
+        return Tolerance(0.0, SAME_MASK, 0.0)
     if pair.policy.fixed:
-        elements = int(pair.evidence.pairs.elements[pair.row])
-        return pair.policy.fixed_tolerance(pair.l2, elements), _AS_GIVEN
-    allowed, name = pair.base, ROUNDING
-    if pair.kind == "param" and pair.evidence.pairs.is_set_differently(pair.row):
-        return max(allowed, pair.policy.passed_on(pair.incoming_state)), name  # it need not be noise of gradients
-    for rule in _rules_of(RULES, pair.kind):
-        if recorded_alone and rule.for_unrecorded:
-            continue
-        if rule.applies(pair) and (amount := rule.amount(pair)) > allowed:
-            allowed, name = amount, rule.name
-    return allowed, name
+        fixed = pair.policy.fixed_tolerance(pair.l2, int(pair.evidence.pairs.elements[pair.row]))
+        return Tolerance(fixed, _AS_GIVEN, fixed)
+    kind, allowed, name = pair.kind, pair.base, ROUNDING
+    if kind == "param" and pair.evidence.pairs.is_set_differently(pair.row):  # it need not be noise of gradients
+        allowed = max(allowed, pair.policy.passed_on(pair.incoming_state))
+        return Tolerance(allowed, name, allowed)
+    recorded = allowed
+    for rule, is_certain in _rules_of(RULES, kind):
+        if is_certain or rule.applies(pair):
+            amount = rule.amount(pair)
+            if amount > allowed:
+                allowed, name = amount, rule.name
+            if amount > recorded and not rule.for_unrecorded:
+                recorded = amount
+    return Tolerance(allowed, name, recorded)
 
 
 class _Rules(NamedTuple):
-    """All rules, and those of each kind of records."""
+    """All rules, and those of each kind of records, with whether the kind alone decides that they apply."""
 
     every: tuple[Rule, ...]
-    of_kind: dict[str, tuple[Rule, ...]]
+    of_kind: dict[str, tuple[tuple[Rule, bool], ...]]
 
 
 _sorted_rules = _Rules((), {})
 
 
-def _rules_of(every: tuple[Rule, ...], kind: str) -> tuple[Rule, ...]:
+def _rules_of(every: tuple[Rule, ...], kind: str) -> tuple[tuple[Rule, bool], ...]:
     """Return the rules that may apply to a kind of records. Each pair asks, so the answers are kept."""
     global _sorted_rules
     if _sorted_rules.every is not every:
         _sorted_rules = _Rules(every, {})
     if kind not in _sorted_rules.of_kind:
-        _sorted_rules.of_kind[kind] = tuple(
-            rule for rule in every if not isinstance(rule.applies, _KindIs) or kind in rule.applies.kinds
-        )
+        found = []
+        for rule in every:
+            kinds = rule.applies.kinds if isinstance(rule.applies, _KindIs) else None
+            if kinds is None or kind in kinds:
+                found.append((rule, kinds is not None))
+        _sorted_rules.of_kind[kind] = tuple(found)
     return _sorted_rules.of_kind[kind]
 
 
@@ -164,7 +178,7 @@ def _rounding_of_sources(pair: JudgedPair) -> float:
     is kept in long ones, like gradients and running statistics."""
     isolated, evidence = pair.evidence.pairs.isolated, pair.evidence
     if isolated is None:  # what comes in was measured; what the code between modules rounds was not
-        return _short_rounding(pair) if pair.is_made_by_container else 0.0
+        return _short_rounding(pair) if evidence.mixed_rounding and pair.is_made_by_container else 0.0
     kinds = evidence.structure.kind
     kept = pair.kind in GRADIENT_KINDS or pair.kind == "buffer"
     coarse = [evidence.base[s] for s in pair.sources if isolated.cast[s] or (kept and kinds[s] in _FLOWING)]
@@ -259,7 +273,7 @@ def _error_of_activations(pair: JudgedPair) -> float:
     """Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps. With activations that are off
     by e, about a share of e of them does, which moves the gradient by the root of it."""
     evidence = pair.evidence
-    errors = (evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source))
+    errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
     return float(2 * max(errors, default=0.0) ** 0.5)
 
 

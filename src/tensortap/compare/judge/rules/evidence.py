@@ -6,16 +6,14 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
-from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.structure import Ints, Structure
 
 __all__ = ["Evidence", "JudgedPair"]
 
@@ -24,6 +22,7 @@ _CANCELS = 8.0
 
 
 _WITH_STATISTICS = re.compile("(Batch|Group|Instance)Norm")
+_NO_STEPS: tuple[list[int], list[float]] = [], []
 _UNEVEN = 0.6
 """Mean magnitude over the root mean square; 0.8 of normal numbers."""
 
@@ -41,19 +40,27 @@ class Evidence:
         self.reference_moved = reference_moved
         """How far apart two records of the reference are, relative to the first."""
         isolated = pairs.isolated
-        self.error = _numbers(pairs.error)
+        self.error = _view(pairs.error)
         self.forced = bytes(len(self.error)) if isolated is None else isolated.forced.tobytes()
         self.propagated = _numbers(pairs.error if isolated is None else np.where(isolated.forced, 0.0, pairs.error))
         """The error that records computed from a row inherit."""
-        self.l2 = _numbers(pairs.l2)
-        self.base = _numbers(pairs.base)
+        self.l2 = _view(pairs.l2)
+        self.base = _view(pairs.base)
+        self.is_vector = np.less_equal(pairs.dimensions, 1).tobytes()
         self._step_noise: dict[int, float | None] = {}
+        self._with_statistics: dict[str, bool] = {}
         self.wrong = bytearray(len(self.error))
         """Set by the judge."""
         self.summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
 
     def is_known(self, row: int) -> bool:
         return self.error[row] == self.error[row]
+
+    def has_statistics(self, cls: str) -> bool:
+        """Whether modules of a class compute a mean and a variance over many positions."""
+        if cls not in self._with_statistics:
+            self._with_statistics[cls] = _WITH_STATISTICS.search(cls) is not None
+        return self._with_statistics[cls]
 
     def gradient_noise(self, row: int, sources: Sequence[int]) -> float:
         """Return the worst error of the gradients that moved a parameter. A parameter without a gradient that moves
@@ -117,7 +124,7 @@ class Evidence:
         if (rank, step, module) in self.structure.parameters_of or not step:
             return 0.0
         known = None if module in self.structure.frozen else module  # a frozen one that moves averages others
-        steps, worst = self._worst_gradients.get(known, ((), ()))
+        steps, worst = self._worst_gradients.get(known, _NO_STEPS)
         before = bisect_left(steps, step)
         return worst[before - 1] ** 0.5 if before else 0.0
 
@@ -167,31 +174,46 @@ class Evidence:
     def _worst_gradients(self) -> dict[str | None, tuple[list[int], list[float]]]:
         """By module, and for all modules under None: the steps with parameter gradients, and the worst error up to
         each, on any rank. An optimizer may use the mean over all ranks."""
-        found: dict[str | None, dict[int, float]] = {}
-        for (_, step, module, _), rows in self.structure.gradients_of.items():
-            errors = [min(1.0, self.error[row]) for row in rows if self.is_known(row)]
-            for name in (module, None):
-                steps = found.setdefault(name, {})
-                steps[step] = max(steps.get(step, 0.0), *errors, 0.0)
-        return {
-            module: (sorted(steps), list(accumulate((steps[step] for step in sorted(steps)), max)))
-            for module, steps in found.items()
-        }
+        rows, modules, words, steps = self.structure.parameter_gradients
+        errors = np.fmin(1.0, np.nan_to_num(np.asarray(self.pairs.error, np.float64)[rows], nan=0.0))
+        found: dict[str | None, tuple[list[int], list[float]]] = {None: _worst_so_far(steps, errors)}
+        order = np.argsort(modules, kind="stable")
+        begins = np.flatnonzero(np.diff(modules[order], prepend=-1))
+        for own in np.split(order, begins[1:]) if len(order) else ():
+            found[words[int(modules[own[0]])]] = _worst_so_far(steps[own], errors[own])
+        return found
+
+
+def _worst_so_far(steps: Ints, errors: Floats) -> tuple[list[int], list[float]]:
+    """Return the distinct steps, in order, and the worst error up to each."""
+    order = np.argsort(steps, kind="stable")
+    known, begins = np.unique(steps[order], return_index=True)
+    worst = np.maximum.accumulate(np.maximum.reduceat(errors[order], begins)) if len(known) else errors
+    return known.tolist(), worst.tolist()
+
+
+def _view(column: Floats) -> Sequence[float]:
+    """Return a column whose elements are numbers of Python's own."""
+    found: Sequence[float] = np.ascontiguousarray(column, np.float64).data
+    return found
 
 
 def _numbers(column: Floats) -> array[float]:
     return array("d", np.ascontiguousarray(column, np.float64).tobytes())
 
 
-@dataclass(frozen=True)
 class JudgedPair:
-    """The pair whose tolerance is wanted."""
+    """The pair whose tolerance is wanted. Rules ask for the same things, so what is worked out is kept.
 
-    evidence: Evidence
-    row: int
-    sources: Sequence[int]
-    incoming: float
-    """The worst error among its sources that are right."""
+    incoming: the worst error among its sources that are right.
+    """
+
+    def __init__(self, evidence: Evidence, row: int, sources: Sequence[int], incoming: float) -> None:
+        self.evidence, self.row, self.sources, self.incoming = evidence, row, sources, incoming
+        self.policy = evidence.policy
+        self.kind = evidence.structure.kind[row]
+        self.base, self.l2 = evidence.base[row], evidence.l2[row]
+        self.is_vector = bool(evidence.is_vector[row])
 
     @property
     def incoming_state(self) -> float:
@@ -200,42 +222,23 @@ class JudgedPair:
         rows = [row for row in self.sources_of("param") if not evidence.wrong[row] and evidence.is_known(row)]
         return max((evidence.propagated[row] for row in rows), default=0.0)
 
-    @property
-    def kind(self) -> str:
-        return self.evidence.structure.kind[self.row]
-
-    @property
-    def policy(self) -> Policy:
-        return self.evidence.policy
-
-    @property
-    def base(self) -> float:
-        return self.evidence.base[self.row]
-
-    @property
-    def l2(self) -> float:
-        return self.evidence.l2[self.row]
-
-    @property
-    def is_vector(self) -> bool:
-        return bool(self.evidence.pairs.dimensions[self.row] <= 1)
-
     def sources_of(self, *kinds: str) -> list[int]:
-        return [source for source in self.sources if self.evidence.structure.kind[source] in kinds]
+        known = self.evidence.structure.kind
+        return [source for source in self.sources if known[source] in kinds]
 
-    @property
+    @cached_property
     def summands(self) -> float:
         """How many numbers each element of a parameter's gradient sums, if it is a vector."""
         elements = self.evidence.pairs.elements
         given = sum(int(elements[source]) for source in self.sources_of("grad_output"))
         return given / max(1, int(elements[self.row]))
 
-    @property
+    @cached_property
     def terms(self) -> float:
         """The norm of the numbers that a vector's gradient sums; 0 if it is unknown."""
         return self.evidence.summed.size(self.row, self.sources)
 
-    @property
+    @cached_property
     def cancels(self) -> bool:
         """Whether it is a sum that is small against its terms. A sum with random signs is about as large as they are
         together."""
@@ -244,7 +247,7 @@ class JudgedPair:
     @property
     def has_statistics(self) -> bool:
         """Whether its module computes a mean and a variance over many positions."""
-        return _WITH_STATISTICS.search(self.evidence.structure.class_of(self.row)) is not None
+        return self.evidence.has_statistics(self.evidence.structure.class_of(self.row))
 
     @property
     def has_matrix(self) -> bool:
@@ -279,6 +282,7 @@ class JudgedPair:
             calls += call.children
         return [row for call in calls for rows in call.rows.values() for row in rows]
 
-    @property
+    @cached_property
     def right_activations(self) -> list[int]:
-        return [source for source in self.sources_of("input", "output") if not self.evidence.wrong[source]]
+        wrong = self.evidence.wrong
+        return [source for source in self.sources_of("input", "output") if not wrong[source]]

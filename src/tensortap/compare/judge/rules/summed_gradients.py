@@ -30,7 +30,7 @@ class SummedGradients:
         std: Floats,
         base: Sequence[float],
         elements: npt.NDArray[np.int64],
-        dimensions: npt.NDArray[np.int64],
+        dimensions: npt.NDArray[np.int8],
     ) -> None:
         self._structure = structure
         self._l2 = l2
