@@ -33,6 +33,7 @@ from tensortap.compare.matching import Matched, match, pairs_of, reference_movem
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.truth import truth_of
+from tensortap.compare.memory import release_unused
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.zoom_hint import zoom_hint
@@ -93,6 +94,7 @@ def open_comparison(
         pairs = pairs_of(matched)
         noise = as_one(noise_of(matched, options, opened, engine), pairs.row_gain)
         policy = Policy(options.rtol, options.atol, noise, mapped=frameworks_differ(reference, candidate))
+        release_unused()
         structure = matched.structure()
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
         judgement, doubts = judge_certain(
@@ -128,7 +130,8 @@ def open_comparison(
         precision = judge_free(
             builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])
         )
-    structure.release()  # the table needs its memory
+    structure.release()
+    release_unused()  # for the table
     comparison = conclude(
         *(matched, judgement, born, policy, renames, missing, extra, unpaired),
         doubts=doubts,

@@ -42,6 +42,7 @@ from tensortap.compare.measure.masks import (
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
+from tensortap.compare.memory import release_unused
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions, find_fusions
@@ -203,6 +204,7 @@ def match(
     alignment, patterns = without_other_calls(left, right, alignment)
     if joining:
         alignment = joining.without_unjoined(left, right, alignment)
+    release_unused()
     scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
     measures = prepare(left, right, alignment)
     fill_norms(measures, left, right, alignment)

@@ -76,9 +76,11 @@ def _is_zero(column: Any) -> bool:
 
 
 def _unbroken(column: Any) -> Any:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    """Return a column in one piece, which is a copy: a batch may lie in a mapped file, and results outlive that."""
+    chunks = column.chunks
+    if not chunks:
+        return pa.array([], column.type)
+    return pa.concat_arrays(chunks if len(chunks) > 1 else [*chunks, chunks[0].slice(0, 0)])
 
 
 def _coded(column: Any) -> Any:

@@ -142,6 +142,10 @@ class Index:
         rows = self.sketch_rows[places]
         return self._sketches.at(rows if self._order is None else self._order[rows])
 
+    def release_sketches(self) -> None:
+        """Release the sketches that were read and are kept for later."""
+        self._sketches.release()
+
     def sketches(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return all sketches as rows of a matrix, and for each row which of them is its own; -1 if it has none."""
         rows = self.sketch_rows

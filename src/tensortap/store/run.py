@@ -427,6 +427,10 @@ class Run:
         with reading(self.path):
             return self._index(rank).sketches_at(rows)
 
+    def release_sketches(self, rank: int) -> None:
+        """Release the sketches of `index(rank)` that were read and are kept for later."""
+        self._index(rank).release_sketches()
+
     def sketches(self, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return all sketches as rows of a matrix, and for each row of `index(rank)` which of them is its own."""
         with reading(self.path):

@@ -69,6 +69,10 @@ class Sketches:
                 found[here] = np.where((places >= 0)[:, None], matrix[places], np.float32(np.nan))
         return np.empty((len(rows), 0), np.float32) if found is None else found
 
+    def release(self) -> None:
+        """Release the batches that were read; later requests read them again."""
+        self._read.clear()
+
     def _unpacked(self, number: int) -> tuple[Matrix, Ints]:
         """Return the sketches of a batch, and which of them each row has; -1 if none."""
         if number not in self._read:

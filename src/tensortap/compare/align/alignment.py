@@ -93,14 +93,14 @@ class Alignment:
     def of_reference(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a column of the reference by pair. It is read-only: if all rows are paired in order, nothing is
         copied."""
-        return _taken(column, self.reference, self._is_consecutive[0])
+        return _taken(column, self.reference, self.is_consecutive[0])
 
     def of_candidate(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a column of the candidate by pair, read-only."""
-        return _taken(column, self.candidate, self._is_consecutive[1])
+        return _taken(column, self.candidate, self.is_consecutive[1])
 
     @cached_property
-    def _is_consecutive(self) -> tuple[bool, bool]:
+    def is_consecutive(self) -> tuple[bool, bool]:
         """Whether the rows of each side are 0, 1, 2, ..."""
         count = np.arange(len(self.reference))
         return np.array_equal(self.reference, count), np.array_equal(self.candidate, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -101,6 +101,8 @@ def has_operators(run: Run, ranks: Collection[int] | None = None) -> bool:
 class Side:
     """The records of a run that take part, in order of rank and execution."""
 
+    _read_ranks: Set[int] = frozenset()
+    """Ranks of which sketches were read."""
     _scales: Mapping[int, float] = MappingProxyType({})
     """Factors of records that were recorded in another scale, by row."""
 
@@ -339,10 +341,13 @@ class Side:
     @cached_property
     def sketch_size(self) -> int:
         """Number of sums of the smallest sketch of any rank; `FULL` if there is none."""
-        firsts = (np.flatnonzero(self.run.sketch_rows(rank) >= 0)[:1] for rank in self.ranks)
-        sizes = (
-            self.run.sketches_at(rank, row).shape[1] for rank, row in zip(self.ranks, firsts, strict=True) if len(row)
-        )
+        sizes = []
+        for rank in self.ranks:
+            first = np.flatnonzero(self.run.sketch_rows(rank) >= 0)[:1]
+            if len(first):
+                sizes.append(self.run.sketches_at(rank, first).shape[1])
+            if len(self.ranks) > 1:
+                self.run.release_sketches(rank)
         return min((size for size in sizes if size), default=FULL)
 
     def sketches_at(self, rows: Ints, size: int | None = None) -> npt.NDArray[np.float32]:
@@ -352,16 +357,25 @@ class Side:
         """
         size = self.sketch_size if size is None else size
         if len(self.ranks) == 1:
+            self._read_ranks = {self.ranks[0]}
             found = fold(self.run.sketches_at(self.ranks[0], self.row[rows]), size)
         else:
             found = np.empty((len(rows), size), np.float32)
             ranks = self.rank[rows]
-            for rank in np.unique(ranks).tolist():
+            wanted = np.unique(ranks).tolist()
+            self.release_sketches(keep=wanted)
+            for rank in wanted:
                 here = np.flatnonzero(ranks == rank)
                 found[here] = fold(self.run.sketches_at(rank, self.row[rows[here]]), size)
         if self._scales:
             found = found * np.array([self._scales.get(row, 1.0) for row in rows.tolist()], np.float32)[:, None]
         return found
+
+    def release_sketches(self, keep: Collection[int] = ()) -> None:
+        """Release the sketches that were read, but for some ranks: many ranks keep many batches."""
+        for rank in self._read_ranks - set(keep):
+            self.run.release_sketches(rank)
+        self._read_ranks = set(keep)
 
     def sketches(self) -> tuple[npt.NDArray[np.float32], Ints]:
         """Return all sketches as rows of a matrix, and the row of each record; -1 if it has none."""

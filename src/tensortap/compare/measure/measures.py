@@ -187,6 +187,8 @@ def estimate(
         matrices = reference.sketches_at(left[some], buckets), candidate.sketches_at(right[some], buckets)
         places = np.arange(len(some))
         apart[some] = sketch_differences(matrices[0], places, matrices[1], places)
+    for side in (reference, candidate):
+        side.release_sketches()
     overflowed = ~np.isfinite(apart) & ~without
     _bound(measures, pairs[without], _NO_SKETCH)
     _bound(measures, pairs[overflowed], _OVERFLOW)

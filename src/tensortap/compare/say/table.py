@@ -50,8 +50,8 @@ def table_of(
     columns |= {
         "dtype_reference": _words(reference.dtype, alignment.of_reference),
         "dtype_candidate": _words(candidate.dtype, alignment.of_candidate),
-        "shape_reference": reference.shapes.take(pa.array(left)),
-        "shape_candidate": candidate.shapes.take(pa.array(right)),
+        "shape_reference": _shapes(reference, left, alignment.is_consecutive[0]),
+        "shape_candidate": _shapes(candidate, right, alignment.is_consecutive[1]),
         "status": _coded(judgement.status),
         "birth": _marks(count, births),
         "cause": _texts(count, births, lambda birth: birth.cause.value),
@@ -120,8 +120,14 @@ def _words(names: Any, take: Taking) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(take(names.codes)), pa.array(names.words))
 
 
+def _shapes(side: Side, rows: Any, consecutive: bool) -> Any:
+    return side.shapes.slice(0, len(rows)) if consecutive else side.shapes.take(pa.array(rows))
+
+
 def _nullable(numbers: Any) -> Any:
     unknown = np.isnan(numbers)
+    if not unknown.any():
+        return pa.array(numbers)  # without a copy
     return pa.nulls(len(numbers), pa.float64()) if unknown.all() else pa.array(numbers, mask=unknown)
 
 
