@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from tensortap.compare.join.geometry import Extent, blocks_of_range, overlap
 from tensortap.core import dtypes
 from tensortap.core.placement import Box
-from tensortap.store.source import Bytes
+from tensortap.store.source import Bytes, Range
 
-__all__ = ["Assembly", "Piece", "read_range"]
+__all__ = ["Assembly", "Piece", "ranges", "read_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,40 @@ def _parts(piece: Piece, block: Extent) -> Iterator[tuple[Extent, tuple[slice, .
         yield own, place
 
 
+def ranges(whole: Assembly, dtype: str, start: int, stop: int) -> Iterator[Range]:
+    """Yield what `read_range` reads."""
+    kind = dtypes.numpy_dtype(dtype)
+    for pieces in whole.summands:
+        for block in blocks_of_range(whole.shape, start, stop):
+            for piece in pieces:
+                for own, _ in _parts(piece, block):
+                    yield _window(piece, own).range(piece, kind)
+
+
+class _Window(NamedTuple):
+    """The rows of a local tensor that hold a block of it."""
+
+    skipped: int
+    """Elements before them."""
+    shape: tuple[int, ...]
+    inside: tuple[slice, ...]
+    """Where the block is in these rows."""
+
+    def range(self, piece: Piece, dtype: np.dtype[Any]) -> Range:
+        return Range(piece.name, piece.offset + self.skipped * dtype.itemsize, prod(self.shape) * dtype.itemsize)
+
+
 def _read(files: Bytes, piece: Piece, own: Extent, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Read a block of a local tensor: the bytes between its first and last row, and no others."""
+    window = _window(piece, own)
+    data = files.view(*window.range(piece, dtype))
+    array = np.frombuffer(data, np.uint8).view(dtype).reshape(window.shape)
+    return array[window.inside].transpose(piece.order or tuple(range(len(own)))) if own else array
+
+
+def _window(piece: Piece, own: Extent) -> _Window:
+    if not own:
+        return _Window(0, (), ())
     order = piece.order or tuple(range(len(own)))
     local: list[tuple[int, int]] = [(0, 0)] * len(own)
     for axis, span in zip(order, own, strict=True):
@@ -105,16 +137,9 @@ def _read(files: Bytes, piece: Piece, own: Extent, dtype: np.dtype[Any]) -> npt.
     while depth < len(local) - 1 and local[depth][1] == 1:
         skipped += local[depth][0] * prod(piece.shape[depth + 1 :])
         depth += 1
-    if local:
-        first, rows = local[depth]
-        inner = prod(piece.shape[depth + 1 :])
-        skipped += first * inner
-        count, shape = rows * inner, (*[1] * depth, rows, *piece.shape[depth + 1 :])
-    else:
-        count, shape = 1, ()
-    data = files.view(piece.name, piece.offset + skipped * dtype.itemsize, count * dtype.itemsize)
-    array = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+    first, rows = local[depth]
+    skipped += first * prod(piece.shape[depth + 1 :])
     inside = tuple(
         slice(None) if axis <= depth else slice(begin, begin + length) for axis, (begin, length) in enumerate(local)
     )
-    return array[inside].transpose(order) if order else array
+    return _Window(skipped, (*[1] * depth, rows, *piece.shape[depth + 1 :]), inside)

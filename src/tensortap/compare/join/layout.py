@@ -87,7 +87,7 @@ class Layout:
     chosen: Ints
     """Rows that stand for their replicas: one for each set."""
     group: Ints
-    """Group of each chosen row."""
+    """Group of each chosen row, in order."""
     term: Ints
     """Summand of each chosen row."""
     votes: list[Vote] = field(default_factory=list)

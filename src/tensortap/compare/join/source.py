@@ -7,6 +7,7 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.compare.join.bands import Assembly, Piece, read_range
+from tensortap.compare.join.bands import Assembly, Piece, ranges, read_range
 from tensortap.compare.join.beside import joined_calls, joined_coverage, joined_loop
 from tensortap.compare.join.execution import execution_order
 from tensortap.compare.join.layout import Layout, lay_out
@@ -182,10 +183,22 @@ class JoinedSource(RunSource):
         if location.file != _JOINED:
             first = int(self.layout.first[self.groups[record.seq]])
             return self._member_bytes(first)
-        files = AddressedFiles() if self.on_disk else _MemberBytes(self)
-        array = read_range(files, self.assembly(record.seq), record.dtype, 0, prod(record.shape))
-        files.close()
+        array = read_range(self._files, self.assembly(record.seq), record.dtype, 0, prod(record.shape))
         return memoryview(array.view(np.uint8).data).toreadonly()
+
+    @cached_property
+    def _files(self) -> Bytes:
+        return AddressedFiles() if self.on_disk else _MemberBytes(self)
+
+    def prefetch(self, records: Iterable[Record]) -> None:
+        records = [record for record in records if record.location is not None]
+        wholes = [record for record in records if record.location is not None and record.location.file == _JOINED]
+        self._files.prefetch(
+            each for record in wholes for each in ranges(self.assembly(record.seq), record.dtype, 0, prod(record.shape))
+        )
+        members = [int(self.layout.first[self.groups[record.seq]]) for record in records if record not in wholes]
+        pieces = self.layout.pieces
+        self.run.source.prefetch(self.run.at(int(pieces.rank[each]), int(pieces.row[each])) for each in members)
 
     def _member_bytes(self, member: int) -> memoryview:
         """Return the bytes that one rank stored."""
@@ -201,7 +214,7 @@ class JoinedSource(RunSource):
         layout = self.layout
         group = int(self.groups[row])
         plan = layout.plan_of(group)
-        spots = np.flatnonzero(layout.group == group)
+        spots = slice(*np.searchsorted(layout.group, (group, group + 1)))
         summands: dict[int, list[Piece]] = {}
         for chosen, term in zip(layout.chosen[spots].tolist(), layout.term[spots].tolist(), strict=True):
             summands.setdefault(term, []).append(self._piece(chosen, plan.flat))

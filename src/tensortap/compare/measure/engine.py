@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.join.bands import Assembly, read_range
+from tensortap.compare.join.bands import Assembly, ranges, read_range
 from tensortap.core import dtypes
 from tensortap.errors import UsageError
 from tensortap.kernels.pairs.reference import CHUNK, PairMeasure, TensorRows
@@ -196,7 +196,7 @@ class TaskReader:
     def prefetch(self, tasks: Sequence[Task]) -> None:
         """Request the bytes of all tasks together where each request takes time."""
         self._files.prefetch(
-            _range(span, task) for task in tasks for span in (task.reference, task.candidate) if span.whole is None
+            each for task in tasks for span in (task.reference, task.candidate) for each in _ranges(span, task)
         )
 
     def release_pages(self) -> None:
@@ -212,6 +212,14 @@ class TaskReader:
         if span.whole is not None:
             return read_range(self._files, span.whole, span.dtype, task.start, task.start + task.elements)
         return np.frombuffer(self._files.view(*wanted), np.uint8).view(dtype)
+
+
+def _ranges(span: Span, task: Task) -> Iterator[Range]:
+    """Yield all ranges that are read for the task's elements of one side."""
+    if span.whole is not None:
+        yield from ranges(span.whole, span.dtype, task.start, task.start + task.elements)
+    else:
+        yield _range(span, task)
 
 
 def _range(span: Span, task: Task) -> Range:
