@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def main() -> None:
     server.start()
     os.environ.update(server.environment)
     import s3fs
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request, from another thread
 
     s3fs.S3FileSystem().mkdir(BUCKET)
     with tempfile.TemporaryDirectory() as folder:
