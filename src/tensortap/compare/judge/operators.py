@@ -27,7 +27,7 @@ def judge_operators(evidence: Evidence, status: list[str], rule: list[str], tole
         call = structure.call_of(row)
         sources = [] if call is None else _sources(structure, call, row)
         known = [evidence.propagated[each] for each in sources if evidence.is_known(each) and not evidence.wrong[each]]
-        allowed, name = find_tolerance(JudgedPair(evidence, row, sources, max(known, default=0.0)))
+        allowed, name, _ = find_tolerance(JudgedPair(evidence, row, sources, max(known, default=0.0)))
         tolerance[row] = allowed
         if not pairs.reshaped[row] and not pairs.nonfinite[row] and evidence.error[row] <= allowed:
             status[row], rule[row] = "close", name

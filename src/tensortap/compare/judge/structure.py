@@ -135,12 +135,15 @@ class Structure:
 
     @cached_property
     def first_seen(self) -> Sequence[int]:
-        """For each row, the first row with the same tensor."""
+        """For each row, the first row with the same tensor; for an operator, which is judged last, the row itself."""
         return self._view(self._first_seen)
 
     @cached_property
     def _first_seen(self) -> Ints:
         ids = self._at(self._side.tensor_id)
+        if self.operators:
+            ids = np.array(ids, np.int64)
+            ids[self.operators] = -1 - np.arange(len(self.operators))
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
@@ -295,6 +298,18 @@ class Structure:
         rows = np.flatnonzero(side.kind.among(("param_grad",))[self._rows])
         own = self._rows[rows]
         return rows, side.module.codes[own], side.module.words, side.step[own]
+
+    @cached_property
+    def operators(self) -> list[int]:
+        """Rows of operators below the modules. They are sources of nothing: `judge.operators` judges them apart."""
+        words = self._side.kind.words if len(self._side) else []
+        if "operator" not in words:
+            return []
+        rows: list[int] = np.flatnonzero(self._side.kind.among(("operator",))[self._rows]).tolist()
+        return rows
+
+    def phase_of(self, row: int) -> str:
+        return self._side.phase[int(self._rows[row])]
 
     # --- one record -------------------------------------------------------------------------------------------------
     def class_of(self, row: int) -> str:
