@@ -2,9 +2,11 @@
 
     python benchmarks/zoom_lines.py
     python benchmarks/zoom_lines.py --width 1024 --tokens 512
+    python benchmarks/zoom_lines.py --held-out
 
 Prints each mistake whose line is not named, the share that is, and the ratio of a zoom to one forward and backward of
-both modules, on a block of the given width.
+both modules, on a block of the given width. `--held-out` has other families of models, and other ways to write the
+same, which must have no line.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from zoom.planted import MISTAKES, Mistake, build, changed_lines
-from zoom.test_zoom import zoomed
+from zoom import held_out, planted
+from zoom.planted import Mistake, Source, build, changed_lines
+from zoom.test_zoom import rewritten, zoomed
 
 import tensortap as tt
 
@@ -48,16 +52,34 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--only-cost", action="store_true")
+    parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.held_out:
+            _lines(held_out.MISTAKES, held_out.SOURCES, Path(folder))
+            false = sum(_is_false(name, Path(folder)) for name in held_out.RIGHT)
+            print(f"false lines: {false} of {len(held_out.RIGHT)}")
+            return
         if not options.only_cost:
-            named = sum(_is_named(mistake, Path(folder)) for mistake in MISTAKES)
-            print(f"lines named: {named} of {len(MISTAKES)}")
+            _lines(planted.MISTAKES, planted.SOURCES, Path(folder))
         _cost(Path(folder), options.width, options.tokens)
 
 
-def _is_named(mistake: Mistake, folder: Path) -> bool:
-    result, lines = zoomed(mistake, folder)
+def _lines(mistakes: Sequence[Mistake], sources: Mapping[str, Source], folder: Path) -> None:
+    named = sum(_is_named(mistake, sources, folder) for mistake in mistakes)
+    print(f"lines named: {named} of {len(mistakes)}")
+
+
+def _is_false(name: str, folder: Path) -> bool:
+    source, changes = held_out.RIGHT[name]
+    result = rewritten(held_out.SOURCES[source], changes, folder)
+    if result.verdict != "match":
+        print(f"  {name}: {result}")
+    return bool(result.verdict != "match")
+
+
+def _is_named(mistake: Mistake, sources: Mapping[str, Source], folder: Path) -> bool:
+    result, lines = zoomed(mistake, folder, sources)
     line = None if result.first is None else result.first.reference_line if mistake.or_reference else result.line
     found = line is not None and line.line in lines
     if not found:

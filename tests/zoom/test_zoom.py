@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from zoom.planted import ATTENTION, MISTAKES, RIGHT, SOURCES, Mistake, build, changed_lines
+from zoom import held_out
+from zoom.planted import MISTAKES, RIGHT, SOURCES, Mistake, Source, build, changed_lines
 
 import tensortap as tt
 from tensortap.errors import UsageError
 
 
-def zoomed(mistake: Mistake, folder: Path) -> tuple[Any, list[int]]:
-    source = SOURCES[mistake.source]
+def zoomed(mistake: Mistake, folder: Path, sources: Mapping[str, Source] = SOURCES) -> tuple[Any, list[int]]:
+    source = sources[mistake.source]
     text = source.text()
     reference = build(folder, "reference", text)
     for old, new in mistake.more.items():
@@ -39,15 +41,41 @@ def test_the_line_of_a_mistake_is_named(mistake: Mistake, tmp_path: Path) -> Non
     assert f"{result.line}" in str(result)
 
 
+def rewritten(source: Source, changes: Mapping[str, str], folder: Path) -> Any:
+    text = source.text()
+    for old, new in changes.items():
+        text, _ = changed_lines(text, old, new)
+    reference, candidate = build(folder, "reference", source.text()), build(folder, "candidate", text)
+    theirs, ours = source.make(reference, torch.float32), source.make(candidate, torch.float32)
+    return tt.zoom(theirs, ours, *source.inputs(reference, torch.float32))
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_other_ways_to_write_the_same_have_no_line(name: str, tmp_path: Path) -> None:
-    text = ATTENTION
-    for old, new in RIGHT[name].items():
-        text, _ = changed_lines(text, old, new)
-    theirs = SOURCES["block"].make(build(tmp_path, "reference", ATTENTION), torch.float32)
-    ours = SOURCES["block"].make(build(tmp_path, "candidate", text), torch.float32)
-    args, _ = SOURCES["block"].inputs(build(tmp_path, "inputs", ATTENTION), torch.float32)
-    result = tt.zoom(theirs, ours, args)
+    result = rewritten(SOURCES["block"], RIGHT[name], tmp_path)
+    assert (result.verdict, result.line) == ("match", None), str(result)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma norm not upcast",  # the line that calls a function which both sides have
+        "scale of the head",  # an argument on a line of its own
+        "one direction",  # code that the reference has and does not run
+        "state cut off",  # a constant with the values of a gradient's operand
+        "weight with a gradient",  # beside a detach that both sides have
+    ],
+)
+def test_a_line_that_leads_to_another_is_named(name: str, tmp_path: Path) -> None:
+    mistake = next(each for each in held_out.MISTAKES if each.name == name)
+    result, lines = zoomed(mistake, tmp_path, held_out.SOURCES)
+    assert result.line is not None and result.line.line in lines, (str(result), lines)
+
+
+@pytest.mark.parametrize("name", ["rotary on both at once", "cross entropy"])
+def test_other_ways_of_a_library_have_no_line(name: str, tmp_path: Path) -> None:
+    source, changes = held_out.RIGHT[name]
+    result = rewritten(held_out.SOURCES[source], changes, tmp_path)
     assert (result.verdict, result.line) == ("match", None), str(result)
 
 

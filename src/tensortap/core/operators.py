@@ -30,6 +30,12 @@ class SourceLine:
         return linecache.getline(self.file, self.line).strip()
 
     @property
+    def parts(self) -> list[SourceLine]:
+        """Each line of an expression that spans several, as in a call with an argument on each line."""
+        last = self.line if self.columns is None else self.columns[1]
+        return [self, *(SourceLine(self.file, number, self.function) for number in range(self.line + 1, last + 1))]
+
+    @property
     def expression(self) -> str:
         """The expression alone if its position is known, else the whole line."""
         if self.columns is None:
@@ -58,6 +64,8 @@ class TracedValue:
     """The framework's tensor, with the values of that moment."""
     differentiable: bool = False
     """Whether autograd passes a gradient to it. Known when the forward has ended."""
+    uninitialised: bool = False
+    """Whether it is memory that nothing has written to, so that its elements mean nothing."""
     replaced: int | None = None
     """Number of the value that was in the same memory before an operator wrote this one in place."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Literal
 
-from tensortap.core.operators import Operator, OperatorTrace, SourceLine
+from tensortap.core.operators import Operator, OperatorTrace, SourceLine, TracedValue
 from tensortap.zoom.matching import Values, epsilon_of
 from tensortap.zoom.tracing import TracedCall
 
@@ -80,7 +82,7 @@ class Side:
                 continue
             found[operator.number] = operator
             for each in (*operator.inputs, *self._before(number)):
-                if each not in seen and not self.matched.get(each):
+                if each not in seen and not self.matched.get(each) and not self.trace.values[each].uninitialised:
                     seen.add(each)
                     waiting.append(each)
         return [found[number] for number in sorted(found)], sources
@@ -103,10 +105,22 @@ class Side:
             operator = self.trace.producer(operator.inputs[0]) if operator.moves and operator.inputs else None
         return lines[::-1]
 
-    def texts(self) -> set[str]:
-        """Return the text of every line that ran."""
-        lines = {line for each in self.trace.operators for line in (each.line, *each.callers) if line is not None}
-        return {line.text for line in lines}
+    @cached_property
+    def lines(self) -> set[SourceLine]:
+        """Every line that ran, and called a line that ran."""
+        return {line for each in self.trace.operators for line in (each.line, *each.callers) if line is not None}
+
+    def new_lines(self, lines: Iterable[SourceLine], reference: Side) -> list[SourceLine]:
+        """Return the lines among these that the reference's code does not have.
+
+        Code that the reference has, but did not run, is not new: something that led to it is. Only if both sides are in
+        one file, code is known by the lines that ran.
+        """
+        known = {part.text for line in reference.lines for part in line.parts}
+        files = {line.file for line in reference.lines} - {line.file for line in self.lines}
+        for file in files:
+            known |= {text.strip() for text in linecache.getlines(file)}
+        return [part for line in lines for part in line.parts if part.text not in known]
 
 
 class Expand:
@@ -211,10 +225,9 @@ def _own_line(operator: Operator, candidate: Side, reference: Side) -> SourceLin
     A mistake in the call of a function that both sides use is on the line of the call. One that moves elements wrongly
     may first show where they are read.
     """
-    known = reference.texts()
     lines = [line for line in (operator.line, *operator.callers) if line is not None]
     lines += [line for number in operator.inputs for line in candidate.lines_to(number)]
-    return next((line for line in lines if line.text not in known), operator.line)
+    return next(iter(candidate.new_lines(lines, reference)), operator.line)
 
 
 def _twin(operator: Operator, others: list[Operator], candidate: Side) -> Operator | None:
@@ -252,8 +265,7 @@ def _line_of_missing(candidate: Side, reference: Side, first: Operator, missing:
     lines = [] if operand is None else candidate.lines_to(operand)
     if not lines:
         return first.line
-    known = reference.texts()
-    new = [line for line in (*lines, first.line) if line is not None and line.text not in known]
+    new = candidate.new_lines([line for line in (*lines, first.line) if line is not None], reference)
     if new:
         return new[0]
     their = [reference.line_of(each) for each in missing.inputs]
@@ -264,6 +276,12 @@ def _line_of_missing(candidate: Side, reference: Side, first: Operator, missing:
 def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> OperatorFinding | None:
     """Return the first operator of the forward whose result takes no part in autograd, as the reference's does."""
     needed = _ancestors(candidate.trace, candidate.call.outputs.values())
+    needed_there = _ancestors(reference.trace, reference.call.outputs.values())
+
+    def made_by(value: TracedValue) -> str:
+        """Return the name of the operator; empty if nothing reads it, like what autograd saves."""
+        return reference.trace.operators[value.producer].name if value.producer in needed_there else ""
+
     for operator in candidate.trace.operators:
         if operator.phase != "forward" or operator.part_of is not None or operator.number not in needed:
             continue
@@ -272,6 +290,8 @@ def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> Operator
             theirs = [reference.trace.values[each] for each in candidate.matched.get(number, ())]
             if value.differentiable or not theirs or epsilon_of(value.dtype) == 0:
                 continue
+            if any(not each.differentiable and made_by(each) == operator.name for each in theirs):
+                continue  # the reference leaves autograd in the same way
             if any(each.differentiable for each in theirs):
                 twin = next((reference.trace.producer(each.number) for each in theirs if each.differentiable), None)
                 return OperatorFinding(
@@ -315,7 +335,8 @@ def find_rounding(
                 theirs.line,
             )
             dtypes = _coarsest_dtype(candidate.trace, ours), _coarsest_dtype(reference.trace, theirs)
-            return OperatorFinding("rounding", ours.phase, ours, theirs, ours.line, upcast, dtypes=dtypes)
+            line = _own_line(ours, candidate, reference)
+            return OperatorFinding("rounding", ours.phase, ours, theirs, line, upcast, dtypes=dtypes)
     return None
 
 

@@ -171,9 +171,13 @@ def match_values(
     theirs = range(len(reference.trace.values)) if of_reference is None else of_reference
     by_size: dict[int, list[int]] = defaultdict(list)
     for number in theirs:
+        if reference.trace.values[number].uninitialised:
+            continue
         by_size[int(np.prod(reference.trace.values[number].shape, dtype=np.int64))].append(number)
     for number in ours:
         value = candidate.trace.values[number]
+        if value.uninitialised:
+            continue
         for other in by_size.get(int(np.prod(value.shape, dtype=np.int64)), ()):
             counterpart = reference.trace.values[other]
             if (value.dtype == "bool") != (counterpart.dtype == "bool"):

@@ -23,12 +23,11 @@ from tensortap.core.operators import SourceLine
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.operators import Guard, OperatorRan, Sent
 from tensortap.frameworks.torch.kernel_launches import KernelLaunches
-from tensortap.frameworks.torch.operators import changed_arguments
+from tensortap.frameworks.torch.operators import changed_arguments, is_uninitialised
 from tensortap.frameworks.torch.source_lines import CallingCode, calling_code
 
 __all__ = ["TorchOperatorWatch"]
 
-_UNINITIALISED = ("empty", "new_empty", "_efficientzerotensor")
 _HIDDEN_VIEWS = frozenset(["_unsafe_view", "lift_fresh", "detach", "alias", "_reshape_alias"])
 """Operators that return their input's memory, though not all of them say so."""
 
@@ -208,5 +207,5 @@ def _facts(func: Any) -> tuple[str, bool, bool]:
     name = schema.name.rpartition("::")[2]
     aliased = [each.alias_info for each in schema.returns]
     views = bool(aliased) and all(each is not None and not each.is_write for each in aliased)
-    is_view = views or name in _HIDDEN_VIEWS or name.startswith(_UNINITIALISED)
+    is_view = views or name in _HIDDEN_VIEWS or is_uninitialised(name)
     return name, is_view, bool(schema.is_mutable)

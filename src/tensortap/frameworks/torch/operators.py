@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tensortap.frameworks.base import Remove
     from tensortap.frameworks.operators import Guard, OperatorRan, OperatorWatch
 
-__all__ = ["TorchOperatorRecorder", "TorchOperatorTracer", "changed_arguments"]
+__all__ = ["TorchOperatorRecorder", "TorchOperatorTracer", "changed_arguments", "is_uninitialised"]
 
 _MOVES = frozenset(
     [
@@ -59,6 +59,9 @@ _MOVES = frozenset(
         "view_as_complex",
     ]
 )
+
+
+_UNINITIALISED = ("empty", "new_empty")
 
 
 class TorchOperatorTracer:
@@ -218,9 +221,15 @@ class TorchOperatorRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch i
                 continue
             number = self._new_value(tensor, operator.number, "")
             self.trace.values[number].replaced = before.get(_key(tensor))
+            self.trace.values[number].uninitialised = self._is_uninitialised(func, operator)
             outputs.append(number)
         operator.outputs = list(dict.fromkeys(outputs))
         return made
+
+    def _is_uninitialised(self, func: Any, operator: Operator) -> bool:
+        if operator.moves and not operator.writes and operator.inputs:
+            return self.trace.values[operator.inputs[0]].uninitialised
+        return is_uninitialised(func._schema.name)
 
     def _add_operator(
         self, func: Any, inputs: list[int], call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writes: bool
@@ -308,6 +317,11 @@ class _Tensor:
 
 
 _TENSOR = _Tensor()
+
+
+def is_uninitialised(name: str) -> bool:
+    """Return whether an operator returns memory that nothing has written to."""
+    return name.rpartition("::")[2].startswith(_UNINITIALISED)
 
 
 def _memory(tensor: torch.Tensor) -> int:
